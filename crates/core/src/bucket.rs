@@ -1,0 +1,162 @@
+//! GCRA, and its two other names: token bucket and leaky bucket.
+//!
+//! One number is kept: the theoretical arrival time (TAT), the instant at which the bucket would be full again. A unit
+//! moves it on by `period / count`; a charge fits while the TAT stays within `burst` such intervals of now. Over any
+//! span t at most `burst + rate * t` units pass.
+//!
+//! The interval is seldom a whole number of microseconds (7 a second), and rounding it drifts. So the TAT is kept in
+//! units of 1/k of a microsecond, where k = count / gcd(count, period): every interval is then a whole number and
+//! no step ever rounds. For k up to 2048 that fits a 64-bit word until the year 2112; odd large counts (99 991 a
+//! day) use 128 bits. Floating point and a carried remainder were rejected: the first drifts, the second needs two words.
+
+use crate::cost::Cost;
+use crate::outcome::{Outcome, Verdict};
+use crate::time::{Span, Timestamp};
+use std::ops::{Add, Div, Mul, Sub};
+
+/// The two widths a TAT can have; the arithmetic is the same.
+pub(crate) trait Width:
+    Copy + Ord + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + From<u64>
+{
+    /// Back to 64 bits; the value is known to fit.
+    fn narrow(self) -> u64;
+}
+
+impl Width for u64 {
+    fn narrow(self) -> u64 {
+        self
+    }
+}
+
+impl Width for u128 {
+    fn narrow(self) -> u64 {
+        u64::try_from(self).unwrap_or(u64::MAX)
+    }
+}
+
+/// Whether a request that must wait for its turn is told how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shaping {
+    /// Within the burst, go at once.
+    Police,
+    /// Leave at the steady rate: the answer carries the delay.
+    Delay,
+}
+
+/// A rate as exact whole numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    /// Units of time in a microsecond.
+    pub(crate) k: u64,
+    /// Units of time that one unit of cost takes to come back.
+    pub(crate) interval: u64,
+    /// How many units of cost the bucket holds.
+    pub(crate) burst: u64,
+    pub(crate) shaping: Shaping,
+}
+
+impl Bucket {
+    /// The largest k whose TAT fits a word: see `packed`.
+    pub(crate) const NARROW: u64 = 1 << 11;
+    /// The longest time that a bucket may take to fill: 2^50 microseconds, about 35 years.
+    pub(crate) const LONGEST: u64 = 1 << 50;
+
+    /// `None` if the bucket would take longer than [`Self::LONGEST`] to fill.
+    pub(crate) fn new(count: u64, period: Span, burst: u64, shaping: Shaping) -> Option<Self> {
+        let divisor = gcd(count, period.as_micros());
+        let bucket = Self { k: count / divisor, interval: period.as_micros() / divisor, burst, shaping };
+        (bucket.fill() <= u128::from(Self::LONGEST)).then_some(bucket)
+    }
+
+    /// Microseconds from empty to full, rounded up.
+    fn fill(&self) -> u128 {
+        (u128::from(self.burst) * u128::from(self.interval)).div_ceil(u128::from(self.k))
+    }
+
+    /// The same, for a bucket that has been accepted.
+    pub(crate) fn horizon(&self) -> u64 {
+        self.fill().narrow()
+    }
+
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.k <= Self::NARROW
+    }
+
+    fn moment<W: Width>(&self, now: Timestamp) -> W {
+        W::from(now.as_micros()) * W::from(self.k)
+    }
+
+    fn capacity<W: Width>(&self) -> W {
+        W::from(self.burst) * W::from(self.interval)
+    }
+
+    /// A TAT further ahead than debt can put it comes from a clock that has since gone back (or from a larger limit):
+    /// it counts as fully in debt, so the key heals in bounded time and is given nothing it has not waited for.
+    fn mend<W: Width>(&self, tat: W, now: W) -> W {
+        tat.min(now + self.capacity::<W>() + self.capacity::<W>())
+    }
+
+    #[inline]
+    pub(crate) fn step<W: Width>(&self, tat: &mut W, now: Timestamp, cost: Cost) -> Outcome {
+        let now = self.moment::<W>(now);
+        let capacity = self.capacity::<W>();
+        *tat = self.mend(*tat, now);
+        let base = (*tat).max(now);
+        if cost.is_refund() {
+            let back = W::from(cost.units().min(2 * self.burst)) * W::from(self.interval);
+            *tat = base.max(now + back) - back;
+            return self.outcome(*tat, now, Verdict::PASS);
+        }
+        if cost.is_look() {
+            return self.outcome(base, now, Verdict::PASS);
+        }
+        if cost.units() > self.burst {
+            return self.outcome(base, now, Verdict::Denied { retry_after: None });
+        }
+        let next = base + W::from(cost.units()) * W::from(self.interval);
+        if next > now + capacity {
+            let wait = self.micros_up(next - capacity - now);
+            return self.outcome(base, now, Verdict::Denied { retry_after: Some(wait) });
+        }
+        *tat = next;
+        let delay = match self.shaping {
+            Shaping::Police => Span::ZERO,
+            Shaping::Delay => self.micros_up(base - now),
+        };
+        self.outcome(next, now, Verdict::Allowed { delay })
+    }
+
+    /// Takes what has already happened, into debt if need be; debt is at most one full bucket.
+    pub(crate) fn debit<W: Width>(&self, tat: &mut W, now: Timestamp, units: u64) {
+        let now = self.moment::<W>(now);
+        let next = self.mend(*tat, now).max(now) + W::from(units.min(2 * self.burst)) * W::from(self.interval);
+        *tat = self.mend(next, now);
+    }
+
+    fn outcome<W: Width>(&self, tat: W, now: W, verdict: Verdict) -> Outcome {
+        let owed = tat - now;
+        let capacity = self.capacity::<W>();
+        let remaining =
+            if owed >= capacity { 0 } else { ((capacity - owed) / W::from(self.interval)).narrow() };
+        Outcome { verdict, remaining, reset_after: self.micros_up(owed) }
+    }
+
+    fn micros_up<W: Width>(&self, units: W) -> Span {
+        if self.k == 1 {
+            return Span::from_micros(units.narrow());
+        }
+        Span::from_micros(((units + W::from(self.k - 1)) / W::from(self.k)).narrow())
+    }
+
+    /// When the state with this TAT is as good as none.
+    pub(crate) fn full_at<W: Width>(&self, tat: W) -> u64 {
+        if self.k == 1 {
+            return tat.narrow();
+        }
+        ((tat + W::from(self.k - 1)) / W::from(self.k)).narrow()
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

@@ -1,0 +1,92 @@
+//! The seam between deciding and counting: a request as a list of charges, and what came of each.
+
+use crate::cost::Cost;
+use crate::key::CounterKey;
+use crate::limit::Limit;
+use crate::outcome::Outcome;
+use crate::permits::PermitId;
+use smallvec::SmallVec;
+
+/// What a denial of one charge means for the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Enforcement {
+    /// One of a set of which all are taken or none.
+    #[default]
+    Required,
+    /// One of a set of which at least one must fit; those that fit are taken if the request passes.
+    Alternative,
+    /// Taken or not on its own, whatever the others say: shadow rules, candidates, the Envoy profile.
+    Independent,
+}
+
+/// One limit to be charged for one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Charge<'a> {
+    /// Which counter.
+    pub key: CounterKey<'a>,
+    /// By which limit.
+    pub limit: &'a Limit,
+    /// How much.
+    pub cost: Cost,
+    /// How it bears on the others.
+    pub enforcement: Enforcement,
+    /// Who holds the permit, where the limit is of concurrency.
+    pub permit: PermitId,
+}
+
+impl<'a> Charge<'a> {
+    /// A required charge of `cost`.
+    #[must_use]
+    pub const fn new(key: CounterKey<'a>, limit: &'a Limit, cost: Cost) -> Self {
+        Self { key, limit, cost, enforcement: Enforcement::Required, permit: PermitId::ANONYMOUS }
+    }
+}
+
+/// A permit to be given back.
+#[derive(Clone, Copy, Debug)]
+pub struct Permit<'a> {
+    /// Which counter.
+    pub key: CounterKey<'a>,
+    /// By which limit.
+    pub limit: &'a Limit,
+    /// Whose.
+    pub id: PermitId,
+}
+
+/// Whether a request's charges were taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// All required charges, and one of the alternatives if there are any.
+    Admitted,
+    /// None of them.
+    Refused,
+}
+
+/// What came of a request's charges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcomes {
+    /// Whether they were taken.
+    pub admission: Admission,
+    /// One for each charge, in the same order: what that limit alone says. In a refused request the required charges
+    /// that would have fitted tell what remains without this one.
+    pub each: SmallVec<[Outcome; 4]>,
+}
+
+impl Outcomes {
+    /// The rule by which outcomes make an admission; every store uses it.
+    #[must_use]
+    pub fn admission<'a>(outcomes: impl Iterator<Item = (Enforcement, &'a Outcome)>) -> Admission {
+        let (mut alternatives, mut fitting) = (0_u32, 0_u32);
+        for (enforcement, outcome) in outcomes {
+            match enforcement {
+                Enforcement::Required if outcome.verdict.is_denied() => return Admission::Refused,
+                Enforcement::Alternative => {
+                    alternatives += 1;
+                    fitting += u32::from(outcome.verdict.is_allowed());
+                }
+                _ => {}
+            }
+        }
+        if alternatives > 0 && fitting == 0 { Admission::Refused } else { Admission::Admitted }
+    }
+}

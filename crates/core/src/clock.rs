@@ -1,0 +1,94 @@
+//! The only file that reads time. Everything else takes `now`.
+//!
+//! `SystemClock` is anchored to the wall clock once and then runs on the monotonic one: a stepped wall clock (NTP, a
+//! leap second, an operator) moves no window while the process lives. Reading the wall clock for every decision was
+//! rejected for that reason.
+
+use crate::time::{Span, Timestamp};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime};
+
+/// Where `now` comes from.
+pub trait Clock: Send + Sync {
+    /// The present instant. Never earlier than an instant this clock has already told to the same thread.
+    fn now(&self) -> Timestamp;
+}
+
+impl<C: Clock + ?Sized> Clock for Arc<C> {
+    fn now(&self) -> Timestamp {
+        (**self).now()
+    }
+}
+
+impl<C: Clock + ?Sized> Clock for &C {
+    fn now(&self) -> Timestamp {
+        (**self).now()
+    }
+}
+
+/// Monotonic time, anchored to the Unix epoch when the clock is made.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemClock {
+    anchor: Instant,
+    unix: u64,
+}
+
+impl SystemClock {
+    /// A clock that agrees with the wall clock now.
+    #[must_use]
+    #[allow(clippy::disallowed_methods, reason = "this is the one place where clocks are read")]
+    pub fn new() -> Self {
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { anchor: Instant::now(), unix: u64::try_from(unix.as_micros()).unwrap_or(0) }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    #[allow(clippy::disallowed_methods, reason = "this is the one place where clocks are read")]
+    fn now(&self) -> Timestamp {
+        let elapsed = Instant::now().duration_since(self.anchor);
+        Timestamp::from_micros(self.unix + elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros()))
+    }
+}
+
+/// A clock that stands still until it is told to move: for tests, rehearsals and simulations.
+///
+/// ```
+/// use tollgate_core::{Clock, ManualClock, Span, Timestamp};
+/// let clock = ManualClock::at(Timestamp::from_secs(1_000));
+/// clock.advance(Span::from_secs(19));
+/// assert_eq!(clock.now(), Timestamp::from_secs(1_019));
+/// ```
+#[derive(Debug, Default)]
+pub struct ManualClock(AtomicU64);
+
+impl ManualClock {
+    /// A clock that stands at `now`.
+    #[must_use]
+    pub const fn at(now: Timestamp) -> Self {
+        Self(AtomicU64::new(now.as_micros()))
+    }
+
+    /// Moves the clock forward.
+    pub fn advance(&self, by: Span) {
+        self.0.fetch_add(by.as_micros(), Ordering::SeqCst);
+    }
+
+    /// Puts the clock anywhere, the past included: how tests make time go backwards.
+    pub fn set(&self, now: Timestamp) {
+        self.0.store(now.as_micros(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.0.load(Ordering::SeqCst))
+    }
+}

@@ -1,0 +1,1 @@
+//! What every counter store must do, as a suite that each of them runs.

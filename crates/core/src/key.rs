@@ -1,0 +1,137 @@
+//! The name of a counter: the scope that a rule gives it, and the values that a request brings.
+//!
+//! Parts are kept apart, never joined: `[a=b_c]` and `[a_b=c]` are two counters. Each store encodes them as it needs
+//! (a seeded hash in memory, escaped text in Redis).
+
+use std::fmt;
+
+/// The part of a counter's name that comes from the rule: which limit of which rule of which domain.
+///
+/// It holds what makes two counters incomparable (path, algorithm, period) and leaves out what an operator may change
+/// while traffic flows (count, burst), so that a changed number keeps what has been used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    id: u64,
+    label: String,
+}
+
+impl Scope {
+    /// A scope with this label; equal labels are equal scopes, also across restarts and machines.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// assert_eq!(Scope::new("api/user").id(), Scope::new("api/user").id());
+    /// ```
+    #[must_use]
+    pub fn new(label: impl Into<String>) -> Self {
+        let label = label.into();
+        let mut hasher = StableHasher::default();
+        hasher.bytes(label.as_bytes());
+        Self { id: hasher.finish(), label }
+    }
+
+    /// A stable 64-bit name.
+    #[must_use]
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The readable name.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+}
+
+/// One value in a counter's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part<'a> {
+    /// A value as the caller gave it.
+    Text(&'a str),
+    /// A network: the address with the host bits cleared, and the prefix length (IPv4 as ::ffff:0:0/96 and longer).
+    Network {
+        /// The address as a number.
+        address: u128,
+        /// Bits of prefix, out of 128.
+        prefix: u8,
+    },
+}
+
+impl fmt::Display for Part<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Network { address, prefix } => {
+                let v6 = std::net::Ipv6Addr::from(*address);
+                match v6.to_ipv4_mapped() {
+                    Some(v4) if *prefix >= 96 => write!(f, "{v4}/{}", prefix - 96),
+                    _ => write!(f, "{v6}/{prefix}"),
+                }
+            }
+        }
+    }
+}
+
+/// The name of one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterKey<'a> {
+    /// Which limit.
+    pub scope: &'a Scope,
+    /// Whose.
+    pub parts: &'a [Part<'a>],
+}
+
+impl CounterKey<'_> {
+    /// A hash that is the same on every machine, for what machines must agree on (a window's jitter, a shard).
+    #[must_use]
+    pub fn stable_hash(&self) -> u64 {
+        let mut hasher = StableHasher::default();
+        hasher.number(self.scope.id);
+        for part in self.parts {
+            match part {
+                Part::Text(text) => hasher.bytes(text.as_bytes()),
+                Part::Network { address, prefix } => {
+                    hasher.bytes(&address.to_be_bytes());
+                    hasher.number(u64::from(*prefix));
+                }
+            }
+        }
+        hasher.finish()
+    }
+}
+
+/// FNV-1a over length-prefixed fields, finished with a mixer: small, fixed for ever, not for secrets.
+#[derive(Clone, Copy, Debug)]
+pub struct StableHasher(u64);
+
+impl Default for StableHasher {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl StableHasher {
+    /// Adds a field.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    /// Adds a number.
+    pub fn number(&mut self, number: u64) {
+        for byte in number.to_le_bytes() {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    /// The hash of all fields.
+    #[must_use]
+    pub const fn finish(self) -> u64 {
+        let mut h = self.0;
+        h = (h ^ h >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        h = (h ^ h >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        h ^ h >> 32
+    }
+}

@@ -1,0 +1,47 @@
+//! The heart of Tollgate: what a limit is, and what it says to a charge. No I/O, no runtime, no protocol, no rules.
+//!
+//! | file | answers |
+//! |---|---|
+//! | [`time`](Timestamp), [`clock`](Clock) | when is it? |
+//! | [`quota`](Quota), [`calendar`](Calendar) | how many, in which period? |
+//! | [`limit`](Limit) | a quota and an algorithm, validated; its pure `step` |
+//! | [`state`](State) | what a limit remembers of one key |
+//! | `bucket`, `window`, `sliding`, `strict`, `log`, `permits` | one algorithm family each |
+//! | [`packed`](Packed) | a state in one 64-bit word that a store can read without knowing the limit |
+//! | [`key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the seam between the engine and the counters |
+//! | `conformance` (feature) | what every store must do |
+
+mod bucket;
+mod calendar;
+mod charge;
+mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod cost;
+mod key;
+mod limit;
+mod log;
+mod outcome;
+mod packed;
+mod permits;
+mod quota;
+mod sliding;
+mod state;
+mod store;
+mod strict;
+mod time;
+mod window;
+
+pub use calendar::{Calendar, CalendarUnit, UnknownZone};
+pub use charge::{Admission, Charge, Enforcement, Outcomes, Permit};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use cost::Cost;
+pub use key::{CounterKey, Part, Scope, StableHasher};
+pub use limit::{Algorithm, Limit, LimitError, LimitSpec};
+pub use outcome::{Outcome, Verdict};
+pub use packed::{Packed, Tag};
+pub use permits::PermitId;
+pub use quota::{Period, Quota};
+pub use state::State;
+pub use store::{CounterStore, StoreError};
+pub use time::{Span, Timestamp};

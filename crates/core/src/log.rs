@@ -1,0 +1,98 @@
+//! The sliding log: every admitted unit with its instant. Exact, and as large as the limit.
+//!
+//! Units admitted at one instant share an entry, so a log holds at most `limit` entries. An entry at t is in view until
+//! t + period, exclusive.
+
+use crate::cost::Cost;
+use crate::outcome::{Outcome, Verdict};
+use crate::time::{Span, Timestamp};
+use std::collections::VecDeque;
+
+/// Admitted units by instant, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdmissionLog {
+    /// (instant, units)
+    pub entries: VecDeque<(Timestamp, u64)>,
+}
+
+impl AdmissionLog {
+    /// The largest limit that a log may have; beyond it `strict_window` is the better tool.
+    pub(crate) const LARGEST: u64 = 100_000;
+
+    fn roll(&mut self, now: Timestamp, period: Span) {
+        while self.entries.front().is_some_and(|(at, _)| *at + period <= now) {
+            self.entries.pop_front();
+        }
+        // Entries from the future (the clock went back) count as taken now, or they would block for too long.
+        let future: u64 = {
+            let mut units = 0;
+            while let Some((_, n)) = self.entries.pop_back_if(|(at, _)| *at > now) {
+                units += n;
+            }
+            units
+        };
+        if future > 0 {
+            self.add(now, future);
+        }
+    }
+
+    fn add(&mut self, now: Timestamp, units: u64) {
+        match self.entries.back_mut() {
+            Some((at, n)) if *at == now => *n = n.saturating_add(units),
+            _ => self.entries.push_back((now, units)),
+        }
+    }
+
+    fn used(&self) -> u64 {
+        self.entries.iter().fold(0, |sum, (_, n)| sum.saturating_add(*n))
+    }
+
+    pub(crate) fn step(&mut self, now: Timestamp, period: Span, limit: u64, cost: Cost) -> Outcome {
+        self.roll(now, period);
+        if cost.is_refund() {
+            let mut left = cost.units();
+            while left > 0 {
+                let Some((_, n)) = self.entries.back_mut() else { break };
+                let back = left.min(*n);
+                *n -= back;
+                left -= back;
+                if *n == 0 {
+                    self.entries.pop_back();
+                }
+            }
+            return self.outcome(now, period, limit, Verdict::PASS);
+        }
+        if cost.is_look() {
+            return self.outcome(now, period, limit, Verdict::PASS);
+        }
+        let used = self.used();
+        if used.saturating_add(cost.units()) <= limit {
+            self.add(now, cost.units());
+            return self.outcome(now, period, limit, Verdict::PASS);
+        }
+        let mut excess = used.saturating_add(cost.units()).saturating_sub(limit);
+        let mut retry_after = None;
+        if cost.units() <= limit {
+            for (at, n) in &self.entries {
+                excess = excess.saturating_sub(*n);
+                if excess == 0 {
+                    retry_after = Some((*at + period).since(now));
+                    break;
+                }
+            }
+        }
+        self.outcome(now, period, limit, Verdict::Denied { retry_after })
+    }
+
+    pub(crate) fn debit(&mut self, now: Timestamp, period: Span, units: u64) {
+        self.roll(now, period);
+        if units > 0 {
+            self.add(now, units);
+        }
+    }
+
+    fn outcome(&self, now: Timestamp, period: Span, limit: u64, verdict: Verdict) -> Outcome {
+        let reset_after = self.entries.back().map_or(Span::ZERO, |(at, _)| (*at + period).since(now));
+        Outcome { verdict, remaining: limit.saturating_sub(self.used()), reset_after }
+    }
+}

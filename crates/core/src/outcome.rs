@@ -1,0 +1,46 @@
+//! What a limit says to one charge.
+
+use crate::time::Span;
+
+/// Whether a charge fits its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It fits. `delay` is how long the caller should hold the request back (zero but for a leaky bucket's queue).
+    Allowed {
+        /// How long to wait before going on.
+        delay: Span,
+    },
+    /// It does not fit.
+    Denied {
+        /// The exact time after which the same charge would fit if nobody else took any; `None` if it never will.
+        retry_after: Option<Span>,
+    },
+}
+
+impl Verdict {
+    /// Allowed at once.
+    pub const PASS: Self = Self::Allowed { delay: Span::ZERO };
+
+    /// Whether the charge fits.
+    #[must_use]
+    pub const fn is_allowed(self) -> bool {
+        matches!(self, Self::Allowed { .. })
+    }
+
+    /// Whether the charge does not fit.
+    #[must_use]
+    pub const fn is_denied(self) -> bool {
+        !self.is_allowed()
+    }
+}
+
+/// The answer of one limit to one charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether it fits.
+    pub verdict: Verdict,
+    /// Units that could still be taken at this instant, after this charge if it was taken.
+    pub remaining: u64,
+    /// The time after which the limit is as good as unused (a bucket is full, a window has turned).
+    pub reset_after: Span,
+}

@@ -1,0 +1,258 @@
+//! A state in one 64-bit word, with a tag byte that tells a stranger when the word expires.
+//!
+//! A table of counters must know which slots are free without knowing whose they are: rules come and go, slots stay.
+//! So the word carries its own time at its top, and the tag says how to read it:
+//!
+//! | family | word, high to low | tag |
+//! |---|---|---|
+//! | bucket | TAT in microseconds : 53, fraction in 1/k : 11 | 01, log2 of the fill time |
+//! | window | start >> u : 53 - u, count : 11 + u | 10, u = log2 of the period |
+//! | sliding | start >> u : 53 - u, previous, current : (11 + u) / 2 each | 11, u |
+//!
+//! A window's start cut to units of 2^u no longer than the period still tells windows apart, so nothing is lost.
+//! What does not fit (wide buckets, logs, permits, strict windows, huge sliding counts) has no packed form and
+//! lives aside. A second word for the time was rejected: half as many keys in a cache line.
+
+use crate::cost::Cost;
+use crate::limit::{Limit, Shape};
+use crate::outcome::Outcome;
+use crate::quota::Period;
+use crate::sliding::SlidingCounts;
+use crate::time::{Span, Timestamp};
+use crate::window::WindowCount;
+
+const TIME_BITS: u32 = 53;
+const FRACTION_BITS: u32 = 64 - TIME_BITS;
+const FRACTION: u64 = (1 << FRACTION_BITS) - 1;
+
+/// How to read a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag(u8);
+
+impl Tag {
+    const BUCKET: u8 = 0b01;
+    const WINDOW: u8 = 0b10;
+    const SLIDING: u8 = 0b11;
+
+    const fn new(family: u8, log2: u32) -> Self {
+        Self(family << 6 | log2 as u8)
+    }
+
+    /// The tag as a byte; never zero.
+    #[must_use]
+    pub const fn byte(self) -> u8 {
+        self.0
+    }
+
+    /// A tag from a byte that [`Tag::byte`] gave.
+    #[must_use]
+    pub const fn from_byte(byte: u8) -> Self {
+        Self(byte)
+    }
+
+    const fn family(self) -> u8 {
+        self.0 >> 6
+    }
+
+    const fn log2(self) -> u32 {
+        (self.0 & 63) as u32
+    }
+
+    /// An instant from which the word is as good as none; never too early.
+    #[must_use]
+    pub const fn expires(self, word: u64) -> Timestamp {
+        let u = self.log2();
+        match self.family() {
+            Self::BUCKET => Timestamp::from_micros((word >> FRACTION_BITS) + 1),
+            // start < (coarse + 1) * 2^u, and a period is shorter than 2 * 2^u
+            Self::WINDOW => Timestamp::from_micros(((word >> (FRACTION_BITS + u)) + 3) << u),
+            _ => Timestamp::from_micros(((word >> (FRACTION_BITS + u)) + 5) << u),
+        }
+    }
+
+    /// How much of its limit the key has used, in 256ths, never more than it has and never less than half of it;
+    /// `stored` is what [`Packed::pressure`] was when the word was written.
+    #[must_use]
+    pub const fn pressure(self, word: u64, stored: u8, now: Timestamp) -> u8 {
+        if self.family() != Self::BUCKET {
+            return stored;
+        }
+        let owed = self.expires(word).since(now).as_micros();
+        let share = ((owed as u128) << 8) >> self.log2();
+        if share > 255 { 255 } else { share as u8 }
+    }
+}
+
+/// A limit seen as a function from word to word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// How strangers read the word.
+    pub tag: Tag,
+}
+
+impl Limit {
+    /// How this limit's state fits a word; `None` if it does not.
+    #[must_use]
+    pub fn packed(&self) -> Option<Packed> {
+        let tag = match self.shape {
+            Shape::Blocked => Tag::new(Tag::BUCKET, 0),
+            Shape::Bucket(bucket) => {
+                let log2 = u64::BITS - bucket.horizon().leading_zeros();
+                bucket.is_narrow().then(|| Tag::new(Tag::BUCKET, log2))?
+            }
+            Shape::Fixed(_) => {
+                let u = self.unit_bits();
+                // Room for twice the limit, so that debt and denied attempts have somewhere to go.
+                (self.capacity() < 1 << (FRACTION_BITS + u - 1)).then(|| Tag::new(Tag::WINDOW, u))?
+            }
+            Shape::Sliding => {
+                let u = self.unit_bits();
+                (self.capacity() < 1 << ((FRACTION_BITS + u) / 2 - 1)).then(|| Tag::new(Tag::SLIDING, u))?
+            }
+            Shape::Strict(_) | Shape::Log | Shape::Permits => return None,
+        };
+        Some(Packed { tag })
+    }
+
+    /// log2 of the shortest that the period can be.
+    fn unit_bits(&self) -> u32 {
+        let shortest = match &self.quota().period {
+            Period::Rolling(span) => *span,
+            Period::Calendar(calendar) => calendar.shortest(),
+        };
+        shortest.as_micros().ilog2()
+    }
+
+    /// Steps a packed state; `None` is an unused one. Only for limits whose [`Limit::packed`] is some.
+    #[inline]
+    pub fn step_word(&self, word: Option<u64>, now: Timestamp, cost: Cost) -> (u64, Outcome) {
+        match self.shape {
+            Shape::Bucket(bucket) => {
+                let mut tat = word.map_or(0, |word| unpack_tat(word, bucket.k));
+                let outcome = bucket.step(&mut tat, now, cost);
+                (pack_tat(tat, bucket.k), outcome)
+            }
+            Shape::Fixed(counting) => {
+                let bounds = self.window_at(now);
+                let mut window = word.map_or_else(WindowCount::default, |word| self.unpack_window(word, bounds));
+                let outcome = window.step(bounds, now, self.capacity(), counting, cost);
+                (self.pack_window(window), outcome)
+            }
+            Shape::Sliding => {
+                let mut counts = word.map_or_else(SlidingCounts::default, |word| self.unpack_sliding(word, now));
+                let outcome = counts.step(now, self.quota().period.length(), self.capacity(), cost);
+                (self.pack_sliding(counts), outcome)
+            }
+            _ => (word.unwrap_or(0), self.blocked(cost)),
+        }
+    }
+
+    /// Debits a packed state: see [`Limit::debit`].
+    pub fn debit_word(&self, word: Option<u64>, now: Timestamp, units: u64) -> u64 {
+        match self.shape {
+            Shape::Bucket(bucket) => {
+                let mut tat = word.map_or(0, |word| unpack_tat(word, bucket.k));
+                bucket.debit(&mut tat, now, units);
+                pack_tat(tat, bucket.k)
+            }
+            Shape::Fixed(_) => {
+                let bounds = self.window_at(now);
+                let mut window = word.map_or_else(WindowCount::default, |word| self.unpack_window(word, bounds));
+                window.debit(bounds.0, units);
+                self.pack_window(window)
+            }
+            Shape::Sliding => {
+                let mut counts = word.map_or_else(SlidingCounts::default, |word| self.unpack_sliding(word, now));
+                counts.debit(now, self.quota().period.length(), units);
+                self.pack_sliding(counts)
+            }
+            _ => word.unwrap_or(0),
+        }
+    }
+
+    /// The share of the limit that an outcome leaves used, in 256ths, to be stored beside the word.
+    #[inline]
+    #[must_use]
+    pub fn pressure(&self, outcome: &Outcome) -> u8 {
+        // A bucket's pressure is read off its word, and falls as time passes.
+        if matches!(self.shape, Shape::Bucket(_)) {
+            return 0;
+        }
+        let used = self.capacity().saturating_sub(outcome.remaining);
+        let share = (u128::from(used) * 255) / u128::from(self.capacity().max(1));
+        u8::try_from(share).unwrap_or(u8::MAX)
+    }
+
+    fn unpack_window(&self, word: u64, (start, end): (Timestamp, Timestamp)) -> WindowCount {
+        let u = self.unit_bits();
+        let bits = FRACTION_BITS + u;
+        let start = match (word >> bits).cmp(&(start.as_micros() >> u)) {
+            std::cmp::Ordering::Less => Timestamp::ZERO,
+            std::cmp::Ordering::Equal => start,
+            std::cmp::Ordering::Greater => end,
+        };
+        WindowCount { start, count: word & mask(bits) }
+    }
+
+    fn pack_window(&self, window: WindowCount) -> u64 {
+        let u = self.unit_bits();
+        let bits = FRACTION_BITS + u;
+        (window.start.as_micros() >> u) << bits | window.count.min(mask(bits))
+    }
+
+    fn unpack_sliding(&self, word: u64, now: Timestamp) -> SlidingCounts {
+        let u = self.unit_bits();
+        let half = (FRACTION_BITS + u) / 2;
+        let period = self.quota().period.length();
+        let present = crate::sliding::window_start(now, period);
+        let coarse = word >> (FRACTION_BITS + u);
+        let start = if coarse == present.as_micros() >> u {
+            present
+        } else if present >= Timestamp::ZERO + period && coarse == (present - period).as_micros() >> u {
+            present - period
+        } else if coarse > present.as_micros() >> u {
+            present + period
+        } else {
+            return SlidingCounts::default();
+        };
+        SlidingCounts { start, previous: word >> half & mask(half), current: word & mask(half) }
+    }
+
+    fn pack_sliding(&self, counts: SlidingCounts) -> u64 {
+        let u = self.unit_bits();
+        let half = (FRACTION_BITS + u) / 2;
+        (counts.start.as_micros() >> u) << (FRACTION_BITS + u)
+            | counts.previous.min(mask(half)) << half
+            | counts.current.min(mask(half))
+    }
+
+    /// The longest that a state of this limit can matter.
+    #[must_use]
+    pub fn memory(&self) -> Span {
+        let period = self.quota().period.length().as_micros();
+        match self.shape {
+            Shape::Bucket(bucket) => Span::from_micros(2 * bucket.horizon()),
+            Shape::Sliding | Shape::Strict(_) => Span::from_micros(2 * period),
+            _ => Span::from_micros(period),
+        }
+    }
+}
+
+#[inline]
+const fn unpack_tat(word: u64, k: u64) -> u64 {
+    let (micros, fraction) = (word >> FRACTION_BITS, word & FRACTION);
+    // A fraction of a rate that has since changed is cut down to this one's.
+    micros * k + if fraction < k { fraction } else { k - 1 }
+}
+
+#[inline]
+const fn pack_tat(tat: u64, k: u64) -> u64 {
+    if k == 1 {
+        return tat << FRACTION_BITS;
+    }
+    (tat / k) << FRACTION_BITS | tat % k
+}
+
+const fn mask(bits: u32) -> u64 {
+    (1 << bits) - 1
+}

@@ -1,0 +1,102 @@
+//! The two-counter sliding window: the last window's count, weighted by how much of it is still in view, plus this one's.
+//!
+//! Constant memory and no jump at the boundary, on the assumption that the last window's requests were spread evenly;
+//! an adversary who packs them can reach twice the limit in one window (`strict_window` and `sliding_log` deny that).
+//! The comparison `prev * (P - e) + (cur + cost) * P <= limit * P` is made in whole numbers: nothing is rounded.
+
+use crate::cost::Cost;
+use crate::outcome::{Outcome, Verdict};
+use crate::time::{Span, Timestamp};
+
+/// The counts of the present window and the one before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlidingCounts {
+    /// The present window's first instant.
+    pub start: Timestamp,
+    /// Units counted in the window before.
+    pub previous: u64,
+    /// Units counted in this one.
+    pub current: u64,
+}
+
+impl SlidingCounts {
+    /// Moves on to the window from `start`. One from the future (the clock went back) keeps its counts.
+    fn roll(&mut self, start: Timestamp, period: Span) {
+        if self.start < start {
+            self.previous = if self.start + period == start { self.current } else { 0 };
+            self.current = 0;
+        }
+        self.start = start;
+    }
+
+    #[inline]
+    pub(crate) fn step(&mut self, now: Timestamp, period: Span, limit: u64, cost: Cost) -> Outcome {
+        let start = window_start(now, period);
+        self.roll(start, period);
+        let elapsed = now.since(start);
+        if cost.is_refund() {
+            // What was taken last is given back first.
+            let from_current = cost.units().min(self.current);
+            self.current -= from_current;
+            self.previous = self.previous.saturating_sub(cost.units() - from_current);
+            return self.outcome(elapsed, period, limit, Verdict::PASS);
+        }
+        if cost.is_look() {
+            return self.outcome(elapsed, period, limit, Verdict::PASS);
+        }
+        if self.weight(elapsed, period).saturating_add(wide(cost.units()) * length(period)) <= wide(limit) * length(period) {
+            self.current += cost.units();
+            return self.outcome(elapsed, period, limit, Verdict::PASS);
+        }
+        let retry_after = self.wait(elapsed, period, limit, cost.units());
+        self.outcome(elapsed, period, limit, Verdict::Denied { retry_after })
+    }
+
+    pub(crate) fn debit(&mut self, now: Timestamp, period: Span, units: u64) {
+        self.roll(window_start(now, period), period);
+        self.current = self.current.saturating_add(units);
+    }
+
+    /// Units in view, times the period.
+    fn weight(&self, elapsed: Span, period: Span) -> u128 {
+        wide(self.previous) * (length(period) - length(elapsed)) + wide(self.current) * length(period)
+    }
+
+    /// The exact wait until `units` fit if nobody else takes any.
+    fn wait(&self, elapsed: Span, period: Span, limit: u64, units: u64) -> Option<Span> {
+        let spare = limit.checked_sub(units)?;
+        // In this window `previous` shrinks; in the next one, `current` takes its place.
+        let (shrinking, room, waited) = match spare.checked_sub(self.current) {
+            Some(room) => (self.previous, room, length(elapsed)),
+            None => (self.current, spare, 0),
+        };
+        let in_view = (wide(room) * length(period)).checked_div(wide(shrinking)).unwrap_or(length(period));
+        let turn = length(period).saturating_sub(in_view);
+        let until = if self.current > spare { length(period) - length(elapsed) } else { 0 };
+        Some(Span::from_micros(u64::try_from(until + turn.saturating_sub(waited)).unwrap_or(u64::MAX)))
+    }
+
+    fn outcome(&self, elapsed: Span, period: Span, limit: u64, verdict: Verdict) -> Outcome {
+        let free = (wide(limit) * length(period)).saturating_sub(self.weight(elapsed, period));
+        let remaining = u64::try_from(free / length(period)).unwrap_or(u64::MAX);
+        let left = period.as_micros() - elapsed.as_micros();
+        let reset = match (self.current, self.previous) {
+            (0, 0) => 0,
+            (0, _) => left,
+            _ => left + period.as_micros(),
+        };
+        Outcome { verdict, remaining, reset_after: Span::from_micros(reset) }
+    }
+}
+
+pub(crate) fn window_start(now: Timestamp, period: Span) -> Timestamp {
+    Timestamp::from_micros(now.as_micros() - now.as_micros() % period.as_micros())
+}
+
+fn wide(units: u64) -> u128 {
+    u128::from(units)
+}
+
+fn length(span: Span) -> u128 {
+    u128::from(span.as_micros())
+}

@@ -1,0 +1,56 @@
+//! What a limit remembers of one key.
+
+use crate::log::AdmissionLog;
+use crate::permits::Permits;
+use crate::sliding::SlidingCounts;
+use crate::strict::StrictCounts;
+use crate::window::WindowCount;
+
+/// The state of one counter. A state that another algorithm left behind counts as unused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// Nothing yet.
+    #[default]
+    Unused,
+    /// A bucket's TAT, in a word.
+    Narrow(u64),
+    /// A bucket's TAT whose rate needs finer units.
+    Wide(u128),
+    /// A fixed window.
+    Window(WindowCount),
+    /// A two-counter sliding window.
+    Sliding(SlidingCounts),
+    /// A strict window.
+    Strict(StrictCounts),
+    /// A sliding log.
+    Log(AdmissionLog),
+    /// Permits.
+    Permits(Permits),
+}
+
+/// `self` as one variant, put there fresh if it is another.
+macro_rules! as_variant {
+    ($name:ident, $variant:ident, $kind:ty) => {
+        #[inline]
+        pub(crate) fn $name(&mut self) -> &mut $kind {
+            if !matches!(self, Self::$variant(_)) {
+                *self = Self::$variant(<$kind>::default());
+            }
+            match self {
+                Self::$variant(inner) => inner,
+                _ => unreachable!("just put there"),
+            }
+        }
+    };
+}
+
+impl State {
+    as_variant!(narrow, Narrow, u64);
+    as_variant!(wide, Wide, u128);
+    as_variant!(window, Window, WindowCount);
+    as_variant!(sliding, Sliding, SlidingCounts);
+    as_variant!(strict, Strict, StrictCounts);
+    as_variant!(log, Log, AdmissionLog);
+    as_variant!(permits, Permits, Permits);
+}

@@ -1,0 +1,42 @@
+//! Where counters live, as the engine sees it. Memory, Redis and every decorator implement this one trait.
+
+use crate::charge::{Charge, Outcomes, Permit};
+use std::future::Future;
+
+/// A place that keeps counters.
+pub trait CounterStore: Send + Sync {
+    /// Charges one request: its required charges all or none. One round trip, whatever the number.
+    fn charge(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<Outcomes, StoreError>> + Send;
+
+    /// Takes what has already happened elsewhere, beyond the limit if need be. A negative cost gives back.
+    fn debit(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Gives permits back. Doing it twice is doing it once.
+    fn release(&self, permits: &[Permit<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
+}
+
+impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        (**self).charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        (**self).debit(charges).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        (**self).release(permits).await
+    }
+}
+
+/// Why a store did not answer. The engine turns it into a decision by the rule's fail policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// It cannot be reached, or refuses to work.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+    /// It did not answer in time.
+    #[error("the store did not answer in time")]
+    Timeout,
+}

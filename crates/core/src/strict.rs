@@ -1,0 +1,110 @@
+//! Strict windows: never more than the limit in any window, in constant memory.
+//!
+//! The period is cut into k slots. Any window of that length touches at most k + 1 of them, so the sum over the last
+//! k + 1 slots, the oldest counted whole, bounds it from above. The price is that a unit blocks for up to one slot
+//! longer than it must (a k-th of the period). The exact log was rejected as a default: its memory grows with the limit.
+
+use crate::cost::Cost;
+use crate::outcome::{Outcome, Verdict};
+use crate::time::{Span, Timestamp};
+
+/// Counts of the present slot and the k before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StrictCounts {
+    /// The number of the present slot since the epoch.
+    pub slot: u64,
+    /// `counts[i]` is slot `slot - i`.
+    pub counts: Vec<u64>,
+}
+
+/// The measures of a strict window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slots {
+    /// Slots in a period.
+    pub(crate) k: u64,
+    /// Microseconds a slot, rounded up, so that k of them cover the period.
+    pub(crate) width: u64,
+}
+
+impl Slots {
+    pub(crate) const DEFAULT: u64 = 10;
+    pub(crate) const MOST: u64 = 120;
+
+    pub(crate) fn new(k: u64, period: Span) -> Self {
+        Self { k, width: period.as_micros().div_ceil(k) }
+    }
+}
+
+impl StrictCounts {
+    fn roll(&mut self, slots: Slots, now: Timestamp) {
+        let present = now.as_micros() / slots.width;
+        let kept = usize::try_from(slots.k + 1).unwrap_or(usize::MAX);
+        self.counts.resize(kept, 0);
+        if present > self.slot {
+            let moved = usize::try_from(present - self.slot).unwrap_or(usize::MAX).min(kept);
+            self.counts.rotate_right(moved);
+            self.counts[..moved].fill(0);
+        }
+        // A slot from the future means that the clock went back: the counts stand, from now on.
+        self.slot = present;
+    }
+
+    pub(crate) fn step(&mut self, slots: Slots, now: Timestamp, limit: u64, cost: Cost) -> Outcome {
+        self.roll(slots, now);
+        if cost.is_refund() {
+            let mut left = cost.units();
+            for count in &mut self.counts {
+                let back = left.min(*count);
+                *count -= back;
+                left -= back;
+            }
+            return self.outcome(slots, now, limit, Verdict::PASS);
+        }
+        if cost.is_look() {
+            return self.outcome(slots, now, limit, Verdict::PASS);
+        }
+        let used: u64 = self.counts.iter().sum();
+        if used.saturating_add(cost.units()) <= limit {
+            self.counts[0] += cost.units();
+            return self.outcome(slots, now, limit, Verdict::PASS);
+        }
+        let retry_after = self.wait(slots, now, limit, cost.units(), used);
+        self.outcome(slots, now, limit, Verdict::Denied { retry_after })
+    }
+
+    pub(crate) fn debit(&mut self, slots: Slots, now: Timestamp, units: u64) {
+        self.roll(slots, now);
+        self.counts[0] = self.counts[0].saturating_add(units);
+    }
+
+    fn wait(&self, slots: Slots, now: Timestamp, limit: u64, units: u64, used: u64) -> Option<Span> {
+        let mut excess = used.saturating_add(units.min(limit)) - limit;
+        if units > limit {
+            return None;
+        }
+        for (age, count) in self.counts.iter().enumerate().rev() {
+            excess = excess.saturating_sub(*count);
+            if excess == 0 {
+                return Some(self.leaves(slots, age as u64).since(now));
+            }
+        }
+        None
+    }
+
+    /// When the slot of this age is out of every window that ends then.
+    fn leaves(&self, slots: Slots, age: u64) -> Timestamp {
+        Timestamp::from_micros((self.slot - age.min(self.slot) + slots.k + 1) * slots.width)
+    }
+
+    fn outcome(&self, slots: Slots, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
+        let used: u64 = self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count));
+        let youngest = self.counts.iter().position(|count| *count > 0);
+        let reset_after = youngest.map_or(Span::ZERO, |age| self.leaves(slots, age as u64).since(now));
+        Outcome { verdict, remaining: limit.saturating_sub(used), reset_after }
+    }
+
+    /// When the state is as good as none.
+    pub(crate) fn expires(&self, slots: Slots) -> Timestamp {
+        self.leaves(slots, 0)
+    }
+}

@@ -1,0 +1,160 @@
+//! Points and lengths of time, in microseconds.
+//!
+//! Microseconds because that is what every authority can tell (Redis `TIME` has no more), so that memory and Redis
+//! answer bit-equally. A `Timestamp` fits in 52 bits (until the year 2112), which leaves 12 bits of a word for the
+//! fraction of a microsecond that exact rates need, and keeps every value exact in a 53-bit float of a Lua script.
+//! Nanoseconds were rejected: they fit in neither.
+
+use std::fmt;
+
+/// A length of time in whole microseconds.
+///
+/// ```
+/// use tollgate_core::Span;
+/// assert_eq!(Span::from_secs(2).as_micros(), 2_000_000);
+/// assert_eq!(Span::from_micros(1_000_001).ceil_secs(), 2);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(u64);
+
+impl Span {
+    /// No time at all.
+    pub const ZERO: Self = Self(0);
+    /// The longest span that can be expressed.
+    pub const MAX: Self = Self(Timestamp::MAX.0);
+
+    /// A span of `micros` microseconds, cut off at [`Span::MAX`].
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
+    }
+
+    /// A span of `millis` milliseconds.
+    #[must_use]
+    pub const fn from_millis(millis: u64) -> Self {
+        Self::from_micros(millis.saturating_mul(1_000))
+    }
+
+    /// A span of `secs` seconds.
+    #[must_use]
+    pub const fn from_secs(secs: u64) -> Self {
+        Self::from_micros(secs.saturating_mul(1_000_000))
+    }
+
+    /// The whole span in microseconds.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Milliseconds, rounded up: waiting this long is always long enough.
+    #[must_use]
+    pub const fn ceil_millis(self) -> u64 {
+        self.0.div_ceil(1_000)
+    }
+
+    /// Seconds, rounded up: waiting this long is always long enough.
+    #[must_use]
+    pub const fn ceil_secs(self) -> u64 {
+        self.0.div_ceil(1_000_000)
+    }
+}
+
+impl From<std::time::Duration> for Span {
+    /// Rounds up to a whole microsecond.
+    fn from(duration: std::time::Duration) -> Self {
+        Self::from_micros(u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX))
+    }
+}
+
+impl From<Span> for std::time::Duration {
+    fn from(span: Span) -> Self {
+        Self::from_micros(span.0)
+    }
+}
+
+impl fmt::Display for Span {
+    /// The largest unit that divides it: `90s`, `5m`, `1h`, `250ms`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u64, &str); 6] = [
+            (86_400_000_000, "d"),
+            (3_600_000_000, "h"),
+            (60_000_000, "m"),
+            (1_000_000, "s"),
+            (1_000, "ms"),
+            (1, "us"),
+        ];
+        if self.0 == 0 {
+            return f.write_str("0s");
+        }
+        for (size, name) in UNITS {
+            if self.0 % size == 0 {
+                return write!(f, "{}{name}", self.0 / size);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A point in time: microseconds since the Unix epoch, below 2^52.
+///
+/// ```
+/// use tollgate_core::{Span, Timestamp};
+/// let t = Timestamp::from_secs(100);
+/// assert_eq!((t + Span::from_secs(5)).since(t), Span::from_secs(5));
+/// assert_eq!(t.since(t + Span::from_secs(5)), Span::ZERO); // never negative
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// The first instant: the Unix epoch.
+    pub const ZERO: Self = Self(0);
+    /// The last instant, in the year 2112. Later ones are cut off here, so sums of a few spans never overflow.
+    pub const MAX: Self = Self((1 << 52) - 1);
+
+    /// `micros` microseconds after the epoch.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
+    }
+
+    /// `secs` seconds after the epoch.
+    #[must_use]
+    pub const fn from_secs(secs: u64) -> Self {
+        Self::from_micros(secs.saturating_mul(1_000_000))
+    }
+
+    /// Microseconds since the epoch.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Whole seconds since the epoch.
+    #[must_use]
+    pub const fn as_secs(self) -> u64 {
+        self.0 / 1_000_000
+    }
+
+    /// How long after `earlier` this is; zero if it is not.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Span {
+        Span(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl std::ops::Add<Span> for Timestamp {
+    type Output = Self;
+    fn add(self, span: Span) -> Self {
+        Self::from_micros(self.0 + span.0)
+    }
+}
+
+impl std::ops::Sub<Span> for Timestamp {
+    type Output = Self;
+    /// Stops at the epoch.
+    fn sub(self, span: Span) -> Self {
+        Self(self.0.saturating_sub(span.0))
+    }
+}

@@ -1,0 +1,118 @@
+//! What a request is matched to: the limits to charge, with the counter of each.
+//!
+//! A plan borrows the rule set and the request and holds its few entries inline: on the usual path nothing is allocated.
+
+use crate::rule::{Action, Role, Rule, RuleLimit};
+use smallvec::SmallVec;
+use tollgate_core::{Charge, Cost, CounterKey, Enforcement, Part, PermitId};
+
+/// A request's attributes, as pairs of key and value.
+pub type Attributes<'a> = [(&'a str, &'a str)];
+
+/// One RLS descriptor.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Descriptor<'a> {
+    /// Its entries, in order.
+    pub entries: &'a [(&'a str, &'a str)],
+    /// Hits of its own, which win over the request's. Zero looks, negative refunds.
+    pub hits: Option<Cost>,
+    /// A limit of its own, which wins over the tree's.
+    pub limit: Option<(u32, crate::unit::Unit)>,
+}
+
+/// Which limit a hit is about.
+#[derive(Clone, Debug)]
+pub enum HitLimit<'p> {
+    /// One of the rule set's.
+    Rule(&'p RuleLimit),
+    /// One that the request brought with it.
+    Own(Box<RuleLimit>),
+}
+
+impl std::ops::Deref for HitLimit<'_> {
+    type Target = RuleLimit;
+    fn deref(&self) -> &RuleLimit {
+        match self {
+            Self::Rule(limit) => limit,
+            Self::Own(limit) => limit,
+        }
+    }
+}
+
+/// One limit that a request meets.
+#[derive(Clone, Debug)]
+pub struct Hit<'p> {
+    /// The rule; none for a limit that the request brought with it.
+    pub rule: Option<&'p Rule>,
+    /// The limit.
+    pub limit: HitLimit<'p>,
+    /// The values that name the counter: a range of the plan's parts.
+    pub parts: (u16, u16),
+    /// What it costs.
+    pub cost: Cost,
+    /// Which descriptor of the request it answers; zero for attributes.
+    pub descriptor: u16,
+    /// How a denial bears on the others.
+    pub enforcement: Enforcement,
+}
+
+/// What became of one descriptor of the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Match {
+    /// No rule.
+    #[default]
+    None,
+    /// A rule without a limit: an exception.
+    Exempt,
+    /// A rule that says `unlimited`.
+    Unlimited,
+    /// Limits to charge.
+    Limited,
+}
+
+/// Everything that a request meets.
+#[derive(Clone, Debug, Default)]
+pub struct Plan<'p> {
+    /// Counter values of all hits, one after another.
+    pub parts: SmallVec<[Part<'p>; 8]>,
+    /// The limits to charge.
+    pub hits: SmallVec<[Hit<'p>; 4]>,
+    /// One for each descriptor of the request (a single one for attributes), with the rule that matched.
+    pub matches: SmallVec<[(Match, Option<&'p Rule>); 4]>,
+    /// The caller's tier, where it says one.
+    pub tier: Option<&'p str>,
+}
+
+impl Plan<'_> {
+    /// The charges for the store. `permit` names the holder of any concurrency permits.
+    #[must_use]
+    pub fn charges(&self, permit: PermitId) -> SmallVec<[Charge<'_>; 4]> {
+        self.hits
+            .iter()
+            .map(|hit| Charge {
+                key: CounterKey {
+                    scope: &hit.limit.scope,
+                    parts: &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)],
+                },
+                limit: &hit.limit.limit,
+                cost: hit.cost,
+                enforcement: hit.enforcement,
+                permit,
+            })
+            .collect()
+    }
+}
+
+impl Hit<'_> {
+    /// How a denial of a limit in this role, by a rule with this action, bears on the others.
+    #[must_use]
+    pub const fn enforcement(role: Role, action: Action, profile: crate::rule::Profile) -> Enforcement {
+        match (profile, role, action) {
+            (crate::rule::Profile::Envoy, ..) | (_, Role::Shadow | Role::Candidate, _) | (_, _, Action::Degrade) => {
+                Enforcement::Independent
+            }
+            (_, Role::Quota, _) => Enforcement::Alternative,
+            _ => Enforcement::Required,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A compiled rule: what the engine reads when a request has matched.
+
+use crate::unit::Unit;
+use std::collections::BTreeMap;
+use tollgate_core::{Limit, Scope};
+
+/// Which arithmetic a domain decides by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Tollgate's own: one atomic decision over all limits.
+    #[default]
+    Native,
+    /// The Envoy service's: fixed windows from the epoch, each descriptor on its own, denied hits counted.
+    Envoy,
+}
+
+/// What a limit protects; it chooses the defaults of everything that may go wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Class {
+    /// Fairness between callers. Fails open.
+    #[default]
+    Comfort,
+    /// Log-ins, password resets. Fails closed.
+    Security,
+    /// What costs money. Fails by tier: free callers closed, paying ones open.
+    Cost,
+    /// Must be exact. Fails closed.
+    Strict,
+}
+
+/// What to answer when the store cannot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OnError {
+    /// Let it pass.
+    Open,
+    /// Turn it away.
+    Closed,
+    /// By the caller's tier; the default for tiers that are not named.
+    ByTier {
+        /// Tier to policy: `true` in neither direction, a named policy each.
+        tiers: BTreeMap<String, FailPolicy>,
+        /// For any other tier.
+        otherwise: FailPolicy,
+    },
+}
+
+/// One of the two answers that need no store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailPolicy {
+    /// Let it pass.
+    Open,
+    /// Turn it away.
+    Closed,
+}
+
+/// What happens to a request that is over the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Action {
+    /// It is turned away.
+    #[default]
+    Reject,
+    /// It is told how long to wait, up to the queue's length; beyond that it is turned away.
+    Delay,
+    /// It passes, marked as degraded.
+    Degrade,
+}
+
+/// Whether a limit decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It decides.
+    Live,
+    /// Counted, never denies.
+    Shadow,
+    /// A new number for a live limit, counted beside it, never denies.
+    Candidate,
+    /// Over only when every quota limit of the request is over.
+    Quota,
+}
+
+/// A mark below the limit that warns or degrades first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Soft {
+    /// Units used at which it acts.
+    pub at: u64,
+    /// What it does.
+    pub action: SoftAction,
+}
+
+/// What a soft mark does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SoftAction {
+    /// The decision says so.
+    #[default]
+    Warn,
+    /// The decision is marked as degraded.
+    Degrade,
+}
+
+/// One limit of a rule.
+#[derive(Clone, Debug)]
+pub struct RuleLimit {
+    /// The limit itself.
+    pub limit: Limit,
+    /// What names its counters.
+    pub scope: Scope,
+    /// The Envoy unit that its period is, if it is one.
+    pub unit: Option<Unit>,
+    /// Whether it decides.
+    pub role: Role,
+    /// Its soft mark.
+    pub soft: Option<Soft>,
+}
+
+/// Where a request's cost comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CostFrom {
+    /// What the caller says, one if nothing.
+    #[default]
+    Request,
+    /// A fixed number times what the caller says.
+    Times(u64),
+    /// The number in this attribute; what the caller says if it is absent or no number.
+    Attribute(String),
+}
+
+/// The limits that apply to a caller of some tier.
+#[derive(Clone, Debug, Default)]
+pub struct LimitSet {
+    /// In the order of the file. Empty and not `unlimited`: an exception, matched but not limited.
+    pub limits: Vec<RuleLimit>,
+}
+
+/// A compiled rule.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Its number in the rule set.
+    pub id: u32,
+    /// `name` from the file, or the path of keys.
+    pub name: String,
+    /// Whether the name was given in the file.
+    pub named: bool,
+    /// The limits where no tier's apply.
+    pub limits: LimitSet,
+    /// Limits by tier, sorted by name.
+    pub tiers: Vec<(String, LimitSet)>,
+    /// Matches and is reported, never counted.
+    pub unlimited: bool,
+    /// What it protects.
+    pub class: Class,
+    /// What to answer when the store cannot.
+    pub on_error: OnError,
+    /// What happens over the limit.
+    pub action: Action,
+    /// Which of several denying rules is named: the highest.
+    pub priority: i32,
+    /// Where the cost comes from.
+    pub cost: CostFrom,
+    /// Handed back to the caller's proxy.
+    pub metadata: BTreeMap<String, String>,
+    /// Where it stands: file, line.
+    pub location: (String, u32),
+}

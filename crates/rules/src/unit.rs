@@ -1,0 +1,68 @@
+//! The units of the Envoy file, with that service's lengths.
+
+use tollgate_core::Span;
+
+/// A unit of time as the Envoy file names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// 1 s
+    Second,
+    /// 60 s
+    Minute,
+    /// 3600 s
+    Hour,
+    /// 24 h
+    Day,
+    /// 7 d, from a Thursday, as the epoch was one
+    Week,
+    /// 30 d
+    Month,
+    /// 365 d
+    Year,
+}
+
+impl Unit {
+    /// All of them, shortest first.
+    pub const ALL: [Self; 7] =
+        [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
+
+    /// Its length.
+    #[must_use]
+    pub const fn length(self) -> Span {
+        Span::from_secs(match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 7 * 86_400,
+            Self::Month => 30 * 86_400,
+            Self::Year => 365 * 86_400,
+        })
+    }
+
+    /// Its name in capitals, as the protocol's JSON has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Second => "SECOND",
+            Self::Minute => "MINUTE",
+            Self::Hour => "HOUR",
+            Self::Day => "DAY",
+            Self::Week => "WEEK",
+            Self::Month => "MONTH",
+            Self::Year => "YEAR",
+        }
+    }
+
+    /// The unit of this name, in any case.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
+    }
+
+    /// The unit of this length.
+    #[must_use]
+    pub fn of_length(length: Span) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.length() == length)
+    }
+}
