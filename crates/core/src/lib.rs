@@ -7,6 +7,7 @@
 //! | [`limit`](Limit) | a quota and an algorithm, validated; its pure `step` |
 //! | [`state`](State) | what a limit remembers of one key |
 //! | `bucket`, `window`, `sliding`, `strict`, `log`, `permits` | one algorithm family each |
+//! | `refund` | how much of an old charge may still be given back |
 //! | [`packed`](Packed) | a state in one 64-bit word that a store can read without knowing the limit |
 //! | [`key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the seam between the engine and the counters |
 //! | `conformance` (feature) | what every store must do |
@@ -25,6 +26,7 @@ mod outcome;
 mod packed;
 mod permits;
 mod quota;
+mod refund;
 mod sliding;
 mod state;
 mod store;

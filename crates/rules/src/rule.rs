@@ -118,8 +118,9 @@ pub enum CostFrom {
     /// What the caller says, one if nothing.
     #[default]
     Request,
-    /// A fixed number times what the caller says.
-    Times(u64),
+    /// This number, whatever the caller says: a limit on requests beside one on tokens. Looks stay looks, refunds
+    /// give this number back.
+    Fixed(u64),
     /// The number in this attribute; what the caller says if it is absent or no number.
     Attribute(String),
 }

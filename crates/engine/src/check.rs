@@ -1,0 +1,45 @@
+//! What is asked of the limiter.
+
+use tollgate_core::Cost;
+use tollgate_rules::{Attributes, Descriptor};
+
+/// One request to decide on. Borrows everything from the caller.
+#[derive(Clone, Copy, Debug)]
+pub struct Check<'a> {
+    /// The rule file's domain.
+    pub domain: &'a str,
+    /// Who asks for what.
+    pub request: Request<'a>,
+    /// What it costs, where the rules or the descriptor say nothing else.
+    pub cost: Cost,
+}
+
+/// The two forms that a request comes in.
+#[derive(Clone, Copy, Debug)]
+pub enum Request<'a> {
+    /// A bag of attributes: meets every rule whose keys it has.
+    Attributes(&'a Attributes<'a>),
+    /// Descriptors, each of which meets one rule, as Envoy has it.
+    Descriptors(&'a [Descriptor<'a>]),
+}
+
+impl<'a> Check<'a> {
+    /// A request of cost one, described by attributes.
+    #[must_use]
+    pub const fn attributes(domain: &'a str, attributes: &'a Attributes<'a>) -> Self {
+        Self { domain, request: Request::Attributes(attributes), cost: Cost::ONE }
+    }
+
+    /// A request of cost one, described by descriptors.
+    #[must_use]
+    pub const fn descriptors(domain: &'a str, descriptors: &'a [Descriptor<'a>]) -> Self {
+        Self { domain, request: Request::Descriptors(descriptors), cost: Cost::ONE }
+    }
+
+    /// The same request at another cost.
+    #[must_use]
+    pub const fn costing(mut self, cost: Cost) -> Self {
+        self.cost = cost;
+        self
+    }
+}

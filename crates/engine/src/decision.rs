@@ -1,0 +1,253 @@
+//! What the limiter answers. A decision holds the rule set that it was made by, so that it can always name its rules.
+
+use crate::ids::DecisionId;
+use smallvec::SmallVec;
+use std::fmt;
+use std::sync::Arc;
+use tollgate_core::{CalendarUnit, Limit, Outcome, Period, Span};
+use tollgate_rules::{Match, Role, Rule, RuleLimit, Ruleset, Unit};
+
+/// Whether the request may pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ruling {
+    /// It may, after `delay`.
+    Allowed {
+        /// How long to hold it back; zero for all but queues.
+        delay: Span,
+    },
+    /// It may not.
+    Denied {
+        /// When to come back; `None` if this request can never pass.
+        retry_after: Option<Span>,
+    },
+}
+
+/// What a decision rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// No limit applies.
+    Unmatched,
+    /// The counters.
+    Store,
+    /// The store failed, and the rules that matched let such requests pass.
+    FailOpen,
+    /// The store failed, and a rule that matched turns such requests away.
+    FailClosed,
+}
+
+impl Origin {
+    /// The word in answers, logs and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unmatched => "unmatched",
+            Self::Store => "store",
+            Self::FailOpen => "fail_open",
+            Self::FailClosed => "fail_closed",
+        }
+    }
+}
+
+/// The period of a limit, for people and protocols.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// A fixed length.
+    Span(Span),
+    /// A day or month of the calendar.
+    Calendar(CalendarUnit),
+    /// Permits held at once: no window.
+    Held,
+}
+
+impl Window {
+    fn of(limit: &Limit) -> Self {
+        match &limit.quota().period {
+            _ if limit.algorithm() == tollgate_core::Algorithm::Concurrency => Self::Held,
+            Period::Rolling(span) => Self::Span(*span),
+            Period::Calendar(calendar) => Self::Calendar(calendar.unit()),
+        }
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Span(span) => span.fmt(f),
+            Self::Calendar(CalendarUnit::Day) => f.write_str("day"),
+            Self::Calendar(CalendarUnit::Month) => f.write_str("month"),
+            Self::Held => f.write_str("concurrent"),
+        }
+    }
+}
+
+/// What one limit said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitStatus {
+    /// The rule's number; `None` for a limit that the request brought with it.
+    pub rule: Option<u32>,
+    /// Units a window.
+    pub count: u64,
+    /// Units that may pass at once.
+    pub capacity: u64,
+    /// The window.
+    pub window: Window,
+    /// The Envoy unit, if the window is one.
+    pub unit: Option<Unit>,
+    /// Whether it decides.
+    pub role: Role,
+    /// Which descriptor of the request it answers.
+    pub descriptor: u16,
+    /// What it said.
+    pub outcome: Outcome,
+}
+
+impl LimitStatus {
+    pub(crate) fn new(rule: Option<&Rule>, limit: &RuleLimit, descriptor: u16, outcome: Outcome) -> Self {
+        Self {
+            rule: rule.map(|rule| rule.id),
+            count: limit.limit.quota().count,
+            capacity: limit.limit.capacity(),
+            window: Window::of(&limit.limit),
+            unit: limit.unit,
+            role: limit.role,
+            descriptor,
+            outcome,
+        }
+    }
+}
+
+/// What became of one descriptor of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DescriptorStatus {
+    /// Whether and how a rule matched.
+    pub matched: Match,
+    /// The rule that did.
+    pub rule: Option<u32>,
+    /// The limit that is nearest its end: one that denies, else the one with the least left.
+    pub tightest: Option<usize>,
+}
+
+/// Which rule a ruling is owed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RulingBy {
+    /// A rule of the rule set.
+    Rule(u32),
+    /// A limit that the request brought with it.
+    Own,
+}
+
+/// What is decided, apart from its name and its rules.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Whether the request may pass.
+    pub ruling: Ruling,
+    /// What that rests on.
+    pub origin: Origin,
+    /// What it is owed to, where it is a denial.
+    pub denied_by: Option<RulingBy>,
+    /// The rule by which the request should be served in a lesser way.
+    pub degraded_by: Option<RulingBy>,
+    /// The rule whose soft mark has been passed.
+    pub warned_by: Option<RulingBy>,
+    /// All limits that were met.
+    pub limits: SmallVec<[LimitStatus; 4]>,
+    /// One for each descriptor; a single one for attributes.
+    pub descriptors: SmallVec<[DescriptorStatus; 4]>,
+}
+
+impl Answer {
+    /// An answer that needs no counters.
+    pub(crate) fn plain(ruling: Ruling, origin: Origin) -> Self {
+        Self {
+            ruling,
+            origin,
+            denied_by: None,
+            degraded_by: None,
+            warned_by: None,
+            limits: SmallVec::new(),
+            descriptors: SmallVec::new(),
+        }
+    }
+
+    /// Whether the request may pass.
+    #[must_use]
+    pub const fn is_allowed(&self) -> bool {
+        matches!(self.ruling, Ruling::Allowed { .. })
+    }
+
+    /// How long to hold an allowed request back.
+    #[must_use]
+    pub const fn delay(&self) -> Span {
+        match self.ruling {
+            Ruling::Allowed { delay } => delay,
+            Ruling::Denied { .. } => Span::ZERO,
+        }
+    }
+
+    /// How long a denied caller should stay away; `None` when allowed, or when it can never pass.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Span> {
+        match self.ruling {
+            Ruling::Allowed { .. } => None,
+            Ruling::Denied { retry_after } => retry_after,
+        }
+    }
+}
+
+/// The answer to one check, with its name and the rules it was made by.
+#[derive(Debug)]
+pub struct Decision {
+    /// Its name.
+    pub id: DecisionId,
+    pub(crate) answer: Answer,
+    pub(crate) rules: arc_swap::Guard<Arc<Ruleset>>,
+}
+
+impl std::ops::Deref for Decision {
+    type Target = Answer;
+    fn deref(&self) -> &Answer {
+        &self.answer
+    }
+}
+
+impl Decision {
+    /// The revision of the rules that it was made by.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        self.rules.revision()
+    }
+
+    /// The rule set that it was made by.
+    #[must_use]
+    pub fn rules(&self) -> &Ruleset {
+        &self.rules
+    }
+
+    /// The name of what a ruling is owed to.
+    #[must_use]
+    pub fn name(&self, by: RulingBy) -> &str {
+        match by {
+            RulingBy::Rule(id) => self.rules.rule(id).map_or("", |rule| rule.name.as_str()),
+            RulingBy::Own => "request's own limit",
+        }
+    }
+
+    /// The name of the rule that denied.
+    #[must_use]
+    pub fn denied_by_name(&self) -> Option<&str> {
+        self.denied_by.map(|by| self.name(by))
+    }
+
+    /// The name of a limit's rule.
+    #[must_use]
+    pub fn limit_name(&self, limit: &LimitStatus) -> &str {
+        self.name(limit.rule.map_or(RulingBy::Own, RulingBy::Rule))
+    }
+}
+
+impl Clone for Decision {
+    fn clone(&self) -> Self {
+        let rules = arc_swap::Guard::from_inner(Arc::clone(&self.rules));
+        Self { id: self.id, answer: self.answer.clone(), rules }
+    }
+}

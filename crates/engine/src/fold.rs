@@ -1,0 +1,111 @@
+//! How many outcomes become one answer: the most restrictive wins.
+//!
+//! Pure: a plan and its outcomes in, an answer out. A denial is named after the rule of the highest
+//! `priority`, then after the one that lasts longest; the time to come back is the longest that any of them asks for,
+//! since before that the request cannot pass.
+
+use crate::decision::{Answer, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy};
+use smallvec::SmallVec;
+use tollgate_core::{Admission, Outcomes, Span, Verdict};
+use tollgate_rules::{Action, Hit, Match, Plan, Role, SoftAction};
+
+pub(crate) fn by(hit: &Hit<'_>) -> RulingBy {
+    hit.rule.map_or(RulingBy::Own, |rule| RulingBy::Rule(rule.id))
+}
+
+/// Whether a denial by this hit turns the request away; a quota's does so only together with all others.
+fn decides(hit: &Hit<'_>) -> bool {
+    let degrades = hit.rule.is_some_and(|rule| rule.action == Action::Degrade);
+    matches!(hit.limit.role, Role::Live | Role::Quota) && !degrades
+}
+
+pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes) -> Answer {
+    let mut folded = Answer::plain(Ruling::Allowed { delay: Span::ZERO }, Origin::Store);
+    let pairs = || plan.hits.iter().zip(&outcomes.each);
+    let mut delay = Span::ZERO;
+    for (hit, outcome) in pairs() {
+        folded.limits.push(LimitStatus::new(hit.rule, &hit.limit, hit.descriptor, *outcome));
+        match outcome.verdict {
+            Verdict::Allowed { delay: own } if decides(hit) => delay = delay.max(own),
+            Verdict::Denied { .. } if hit.limit.role == Role::Live && !decides(hit) => {
+                folded.degraded_by.get_or_insert(by(hit));
+            }
+            _ => {}
+        }
+        if let Some(soft) = hit.limit.soft
+            && hit.limit.role == Role::Live
+            && hit.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.at
+        {
+            let mark = match soft.action {
+                SoftAction::Warn => &mut folded.warned_by,
+                SoftAction::Degrade => &mut folded.degraded_by,
+            };
+            mark.get_or_insert(by(hit));
+        }
+    }
+    if is_refused(plan, outcomes) {
+        let denying = pairs().filter(|(hit, outcome)| decides(hit) && outcome.verdict.is_denied());
+        let named = denying.clone().reduce(|best, next| if rank(next) > rank(best) { next } else { best });
+        folded.denied_by = named.map(|(hit, _)| by(hit));
+        let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
+            Verdict::Denied { retry_after } => Some(retry_after),
+            Verdict::Allowed { .. } => None,
+        });
+        // One that can never pass outlasts all others.
+        let retry_after = waits.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
+        folded.ruling = Ruling::Denied { retry_after };
+    } else {
+        folded.ruling = Ruling::Allowed { delay };
+    }
+    folded
+}
+
+/// The store refuses on behalf of required and alternative charges; where all are independent (the Envoy profile), the
+/// same rule is applied to what each said.
+fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
+    if outcomes.admission == Admission::Refused {
+        return true;
+    }
+    let (mut quotas, mut over) = (0, 0);
+    for (hit, outcome) in plan.hits.iter().zip(&outcomes.each) {
+        if !decides(hit) {
+            continue;
+        }
+        match hit.limit.role {
+            Role::Quota => {
+                quotas += 1;
+                over += usize::from(outcome.verdict.is_denied());
+            }
+            _ if outcome.verdict.is_denied() => return true,
+            _ => {}
+        }
+    }
+    quotas > 0 && quotas == over
+}
+
+fn rank((hit, outcome): (&Hit<'_>, &tollgate_core::Outcome)) -> (i32, Span) {
+    let lasts = match outcome.verdict {
+        Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
+        Verdict::Allowed { .. } => Span::ZERO,
+    };
+    (hit.rule.map_or(0, |rule| rule.priority), lasts)
+}
+
+/// One status for each descriptor of the request.
+pub(crate) fn descriptors(plan: &Plan<'_>, limits: &[LimitStatus]) -> SmallVec<[DescriptorStatus; 4]> {
+    plan.matches
+        .iter()
+        .enumerate()
+        .map(|(index, (matched, rule))| {
+            let tightest = if *matched == Match::Limited { tightest(limits, index) } else { None };
+            DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id), tightest }
+        })
+        .collect()
+}
+
+fn tightest(limits: &[LimitStatus], descriptor: usize) -> Option<usize> {
+    let own = limits.iter().enumerate().filter(|(_, limit)| {
+        usize::from(limit.descriptor) == descriptor && limit.role != Role::Candidate
+    });
+    own.min_by_key(|(_, limit)| (limit.outcome.verdict.is_allowed(), limit.outcome.remaining)).map(|(at, _)| at)
+}

@@ -1,0 +1,25 @@
+//! The limiter: rules × store → one [`Decision`] for each request. Knows no SQL and no protocol.
+//!
+//! | file | answers |
+//! |---|---|
+//! | `limiter` | how a check runs, start to end |
+//! | `check` | what is asked |
+//! | `decision` | what is answered |
+//! | `fold` | how many outcomes become one answer |
+//! | `failing` | what is answered when the store is not |
+//! | `reserve` | charging an estimate now and the truth later |
+//! | `ids` | how a decision gets its name |
+
+mod check;
+mod decision;
+mod failing;
+mod fold;
+mod ids;
+mod limiter;
+mod reserve;
+
+pub use check::{Check, Request};
+pub use decision::{Answer, Decision, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy, Window};
+pub use ids::DecisionId;
+pub use limiter::Limiter;
+pub use reserve::{Reservation, ReservationId, ReserveError, Settlement, SettleError};

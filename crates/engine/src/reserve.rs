@@ -1,0 +1,348 @@
+//! Charging an estimate now and the truth later: for work whose cost is known only when it is done (LLM tokens).
+//!
+//! A reservation takes its estimate like any check. Settling it moves each counter by the difference: more is debited
+//! (it has happened), less is given back, as far as time has not given it back already. Cancelling gives everything back. Either frees the permits. One that is
+//! neither settled nor cancelled by its deadline stands as it was taken, and its permits run out by themselves.
+//!
+//! Everything here may be repeated: a reservation with the same idempotency key is the same reservation, settling to the
+//! same cost again is settling once. Reservations live in this process; they are bounded in number and in time.
+
+use crate::check::Check;
+use crate::decision::{Answer, Decision};
+use crate::ids::DecisionId;
+use crate::limiter::{Limiter, plan};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tollgate_core::{
+    Charge, Cost, CounterKey, CounterStore, Limit, Part, Permit, PermitId, Scope, Span, StoreError, Timestamp, Verdict,
+};
+use tollgate_rules::{CostFrom, Plan};
+
+/// The name of a reservation: that of the decision that made it.
+pub type ReservationId = DecisionId;
+
+/// Open and lately closed reservations, by name and by idempotency key.
+#[derive(Default)]
+pub(crate) struct Reservations(Mutex<Ledger>);
+
+#[derive(Default)]
+struct Ledger {
+    entries: HashMap<ReservationId, Entry>,
+    keys: HashMap<String, Option<ReservationId>>,
+    deadlines: BTreeSet<(Timestamp, ReservationId)>,
+}
+
+struct Entry {
+    decision: Decision,
+    holdings: Vec<Holding>,
+    deadline: Timestamp,
+    key: Option<String>,
+    status: Status,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Open,
+    Closing,
+    Closed(Settlement),
+}
+
+/// What a reservation took from one counter.
+#[derive(Clone)]
+struct Holding {
+    scope: Scope,
+    parts: Vec<OwnedPart>,
+    limit: Limit,
+    units: u64,
+    taken: Timestamp,
+    /// Whether the real cost replaces the estimate here, or this counter took a number of its own.
+    follows: bool,
+}
+
+#[derive(Clone)]
+enum OwnedPart {
+    Text(String),
+    Network { address: u128, prefix: u8 },
+}
+
+/// A reservation and the decision on it.
+#[derive(Clone, Debug)]
+pub struct Reservation {
+    /// Its name; `None` when it was denied, and nothing is held.
+    pub id: Option<ReservationId>,
+    /// The decision.
+    pub decision: Decision,
+    /// When it lapses.
+    pub deadline: Timestamp,
+}
+
+/// How a reservation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settlement {
+    /// With this real cost.
+    Settled(u64),
+    /// Given back.
+    Cancelled,
+}
+
+/// Why nothing was reserved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The table of reservations is full.
+    #[error("too many reservations are open; settle or cancel some, or ask for shorter deadlines")]
+    TooMany,
+    /// The same idempotency key is being reserved at this moment.
+    #[error("a reservation with this idempotency key is under way; try again")]
+    UnderWay,
+}
+
+/// Why a reservation could not be ended in this way.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettleError {
+    /// There is none of that name, or its deadline has passed: it then stands as it was taken.
+    #[error("there is no such reservation, or its deadline has passed and it stands as it was taken")]
+    Unknown,
+    /// It has already ended in another way.
+    #[error("the reservation has already been {}", match .0 { Settlement::Settled(_) => "settled to another cost", Settlement::Cancelled => "cancelled" })]
+    Ended(Settlement),
+    /// It is being ended at this moment.
+    #[error("the reservation is being settled or cancelled at this moment; try again")]
+    UnderWay,
+    /// The store did not take the difference; the reservation is still open.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Reservations {
+    /// The most that are kept at once.
+    const MOST: usize = 1_000_000;
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ledger {
+    fn sweep(&mut self, now: Timestamp) {
+        while let Some((deadline, id)) = self.deadlines.first().copied() {
+            if deadline > now {
+                return;
+            }
+            self.deadlines.pop_first();
+            if let Some(entry) = self.entries.remove(&id)
+                && let Some(key) = entry.key
+            {
+                self.keys.remove(&key);
+            }
+        }
+    }
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// Decides like [`Limiter::check`] and, if allowed, keeps the right to settle or cancel until `within` has passed.
+    ///
+    /// # Errors
+    /// [`ReserveError`] if it cannot be remembered; nothing is charged then.
+    pub async fn reserve(
+        &self,
+        check: &Check<'_>,
+        within: Span,
+        idempotency_key: Option<&str>,
+    ) -> Result<Reservation, ReserveError> {
+        let deadline = self.clock.now() + within;
+        {
+            let mut ledger = self.reservations.ledger();
+            ledger.sweep(self.clock.now());
+            match idempotency_key.and_then(|key| ledger.keys.get(key)) {
+                Some(Some(id)) => {
+                    if let Some(entry) = ledger.entries.get(id) {
+                        return Ok(Reservation {
+                            id: Some(*id),
+                            decision: entry.decision.clone(),
+                            deadline: entry.deadline,
+                        });
+                    }
+                }
+                Some(None) => return Err(ReserveError::UnderWay),
+                None => {}
+            }
+            if ledger.entries.len() >= Reservations::MOST {
+                return Err(ReserveError::TooMany);
+            }
+            if let Some(key) = idempotency_key {
+                ledger.keys.insert(key.to_owned(), None);
+            }
+        }
+        let mut pending = PendingKey { reservations: &self.reservations, key: idempotency_key };
+        let rules = self.rules_now();
+        let id = DecisionId::fresh();
+        let (answer, holdings) = {
+            let plan = plan(&rules, check);
+            let answer = self.answer(&plan, PermitId(id.0)).await;
+            let now = self.clock.now();
+            let holdings = if answer.is_allowed() { holdings(&plan, &answer, now) } else { Vec::new() };
+            (answer, holdings)
+        };
+        let decision = Decision { id, answer, rules };
+        if !decision.is_allowed() {
+            return Ok(Reservation { id: None, decision, deadline });
+        }
+        let key = pending.key.take().map(str::to_owned);
+        let mut ledger = self.reservations.ledger();
+        if let Some(key) = &key {
+            ledger.keys.insert(key.clone(), Some(id));
+        }
+        ledger.deadlines.insert((deadline, id));
+        let entry = Entry { decision: decision.clone(), holdings, deadline, key, status: Status::Open };
+        ledger.entries.insert(id, entry);
+        Ok(Reservation { id: Some(id), decision, deadline })
+    }
+
+    /// Replaces the estimate by the real cost.
+    ///
+    /// # Errors
+    /// [`SettleError`] if it is not open, or was ended in another way.
+    pub async fn settle(&self, id: ReservationId, cost: u64) -> Result<Settlement, SettleError> {
+        self.end(id, Settlement::Settled(cost)).await
+    }
+
+    /// Gives everything back.
+    ///
+    /// # Errors
+    /// [`SettleError`] if it is not open, or was ended in another way.
+    pub async fn cancel(&self, id: ReservationId) -> Result<Settlement, SettleError> {
+        self.end(id, Settlement::Cancelled).await
+    }
+
+    async fn end(&self, id: ReservationId, wanted: Settlement) -> Result<Settlement, SettleError> {
+        let holdings = {
+            let mut ledger = self.reservations.ledger();
+            ledger.sweep(self.clock.now());
+            let entry = ledger.entries.get_mut(&id).ok_or(SettleError::Unknown)?;
+            match entry.status {
+                Status::Closed(done) if done == wanted => return Ok(done),
+                Status::Closed(done) => return Err(SettleError::Ended(done)),
+                Status::Closing => return Err(SettleError::UnderWay),
+                Status::Open => {}
+            }
+            entry.status = Status::Closing;
+            entry.holdings.clone()
+        };
+        let mut closing = Closing { reservations: &self.reservations, id, becomes: Status::Open };
+        self.move_counters(&holdings, id, wanted).await?;
+        closing.becomes = Status::Closed(wanted);
+        Ok(wanted)
+    }
+
+    async fn move_counters(
+        &self,
+        holdings: &[Holding],
+        id: ReservationId,
+        wanted: Settlement,
+    ) -> Result<(), StoreError> {
+        let parts: Vec<Vec<Part<'_>>> = holdings.iter().map(Holding::parts).collect();
+        let permit = PermitId(id.0);
+        let now = self.clock.now();
+        let mut charges = Vec::new();
+        let mut permits = Vec::new();
+        for (holding, parts) in holdings.iter().zip(&parts) {
+            let key = CounterKey { scope: &holding.scope, parts };
+            if holding.limit.algorithm() == tollgate_core::Algorithm::Concurrency {
+                permits.push(Permit { key, limit: &holding.limit, id: permit });
+                continue;
+            }
+            let real = match wanted {
+                Settlement::Settled(cost) if holding.follows => cost,
+                Settlement::Settled(_) => holding.units,
+                Settlement::Cancelled => 0,
+            };
+            let cost = match real.checked_sub(holding.units) {
+                Some(more) => Cost::take(more),
+                // What time has given back already is not given back twice.
+                None => Cost::refund(holding.limit.refundable(holding.units, holding.taken, now).min(holding.units - real)),
+            };
+            if !cost.is_look() {
+                charges.push(Charge { permit, ..Charge::new(key, &holding.limit, cost) });
+            }
+        }
+        if !charges.is_empty() {
+            self.store.debit(&charges).await?;
+        }
+        if !permits.is_empty() {
+            self.store.release(&permits).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes an idempotency key's mark away again if the reservation does not come about, also when the caller has gone.
+struct PendingKey<'a> {
+    reservations: &'a Reservations,
+    key: Option<&'a str>,
+}
+
+impl Drop for PendingKey<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            self.reservations.ledger().keys.remove(key);
+        }
+    }
+}
+
+/// Opens a reservation again if ending it fails, also when the caller has gone.
+struct Closing<'a> {
+    reservations: &'a Reservations,
+    id: ReservationId,
+    becomes: Status,
+}
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.reservations.ledger().entries.get_mut(&self.id) {
+            entry.status = self.becomes;
+        }
+    }
+}
+
+/// What an allowed plan took: every charge that its own limit let through.
+fn holdings(plan: &Plan<'_>, answer: &Answer, taken: Timestamp) -> Vec<Holding> {
+    plan.hits
+        .iter()
+        .zip(&answer.limits)
+        .filter(|(_, status)| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
+        .map(|(hit, _)| Holding {
+            scope: hit.limit.scope.clone(),
+            parts: plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)]
+                .iter()
+                .map(OwnedPart::from)
+                .collect(),
+            limit: hit.limit.limit.clone(),
+            units: hit.cost.units(),
+            taken,
+            follows: !matches!(hit.rule.map(|rule| &rule.cost), Some(CostFrom::Fixed(_))),
+        })
+        .collect()
+}
+
+impl Holding {
+    fn parts(&self) -> Vec<Part<'_>> {
+        self.parts
+            .iter()
+            .map(|part| match part {
+                OwnedPart::Text(text) => Part::Text(text),
+                OwnedPart::Network { address, prefix } => Part::Network { address: *address, prefix: *prefix },
+            })
+            .collect()
+    }
+}
+
+impl From<&Part<'_>> for OwnedPart {
+    fn from(part: &Part<'_>) -> Self {
+        match part {
+            Part::Text(text) => Self::Text((*text).to_owned()),
+            Part::Network { address, prefix } => Self::Network { address: *address, prefix: *prefix },
+        }
+    }
+}
