@@ -34,6 +34,29 @@ impl Width for u128 {
     }
 }
 
+/// A theoretical arrival time as it is kept: whole microseconds and a fraction in 1/k of one.
+///
+/// The two are apart so that a limit whose count an operator changes (and with it k) reads the same instant, to within
+/// a microsecond. The product alone was rejected: read with another k it is a time decades away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tat {
+    /// Microseconds since the epoch.
+    pub micros: u64,
+    /// The rest, in 1/k of a microsecond.
+    pub fraction: u64,
+}
+
+impl Tat {
+    pub(crate) fn units<W: Width>(self, k: u64) -> W {
+        W::from(self.micros) * W::from(k) + W::from(self.fraction.min(k - 1))
+    }
+
+    pub(crate) fn from_units<W: Width>(units: W, k: u64) -> Self {
+        let micros = units / W::from(k);
+        Self { micros: micros.narrow(), fraction: (units - micros * W::from(k)).narrow() }
+    }
+}
+
 /// Whether a request that must wait for its turn is told how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shaping {
@@ -126,10 +149,33 @@ impl Bucket {
         self.outcome(next, now, Verdict::Allowed { delay })
     }
 
+    /// Steps a TAT as a state keeps it, in the width that the rate needs.
+    pub(crate) fn step_kept(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
+        if self.is_narrow() {
+            let mut tat = kept.units::<u64>(self.k);
+            let outcome = self.step(&mut tat, now, cost);
+            *kept = Tat::from_units(tat, self.k);
+            return outcome;
+        }
+        let mut tat = kept.units::<u128>(self.k);
+        let outcome = self.step(&mut tat, now, cost);
+        *kept = Tat::from_units(tat, self.k);
+        outcome
+    }
+
+    /// Debits a TAT as a state keeps it.
+    pub(crate) fn debit_kept(&self, kept: &mut Tat, now: Timestamp, units: u64) {
+        // Debits are rare: the wider width serves both.
+        let mut tat = kept.units::<u128>(self.k);
+        self.debit(&mut tat, now, units);
+        *kept = Tat::from_units(tat, self.k);
+    }
+
     /// Takes what has already happened, into debt if need be; debt is at most one full bucket.
     pub(crate) fn debit<W: Width>(&self, tat: &mut W, now: Timestamp, units: u64) {
         let now = self.moment::<W>(now);
-        let next = self.mend(*tat, now).max(now) + W::from(units.min(2 * self.burst)) * W::from(self.interval);
+        let next =
+            self.mend(*tat, now).max(now) + W::from(units.min(2 * self.burst)) * W::from(self.interval);
         *tat = self.mend(next, now);
     }
 
@@ -149,11 +195,8 @@ impl Bucket {
     }
 
     /// When the state with this TAT is as good as none.
-    pub(crate) fn full_at<W: Width>(&self, tat: W) -> u64 {
-        if self.k == 1 {
-            return tat.narrow();
-        }
-        ((tat + W::from(self.k - 1)) / W::from(self.k)).narrow()
+    pub(crate) fn full_at(tat: Tat) -> u64 {
+        tat.micros + u64::from(tat.fraction > 0)
     }
 }
 

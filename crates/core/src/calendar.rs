@@ -62,12 +62,15 @@ impl Calendar {
         &self.name
     }
 
+    /// How far a zone has moved its clocks in one day: usually an hour, two at Troll, three at Casey.
+    const SHIFT: u64 = 3 * 3_600;
+
     /// The longest this period can be.
     #[must_use]
     pub const fn longest(&self) -> Span {
         match self.unit {
-            CalendarUnit::Day => Span::from_secs(25 * 3_600),
-            CalendarUnit::Month => Span::from_secs(31 * 86_400 + 3_600),
+            CalendarUnit::Day => Span::from_secs(86_400 + Self::SHIFT),
+            CalendarUnit::Month => Span::from_secs(31 * 86_400 + Self::SHIFT),
         }
     }
 
@@ -75,8 +78,8 @@ impl Calendar {
     #[must_use]
     pub const fn shortest(&self) -> Span {
         match self.unit {
-            CalendarUnit::Day => Span::from_secs(23 * 3_600),
-            CalendarUnit::Month => Span::from_secs(28 * 86_400 - 3_600),
+            CalendarUnit::Day => Span::from_secs(86_400 - Self::SHIFT),
+            CalendarUnit::Month => Span::from_secs(28 * 86_400 - Self::SHIFT),
         }
     }
 
@@ -103,11 +106,19 @@ impl Calendar {
             CalendarUnit::Day => date,
             CalendarUnit::Month => date.first_of_month(),
         };
+        let (start, next) = (self.midnight(first), self.after(first));
+        let end = self.midnight(next);
+        // Clocks that go back just after midnight show the old date again: the new period has begun all the same.
+        if end <= now { (end, self.midnight(self.after(next))) } else { (start, end) }
+    }
+
+    /// The first date of the period after the one that starts with `first`.
+    fn after(&self, first: Date) -> Date {
         let next = match self.unit {
             CalendarUnit::Day => first.tomorrow(),
             CalendarUnit::Month => first.last_of_month().tomorrow(),
         };
-        (self.midnight(first), self.midnight(next.unwrap_or(Date::MAX)))
+        next.unwrap_or(Date::MAX)
     }
 
     /// The first instant of a date; where midnight is skipped or doubled, the zone's own choice.

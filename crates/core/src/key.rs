@@ -91,7 +91,10 @@ impl CounterKey<'_> {
             match part {
                 Part::Text(text) => hasher.bytes(text.as_bytes()),
                 Part::Network { address, prefix } => {
-                    hasher.bytes(&address.to_be_bytes());
+                    // A length that no text has: a network is never taken for its own bytes as text.
+                    hasher.number(u64::MAX);
+                    hasher.number((address >> 64) as u64);
+                    hasher.number(*address as u64);
                     hasher.number(u64::from(*prefix));
                 }
             }

@@ -34,6 +34,7 @@ mod strict;
 mod time;
 mod window;
 
+pub use bucket::Tat;
 pub use calendar::{Calendar, CalendarUnit, UnknownZone};
 pub use charge::{Admission, Charge, Enforcement, Outcomes, Permit};
 pub use clock::{Clock, ManualClock, SystemClock};

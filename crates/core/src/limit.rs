@@ -14,7 +14,7 @@ use crate::sliding::window_start;
 use crate::state::State;
 use crate::strict::Slots;
 use crate::time::{Span, Timestamp};
-use crate::window::Counting;
+use crate::window::{Counting, WindowCount};
 use std::fmt;
 
 /// The eight algorithms.
@@ -116,7 +116,15 @@ impl LimitSpec {
     /// period is the longest time that one may be held.
     #[must_use]
     pub const fn new(algorithm: Algorithm, quota: Quota) -> Self {
-        Self { algorithm, quota, burst: None, delays: false, slots: None, jitter: false, counts_attempts: false }
+        Self {
+            algorithm,
+            quota,
+            burst: None,
+            delays: false,
+            slots: None,
+            jitter: false,
+            counts_attempts: false,
+        }
     }
 
     /// Sets the burst.
@@ -180,6 +188,12 @@ impl LimitSpec {
         if delays && algorithm != Algorithm::LeakyBucket {
             return Err(LimitError::OnlyLeakyDelays(algorithm));
         }
+        if slots.is_some() && algorithm != Algorithm::StrictWindow {
+            return Err(LimitError::NoSlots(algorithm));
+        }
+        if counts_attempts && algorithm != Algorithm::FixedWindow {
+            return Err(LimitError::OnlyFixedCountsAttempts(algorithm));
+        }
         let capacity = burst.unwrap_or(quota.count);
         let shape = match algorithm {
             Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
@@ -201,9 +215,13 @@ impl LimitSpec {
                 }
                 Shape::Strict(Slots::new(k, length))
             }
-            Algorithm::SlidingLog if quota.count > AdmissionLog::LARGEST => return Err(LimitError::LogTooLarge),
+            Algorithm::SlidingLog if quota.count > AdmissionLog::LARGEST => {
+                return Err(LimitError::LogTooLarge);
+            }
             Algorithm::SlidingLog => Shape::Log,
-            Algorithm::Concurrency if quota.count > Permits::LARGEST => return Err(LimitError::TooManyPermits),
+            Algorithm::Concurrency if quota.count > Permits::LARGEST => {
+                return Err(LimitError::TooManyPermits);
+            }
             Algorithm::Concurrency => Shape::Permits,
         };
         Ok(Limit { algorithm, quota, capacity, jitter, shape })
@@ -221,13 +239,17 @@ pub enum LimitError {
     #[error("a period of {0} is out of range; write one from 1ms to 10 years")]
     Period(Span),
     /// A bucket that would take decades to fill.
-    #[error("this burst would take more than 35 years to come back at this rate; lower `burst` or raise the rate")]
+    #[error(
+        "this burst would take more than 35 years to come back at this rate; lower `burst` or raise the rate"
+    )]
     TooSlow,
     /// A burst where there is none.
     #[error("`burst` has no meaning for {0}; use gcra, token_bucket or leaky_bucket, or leave it out")]
     NoBurst(Algorithm),
     /// Jitter where there are no windows.
-    #[error("`jitter` has no meaning for {0} here; it shifts the windows of fixed, sliding and strict windows")]
+    #[error(
+        "`jitter` has no meaning for {0} here; it shifts the windows of fixed, sliding and strict windows"
+    )]
     NoJitter(Algorithm),
     /// Delays from something that has no queue.
     #[error("only leaky_bucket can delay, not {0}; leave `algorithm` out or write leaky_bucket")]
@@ -235,6 +257,12 @@ pub enum LimitError {
     /// A calendar period with an algorithm that needs a fixed length.
     #[error("calendar periods need fixed_window, not {0}")]
     CalendarNeedsFixedWindow(Algorithm),
+    /// Slots where there are none.
+    #[error("`slots` has no meaning for {0}; use strict_window, or leave it out")]
+    NoSlots(Algorithm),
+    /// Counted attempts where there is no plain count.
+    #[error("only fixed_window can count what it denies, not {0}")]
+    OnlyFixedCountsAttempts(Algorithm),
     /// A number of slots out of range.
     #[error("{0} slots are out of range; write 1 to {most}", most = Slots::MOST)]
     Slots(u64),
@@ -324,10 +352,11 @@ impl Limit {
         let period = self.quota.period.length();
         match self.shape {
             Shape::Blocked => self.blocked(cost),
-            Shape::Bucket(bucket) if bucket.is_narrow() => bucket.step(state.narrow(), now, cost),
-            Shape::Bucket(bucket) => bucket.step(state.wide(), now, cost),
+            Shape::Bucket(bucket) => bucket.step_kept(state.bucket(), now, cost),
             Shape::Fixed(counting) => {
-                state.window().step(self.window_at(now), now, self.capacity, counting, cost)
+                let window = state.window();
+                let bounds = self.window_of(window, self.window_at(now));
+                window.step(bounds, now, self.capacity, counting, cost)
             }
             Shape::Sliding => state.sliding().step(now, period, self.capacity, cost),
             Shape::Strict(slots) => state.strict().step(slots, now, self.capacity, cost),
@@ -336,17 +365,31 @@ impl Limit {
         }
     }
 
-    /// Takes `units` that have already been spent, beyond the limit if need be. A bucket's debt is at most one burst.
+    /// Takes `units` that have already been spent, beyond the limit if need be. The debt is at most the capacity once
+    /// more, so a key recovers in bounded time.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, PermitId, Quota, Span, State, Timestamp, Verdict};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(2)).build()?;
+    /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_000));
+    /// limit.debit(PermitId::ANONYMOUS, &mut state, now, 1_000_000);
+    /// let denied = limit.step(&mut state, now, Cost::take(2));
+    /// assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(Span::from_secs(2)) });
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
     pub fn debit(&self, id: PermitId, state: &mut State, now: Timestamp, units: u64) {
         let period = self.quota.period.length();
         match self.shape {
             Shape::Blocked => {}
-            Shape::Bucket(bucket) if bucket.is_narrow() => bucket.debit(state.narrow(), now, units),
-            Shape::Bucket(bucket) => bucket.debit(state.wide(), now, units),
-            Shape::Fixed(_) => state.window().debit(self.window_at(now).0, units),
-            Shape::Sliding => state.sliding().debit(now, period, units),
-            Shape::Strict(slots) => state.strict().debit(slots, now, units),
-            Shape::Log => state.log().debit(now, period, units),
+            Shape::Bucket(bucket) => bucket.debit_kept(state.bucket(), now, units),
+            Shape::Fixed(counting) => {
+                let window = state.window();
+                let bounds = self.window_of(window, self.window_at(now));
+                window.debit(bounds.0, self.capacity, counting, units);
+            }
+            Shape::Sliding => state.sliding().debit(now, period, self.capacity, units),
+            Shape::Strict(slots) => state.strict().debit(slots, now, self.capacity, units),
+            Shape::Log => state.log().debit(now, period, self.capacity, units),
             // Permits that are held are held by somebody: there is nothing to take after the fact.
             Shape::Permits => {
                 let _ = state.permits().step(now, period, self.capacity, Cost::take(units), id);
@@ -366,9 +409,8 @@ impl Limit {
     pub fn expires(&self, state: &State) -> Timestamp {
         let period = self.quota.period.length();
         match (state, self.shape) {
-            (State::Narrow(tat), Shape::Bucket(bucket)) => Timestamp::from_micros(bucket.full_at(*tat)),
-            (State::Wide(tat), Shape::Bucket(bucket)) => Timestamp::from_micros(bucket.full_at(*tat)),
-            (State::Window(window), _) => window.start + period,
+            (State::Bucket(tat), _) => Timestamp::from_micros(Bucket::full_at(*tat)),
+            (State::Window(window), Shape::Fixed(_)) => self.window_at(window.start).1,
             (State::Sliding(counts), _) => counts.start + period + period,
             (State::Strict(counts), Shape::Strict(slots)) => counts.expires(slots),
             (State::Log(log), _) => log.entries.back().map_or(Timestamp::ZERO, |(at, _)| *at + period),
@@ -389,6 +431,22 @@ impl Limit {
             }
             Period::Calendar(calendar) => calendar.window(now),
         }
+    }
+
+    /// The window that a charge counts in, where `bounds` is the one that now lies in. It is the state's own where
+    /// that lies ahead (the clock went back, or this `now` was read before another's): else the count would be lost
+    /// when time reaches that window again. It is never further off than the next window, so that no clock locks a key for long.
+    #[inline]
+    pub(crate) fn window_of(
+        &self,
+        window: &mut WindowCount,
+        bounds: (Timestamp, Timestamp),
+    ) -> (Timestamp, Timestamp) {
+        if window.start <= bounds.0 {
+            return bounds;
+        }
+        window.start = window.start.min(bounds.1);
+        self.window_at(window.start)
     }
 
     pub(crate) fn blocked(&self, cost: Cost) -> Outcome {

@@ -13,6 +13,8 @@ use std::collections::VecDeque;
 pub struct AdmissionLog {
     /// (instant, units)
     pub entries: VecDeque<(Timestamp, u64)>,
+    /// The sum of the entries' units, so that a step does not walk them all.
+    used: u64,
 }
 
 impl AdmissionLog {
@@ -20,31 +22,27 @@ impl AdmissionLog {
     pub(crate) const LARGEST: u64 = 100_000;
 
     fn roll(&mut self, now: Timestamp, period: Span) {
-        while self.entries.front().is_some_and(|(at, _)| *at + period <= now) {
-            self.entries.pop_front();
+        while let Some((_, units)) = self.entries.pop_front_if(|(at, _)| *at + period <= now) {
+            self.used -= units;
         }
         // Entries from the future (the clock went back) count as taken now, or they would block for too long.
-        let future: u64 = {
-            let mut units = 0;
-            while let Some((_, n)) = self.entries.pop_back_if(|(at, _)| *at > now) {
-                units += n;
-            }
-            units
-        };
-        if future > 0 {
-            self.add(now, future);
+        let mut future = 0;
+        while let Some((_, units)) = self.entries.pop_back_if(|(at, _)| *at > now) {
+            future += units;
         }
+        self.used -= future;
+        self.add(now, future);
     }
 
     fn add(&mut self, now: Timestamp, units: u64) {
+        if units == 0 {
+            return;
+        }
+        self.used += units;
         match self.entries.back_mut() {
-            Some((at, n)) if *at == now => *n = n.saturating_add(units),
+            Some((at, n)) if *at == now => *n += units,
             _ => self.entries.push_back((now, units)),
         }
-    }
-
-    fn used(&self) -> u64 {
-        self.entries.iter().fold(0, |sum, (_, n)| sum.saturating_add(*n))
     }
 
     pub(crate) fn step(&mut self, now: Timestamp, period: Span, limit: u64, cost: Cost) -> Outcome {
@@ -56,6 +54,7 @@ impl AdmissionLog {
                 let back = left.min(*n);
                 *n -= back;
                 left -= back;
+                self.used -= back;
                 if *n == 0 {
                     self.entries.pop_back();
                 }
@@ -65,7 +64,7 @@ impl AdmissionLog {
         if cost.is_look() {
             return self.outcome(now, period, limit, Verdict::PASS);
         }
-        let used = self.used();
+        let used = self.used;
         if used.saturating_add(cost.units()) <= limit {
             self.add(now, cost.units());
             return self.outcome(now, period, limit, Verdict::PASS);
@@ -84,15 +83,13 @@ impl AdmissionLog {
         self.outcome(now, period, limit, Verdict::Denied { retry_after })
     }
 
-    pub(crate) fn debit(&mut self, now: Timestamp, period: Span, units: u64) {
+    pub(crate) fn debit(&mut self, now: Timestamp, period: Span, limit: u64, units: u64) {
         self.roll(now, period);
-        if units > 0 {
-            self.add(now, units);
-        }
+        self.add(now, units.min((2 * limit).saturating_sub(self.used)));
     }
 
     fn outcome(&self, now: Timestamp, period: Span, limit: u64, verdict: Verdict) -> Outcome {
         let reset_after = self.entries.back().map_or(Span::ZERO, |(at, _)| (*at + period).since(now));
-        Outcome { verdict, remaining: limit.saturating_sub(self.used()), reset_after }
+        Outcome { verdict, remaining: limit.saturating_sub(self.used), reset_after }
     }
 }

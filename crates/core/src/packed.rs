@@ -70,14 +70,14 @@ impl Tag {
         }
     }
 
-    /// How much of its limit the key has used, in 256ths, never more than it has and never less than half of it;
-    /// `stored` is what [`Packed::pressure`] was when the word was written.
+    /// How much of its limit the key has used, in 256ths: never more than it has, and half of it or more but for what
+    /// rounding down takes (one 256th, and a microsecond of a bucket's fill time). `stored` is what [`Packed::pressure`] was when the word was written.
     #[must_use]
     pub const fn pressure(self, word: u64, stored: u8, now: Timestamp) -> u8 {
         if self.family() != Self::BUCKET {
             return stored;
         }
-        let owed = self.expires(word).since(now).as_micros();
+        let owed = (word >> FRACTION_BITS).saturating_sub(now.as_micros());
         let share = ((owed as u128) << 8) >> self.log2();
         if share > 255 { 255 } else { share as u8 }
     }
@@ -100,14 +100,14 @@ impl Limit {
                 let log2 = u64::BITS - bucket.horizon().leading_zeros();
                 bucket.is_narrow().then(|| Tag::new(Tag::BUCKET, log2))?
             }
-            Shape::Fixed(_) => {
+            Shape::Fixed(counting) => {
                 let u = self.unit_bits();
-                // Room for twice the limit, so that debt and denied attempts have somewhere to go.
-                (self.capacity() < 1 << (FRACTION_BITS + u - 1)).then(|| Tag::new(Tag::WINDOW, u))?
+                (counting.most(self.capacity()) <= mask(FRACTION_BITS + u))
+                    .then(|| Tag::new(Tag::WINDOW, u))?
             }
             Shape::Sliding => {
                 let u = self.unit_bits();
-                (self.capacity() < 1 << ((FRACTION_BITS + u) / 2 - 1)).then(|| Tag::new(Tag::SLIDING, u))?
+                (2 * self.capacity() <= mask((FRACTION_BITS + u) / 2)).then(|| Tag::new(Tag::SLIDING, u))?
             }
             Shape::Strict(_) | Shape::Log | Shape::Permits => return None,
         };
@@ -134,12 +134,15 @@ impl Limit {
             }
             Shape::Fixed(counting) => {
                 let bounds = self.window_at(now);
-                let mut window = word.map_or_else(WindowCount::default, |word| self.unpack_window(word, bounds));
+                let mut window =
+                    word.map_or_else(WindowCount::default, |word| self.unpack_window(word, bounds));
+                let bounds = self.window_of(&mut window, bounds);
                 let outcome = window.step(bounds, now, self.capacity(), counting, cost);
                 (self.pack_window(window), outcome)
             }
             Shape::Sliding => {
-                let mut counts = word.map_or_else(SlidingCounts::default, |word| self.unpack_sliding(word, now));
+                let mut counts =
+                    word.map_or_else(SlidingCounts::default, |word| self.unpack_sliding(word, now));
                 let outcome = counts.step(now, self.quota().period.length(), self.capacity(), cost);
                 (self.pack_sliding(counts), outcome)
             }
@@ -155,15 +158,18 @@ impl Limit {
                 bucket.debit(&mut tat, now, units);
                 pack_tat(tat, bucket.k)
             }
-            Shape::Fixed(_) => {
+            Shape::Fixed(counting) => {
                 let bounds = self.window_at(now);
-                let mut window = word.map_or_else(WindowCount::default, |word| self.unpack_window(word, bounds));
-                window.debit(bounds.0, units);
+                let mut window =
+                    word.map_or_else(WindowCount::default, |word| self.unpack_window(word, bounds));
+                let bounds = self.window_of(&mut window, bounds);
+                window.debit(bounds.0, self.capacity(), counting, units);
                 self.pack_window(window)
             }
             Shape::Sliding => {
-                let mut counts = word.map_or_else(SlidingCounts::default, |word| self.unpack_sliding(word, now));
-                counts.debit(now, self.quota().period.length(), units);
+                let mut counts =
+                    word.map_or_else(SlidingCounts::default, |word| self.unpack_sliding(word, now));
+                counts.debit(now, self.quota().period.length(), self.capacity(), units);
                 self.pack_sliding(counts)
             }
             _ => word.unwrap_or(0),
@@ -174,8 +180,8 @@ impl Limit {
     #[inline]
     #[must_use]
     pub fn pressure(&self, outcome: &Outcome) -> u8 {
-        // A bucket's pressure is read off its word, and falls as time passes.
-        if matches!(self.shape, Shape::Bucket(_)) {
+        // A bucket's pressure is read off its word, and falls as time passes; one that blocks remembers nothing.
+        if matches!(self.shape, Shape::Bucket(_) | Shape::Blocked) {
             return 0;
         }
         let used = self.capacity().saturating_sub(outcome.remaining);
@@ -226,15 +232,21 @@ impl Limit {
             | counts.current.min(mask(half))
     }
 
-    /// The longest that a state of this limit can matter.
+    /// The longest that a state of this limit can matter: how long after a step it may still change an answer, also
+    /// where the step was made by a clock that had gone back.
     #[must_use]
     pub fn memory(&self) -> Span {
         let period = self.quota().period.length().as_micros();
-        match self.shape {
-            Shape::Bucket(bucket) => Span::from_micros(2 * bucket.horizon()),
-            Shape::Sliding | Shape::Strict(_) => Span::from_micros(2 * period),
-            _ => Span::from_micros(period),
-        }
+        Span::from_micros(match self.shape {
+            Shape::Blocked => 0,
+            // A full debt.
+            Shape::Bucket(bucket) => 2 * bucket.horizon(),
+            // This window and, where that lies ahead, the next; a sliding one is in view for one more.
+            Shape::Fixed(_) => 2 * period,
+            Shape::Sliding => 3 * period,
+            Shape::Strict(slots) => (slots.k + 2) * slots.width,
+            Shape::Log | Shape::Permits => period,
+        })
     }
 }
 
@@ -250,7 +262,7 @@ const fn pack_tat(tat: u64, k: u64) -> u64 {
     if k == 1 {
         return tat << FRACTION_BITS;
     }
-    (tat / k) << FRACTION_BITS | tat % k
+    ((tat / k) << FRACTION_BITS) | (tat % k)
 }
 
 const fn mask(bits: u32) -> u64 {

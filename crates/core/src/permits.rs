@@ -1,7 +1,7 @@
 //! Concurrency: permits that are held, not spent.
 //!
 //! Each permit has a deadline, so that a holder that dies gives it back in the end. Taking a permit that is already
-//! held renews it; giving one back twice is giving it back once.
+//! held renews it, at the new cost if that fits; giving one back twice is giving it back once.
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
@@ -39,27 +39,37 @@ impl Permits {
         self.held.iter().map(|(_, n, _)| n).sum()
     }
 
-    pub(crate) fn step(&mut self, now: Timestamp, ttl: Span, limit: u64, cost: Cost, id: PermitId) -> Outcome {
+    pub(crate) fn step(
+        &mut self,
+        now: Timestamp,
+        ttl: Span,
+        limit: u64,
+        cost: Cost,
+        id: PermitId,
+    ) -> Outcome {
         self.roll(now, ttl);
         if cost.is_refund() {
             self.give_back(id, cost.units());
             return self.outcome(now, limit, Verdict::PASS);
         }
-        let held = self.held.iter_mut().find(|(holder, ..)| *holder == id && id != PermitId::ANONYMOUS);
-        if let Some((_, _, deadline)) = held {
-            *deadline = now + ttl;
-            return self.outcome(now, limit, Verdict::PASS);
-        }
         if cost.is_look() {
             return self.outcome(now, limit, Verdict::PASS);
         }
-        let used = self.used();
-        if used.saturating_add(cost.units()) <= limit {
-            self.held.push((id, cost.units(), now + ttl));
-            return self.outcome(now, limit, Verdict::PASS);
+        let units = cost.units();
+        let own = self.held.iter().position(|(holder, ..)| *holder == id && id != PermitId::ANONYMOUS);
+        let mine = own.map_or(0, |own| self.held[own].1);
+        let others = self.used() - mine;
+        // A holder keeps what it has even where the limit has since been lowered.
+        if others.saturating_add(units) > limit && units > mine {
+            let retry_after = self.wait(now, limit, units, others, own);
+            return self.outcome(now, limit, Verdict::Denied { retry_after });
         }
-        let retry_after = self.wait(now, limit, cost.units(), used);
-        self.outcome(now, limit, Verdict::Denied { retry_after })
+        let renewed = (id, units, now + ttl);
+        match own {
+            Some(own) => self.held[own] = renewed,
+            None => self.held.push(renewed),
+        }
+        self.outcome(now, limit, Verdict::PASS)
     }
 
     /// Frees everything that `id` holds.
@@ -69,24 +79,24 @@ impl Permits {
 
     fn give_back(&mut self, id: PermitId, units: u64) {
         let mut left = units;
-        self.held.retain_mut(|(holder, n, _)| {
-            if *holder == id {
-                let back = left.min(*n);
-                *n -= back;
-                left -= back;
-            }
-            *n > 0
-        });
+        // What was taken last is given back first.
+        for (_, n, _) in self.held.iter_mut().rev().filter(|(holder, ..)| *holder == id) {
+            let back = left.min(*n);
+            *n -= back;
+            left -= back;
+        }
+        self.held.retain(|(_, n, _)| *n > 0);
     }
 
-    /// The wait until enough deadlines have passed, if no holder gives back before.
-    fn wait(&self, now: Timestamp, limit: u64, units: u64, used: u64) -> Option<Span> {
+    /// The wait until the deadlines of enough others have passed, if no holder gives back before.
+    fn wait(&self, now: Timestamp, limit: u64, units: u64, others: u64, own: Option<usize>) -> Option<Span> {
         if units > limit {
             return None;
         }
-        let mut deadlines: Vec<(Timestamp, u64)> = self.held.iter().map(|(_, n, at)| (*at, *n)).collect();
+        let others_held = self.held.iter().enumerate().filter(|(index, _)| Some(*index) != own);
+        let mut deadlines: Vec<(Timestamp, u64)> = others_held.map(|(_, (_, n, at))| (*at, *n)).collect();
         deadlines.sort_unstable();
-        let mut excess = used + units - limit;
+        let mut excess = others + units - limit;
         for (at, n) in deadlines {
             excess = excess.saturating_sub(n);
             if excess == 0 {
@@ -97,8 +107,7 @@ impl Permits {
     }
 
     fn outcome(&self, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
-        let reset_after =
-            self.held.iter().map(|(_, _, at)| at.since(now)).max().unwrap_or(Span::ZERO);
+        let reset_after = self.held.iter().map(|(_, _, at)| at.since(now)).max().unwrap_or(Span::ZERO);
         Outcome { verdict, remaining: limit.saturating_sub(self.used()), reset_after }
     }
 }

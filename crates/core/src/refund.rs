@@ -35,7 +35,9 @@ impl Limit {
                 let period = self.quota().period.length();
                 whole_if(window_start(taken, period) == window_start(now, period))
             }
-            Shape::Strict(slots) => whole_if(taken.as_micros() / slots.width == now.as_micros() / slots.width),
+            Shape::Strict(slots) => {
+                whole_if(taken.as_micros() / slots.width == now.as_micros() / slots.width)
+            }
             Shape::Log => whole_if(taken == now),
             Shape::Permits => units,
         }

@@ -20,20 +20,37 @@ pub struct SlidingCounts {
 }
 
 impl SlidingCounts {
-    /// Moves on to the window from `start`. One from the future (the clock went back) keeps its counts.
-    fn roll(&mut self, start: Timestamp, period: Span) {
-        if self.start < start {
-            self.previous = if self.start + period == start { self.current } else { 0 };
-            self.current = 0;
+    /// Moves on to the window of `now`, and says how much of it is gone and how far ahead of `now` that point is.
+    ///
+    /// A window that lies ahead (the clock went back, or this `now` was read before another's) keeps its counts, and
+    /// `now` counts as its first instant: nothing is weighed less for having gone back. It is never further ahead than
+    /// the next window, so that no clock locks a key for long.
+    fn roll(&mut self, now: Timestamp, period: Span) -> (Span, Span) {
+        let present = window_start(now, period);
+        if self.start > present {
+            self.start = self.start.min(present + period);
+            return (Span::ZERO, self.start.since(now));
         }
-        self.start = start;
+        if self.start < present {
+            self.previous = if self.start + period == present { self.current } else { 0 };
+            self.current = 0;
+            self.start = present;
+        }
+        (now.since(present), Span::ZERO)
     }
 
     #[inline]
     pub(crate) fn step(&mut self, now: Timestamp, period: Span, limit: u64, cost: Cost) -> Outcome {
-        let start = window_start(now, period);
-        self.roll(start, period);
-        let elapsed = now.since(start);
+        let (elapsed, ahead) = self.roll(now, period);
+        let mut outcome = self.step_at(elapsed, period, limit, cost);
+        outcome.reset_after = later(outcome.reset_after, ahead);
+        if let Verdict::Denied { retry_after: Some(wait) } = &mut outcome.verdict {
+            *wait = later(*wait, ahead);
+        }
+        outcome
+    }
+
+    fn step_at(&mut self, elapsed: Span, period: Span, limit: u64, cost: Cost) -> Outcome {
         if cost.is_refund() {
             // What was taken last is given back first.
             let from_current = cost.units().min(self.current);
@@ -44,7 +61,9 @@ impl SlidingCounts {
         if cost.is_look() {
             return self.outcome(elapsed, period, limit, Verdict::PASS);
         }
-        if self.weight(elapsed, period).saturating_add(wide(cost.units()) * length(period)) <= wide(limit) * length(period) {
+        if self.weight(elapsed, period).saturating_add(wide(cost.units()) * length(period))
+            <= wide(limit) * length(period)
+        {
             self.current += cost.units();
             return self.outcome(elapsed, period, limit, Verdict::PASS);
         }
@@ -52,9 +71,10 @@ impl SlidingCounts {
         self.outcome(elapsed, period, limit, Verdict::Denied { retry_after })
     }
 
-    pub(crate) fn debit(&mut self, now: Timestamp, period: Span, units: u64) {
-        self.roll(window_start(now, period), period);
-        self.current = self.current.saturating_add(units);
+    pub(crate) fn debit(&mut self, now: Timestamp, period: Span, limit: u64, units: u64) {
+        let _ = self.roll(now, period);
+        // A count that a larger limit left behind stays as it is.
+        self.current = self.current.max(self.current.saturating_add(units).min(2 * limit));
     }
 
     /// Units in view, times the period.
@@ -87,6 +107,11 @@ impl SlidingCounts {
         };
         Outcome { verdict, remaining, reset_after: Span::from_micros(reset) }
     }
+}
+
+/// A wait that starts `ahead` from now; none stays none.
+fn later(wait: Span, ahead: Span) -> Span {
+    if wait == Span::ZERO { wait } else { Span::from_micros(wait.as_micros() + ahead.as_micros()) }
 }
 
 pub(crate) fn window_start(now: Timestamp, period: Span) -> Timestamp {

@@ -1,5 +1,6 @@
 //! What a limit remembers of one key.
 
+use crate::bucket::Tat;
 use crate::log::AdmissionLog;
 use crate::permits::Permits;
 use crate::sliding::SlidingCounts;
@@ -13,10 +14,8 @@ pub enum State {
     /// Nothing yet.
     #[default]
     Unused,
-    /// A bucket's TAT, in a word.
-    Narrow(u64),
-    /// A bucket's TAT whose rate needs finer units.
-    Wide(u128),
+    /// A bucket's TAT.
+    Bucket(Tat),
     /// A fixed window.
     Window(WindowCount),
     /// A two-counter sliding window.
@@ -46,8 +45,7 @@ macro_rules! as_variant {
 }
 
 impl State {
-    as_variant!(narrow, Narrow, u64);
-    as_variant!(wide, Wide, u128);
+    as_variant!(bucket, Bucket, Tat);
     as_variant!(window, Window, WindowCount);
     as_variant!(sliding, Sliding, SlidingCounts);
     as_variant!(strict, Strict, StrictCounts);

@@ -44,9 +44,12 @@ impl StrictCounts {
             let moved = usize::try_from(present - self.slot).unwrap_or(usize::MAX).min(kept);
             self.counts.rotate_right(moved);
             self.counts[..moved].fill(0);
+            self.slot = present;
         }
-        // A slot from the future means that the clock went back: the counts stand, from now on.
-        self.slot = present;
+        // A slot that lies ahead (the clock went back, or this `now` was read before another's) stays, or its counts
+        // would age by a slot each time the clock swings over a border. No further ahead than the next slot, so that
+        // no clock locks a key for long.
+        self.slot = self.slot.min(present + 1);
     }
 
     pub(crate) fn step(&mut self, slots: Slots, now: Timestamp, limit: u64, cost: Cost) -> Outcome {
@@ -72,9 +75,10 @@ impl StrictCounts {
         self.outcome(slots, now, limit, Verdict::Denied { retry_after })
     }
 
-    pub(crate) fn debit(&mut self, slots: Slots, now: Timestamp, units: u64) {
+    pub(crate) fn debit(&mut self, slots: Slots, now: Timestamp, limit: u64, units: u64) {
         self.roll(slots, now);
-        self.counts[0] = self.counts[0].saturating_add(units);
+        let used: u64 = self.counts.iter().sum();
+        self.counts[0] += units.min((2 * limit).saturating_sub(used));
     }
 
     fn wait(&self, slots: Slots, now: Timestamp, limit: u64, units: u64, used: u64) -> Option<Span> {
@@ -93,11 +97,11 @@ impl StrictCounts {
 
     /// When the slot of this age is out of every window that ends then.
     fn leaves(&self, slots: Slots, age: u64) -> Timestamp {
-        Timestamp::from_micros((self.slot - age.min(self.slot) + slots.k + 1) * slots.width)
+        Timestamp::from_micros((self.slot + slots.k + 1 - age) * slots.width)
     }
 
     fn outcome(&self, slots: Slots, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
-        let used: u64 = self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count));
+        let used: u64 = self.counts.iter().sum();
         let youngest = self.counts.iter().position(|count| *count > 0);
         let reset_after = youngest.map_or(Span::ZERO, |age| self.leaves(slots, age as u64).since(now));
         Outcome { verdict, remaining: limit.saturating_sub(used), reset_after }

@@ -88,7 +88,7 @@ impl fmt::Display for Span {
             return f.write_str("0s");
         }
         for (size, name) in UNITS {
-            if self.0 % size == 0 {
+            if self.0.is_multiple_of(size) {
                 return write!(f, "{}{name}", self.0 / size);
             }
         }

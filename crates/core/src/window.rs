@@ -16,6 +16,18 @@ pub(crate) enum Counting {
     Attempts,
 }
 
+impl Counting {
+    /// How far a counter counts: a debt of one limit, and of attempts a thousand million. Every store stops there,
+    /// whatever width it keeps, so that all of them answer alike.
+    pub(crate) const fn most(self, limit: u64) -> u64 {
+        const ATTEMPTS: u64 = (1 << 30) - 1;
+        match self {
+            Self::Attempts if 2 * limit < ATTEMPTS => ATTEMPTS,
+            _ => 2 * limit,
+        }
+    }
+}
+
 /// The count of one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCount {
@@ -26,8 +38,7 @@ pub struct WindowCount {
 }
 
 impl WindowCount {
-    /// The state as the window from `start` sees it. A window from the future means that the clock went back: its
-    /// count stands, in the window that is now.
+    /// Starts the count again if the window from `start` is a later one.
     fn roll(&mut self, start: Timestamp) {
         if self.start < start {
             self.count = 0;
@@ -57,15 +68,20 @@ impl WindowCount {
             return self.outcome(limit, reset, Verdict::PASS);
         }
         if counting == Counting::Attempts {
-            self.count = after;
+            self.add(cost.units(), counting.most(limit));
         }
         let retry_after = (cost.units() <= limit).then_some(reset);
         self.outcome(limit, reset, Verdict::Denied { retry_after })
     }
 
-    pub(crate) fn debit(&mut self, start: Timestamp, units: u64) {
+    pub(crate) fn debit(&mut self, start: Timestamp, limit: u64, counting: Counting, units: u64) {
         self.roll(start);
-        self.count = self.count.saturating_add(units);
+        self.add(units, counting.most(limit));
+    }
+
+    /// A count that a larger limit left behind stays as it is.
+    fn add(&mut self, units: u64, most: u64) {
+        self.count = self.count.max(self.count.saturating_add(units).min(most));
     }
 
     fn outcome(&self, limit: u64, reset: Span, verdict: Verdict) -> Outcome {
