@@ -1,0 +1,360 @@
+//! Counters of this process, in a fixed amount of memory.
+//!
+//! | file | what |
+//! |---|---|
+//! | `hash` | a key as a secret 64-bit name |
+//! | `slot`, `lines` | 16 bytes of state, and the memory they lie in (the unsafe code) |
+//! | `table` | names to slots without locks; what a full window gives up |
+//! | `counters` | one charge; what happens to those whom the table turns away |
+//! | `request` | several charges, all or none |
+//! | `aside` | states that do not fit a slot |
+//! | `pages` | when to ask for huge pages |
+//! | `figures` | what the store tells about itself |
+//! | `model` (tests) | the table under loom |
+//!
+//! `docs/memory-store.md` has the bytes, the policy under a flood, the races and the costs.
+
+mod aside;
+mod batch;
+mod counters;
+mod figures;
+mod hash;
+mod lines;
+#[cfg(all(test, loom))]
+mod model;
+mod pages;
+mod request;
+mod slot;
+mod table;
+
+use aside::{Aside, AsideAsk};
+use counters::{Ask, Counters, Manner};
+use figures::{Counts, Event};
+use hash::KeyHasher;
+use lines::{LINE, Mapped};
+use pages::Pages;
+use request::Item;
+use smallvec::{SmallVec, smallvec};
+use table::{Table, WINDOW};
+use tollgate_core::{
+    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, Span, StoreError, Timestamp,
+    Verdict,
+};
+
+pub use figures::MemoryFigures;
+pub use pages::HugePages;
+
+/// How much memory the store may take, and how.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MemoryConfig {
+    /// The most bytes that counters take, all told. It is reserved at once and touched as keys come.
+    pub bytes: usize,
+    /// Of these, for states that do not fit a slot (strict windows, logs, permits); an eighth if absent.
+    pub aside_bytes: Option<usize>,
+    /// When to use huge pages.
+    pub huge_pages: HugePages,
+}
+
+impl MemoryConfig {
+    /// The least that is accepted.
+    pub const LEAST: usize = 64 << 10;
+
+    /// A cap of so many bytes, the rest by default.
+    ///
+    /// ```
+    /// assert_eq!(tollgate_store::MemoryConfig::with_bytes(64 << 20).bytes, 64 << 20);
+    /// ```
+    #[must_use]
+    pub const fn with_bytes(bytes: usize) -> Self {
+        Self { bytes, aside_bytes: None, huge_pages: HugePages::WhenDense }
+    }
+}
+
+impl Default for MemoryConfig {
+    /// 512 MiB.
+    fn default() -> Self {
+        Self::with_bytes(512 << 20)
+    }
+}
+
+/// Why a store could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// Less memory than the tables need.
+    #[error("{given} bytes are too few for the counters; give at least {least}", least = MemoryConfig::LEAST)]
+    TooSmall {
+        /// What was given.
+        given: usize,
+    },
+    /// States aside would take more than half.
+    #[error("{aside} bytes for states aside are more than half of the {bytes} bytes in all")]
+    AsideTooLarge {
+        /// What was asked for.
+        aside: usize,
+        /// Out of these.
+        bytes: usize,
+    },
+    /// The system does not give that much.
+    #[error("cannot reserve {bytes} bytes for the counters")]
+    Map {
+        /// What was asked for.
+        bytes: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Counters in memory.
+///
+/// ```
+/// use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, ManualClock, Part, Quota, Scope};
+/// use tollgate_core::{Admission, Timestamp};
+/// use tollgate_store::{MemoryConfig, MemoryStore};
+///
+/// let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(Timestamp::from_secs(1_000)))?;
+/// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(2)).build()?;
+/// let scope = Scope::new("api/user");
+/// let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
+/// let charges = [Charge::new(key, &limit, Cost::ONE)];
+/// assert_eq!(store.charge_now(&charges).admission, Admission::Admitted);
+/// assert_eq!(store.charge_now(&charges).each[0].remaining, 0);
+/// assert_eq!(store.charge_now(&charges).admission, Admission::Refused);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct MemoryStore<C> {
+    clock: C,
+    hasher: KeyHasher,
+    counters: Counters<Mapped>,
+    aside: Aside,
+    pages: Pages,
+    bytes: usize,
+}
+
+impl<C: Clock> MemoryStore<C> {
+    /// Reserves the memory. Nothing is touched yet.
+    ///
+    /// # Errors
+    /// A [`MemoryError`] if the configuration cannot be, or the system has no such memory.
+    pub fn new(config: &MemoryConfig, clock: C) -> Result<Self, MemoryError> {
+        let bytes = config.bytes;
+        if bytes < MemoryConfig::LEAST {
+            return Err(MemoryError::TooSmall { given: bytes });
+        }
+        let aside = config.aside_bytes.unwrap_or(bytes / 8);
+        if aside > bytes / 2 {
+            return Err(MemoryError::AsideTooLarge { aside, bytes });
+        }
+        // 64Ki shared counters, or a thirty-second of a small store.
+        let shared = (bytes / 32).min(1 << 20);
+        let table = |bytes: usize, mark: u16| {
+            let lines = (bytes / LINE).max(WINDOW);
+            let mapped = Mapped::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
+            Ok(Table::new(mapped, lines, mark))
+        };
+        let keys = table(bytes - aside - shared, counters::MARK)?;
+        let pages = Pages::new(config.huge_pages, keys.lines());
+        Ok(Self {
+            clock,
+            hasher: KeyHasher::random(),
+            counters: Counters {
+                keys,
+                shared: table(shared, counters::NO_MARK)?,
+                counts: Counts::default(),
+                shared_counts: Counts::default(),
+            },
+            aside: Aside::new(aside),
+            pages,
+            bytes,
+        })
+    }
+
+    /// Charges one request at the present instant. The clock is read once.
+    #[inline]
+    pub fn charge_now(&self, charges: &[Charge<'_>]) -> Outcomes {
+        self.charge_at(self.clock.now(), charges)
+    }
+
+    /// Charges one request at `now`.
+    #[inline]
+    pub fn charge_at(&self, now: Timestamp, charges: &[Charge<'_>]) -> Outcomes {
+        if let [charge] = charges
+            && let Some(ask) = self.ask(charge, now)
+        {
+            let outcome = self.charge_one(&ask);
+            let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
+            return Outcomes { admission, each: smallvec![outcome] };
+        }
+        self.charge_many(now, charges)
+    }
+
+    /// One packed charge on its own.
+    #[inline]
+    fn charge_one(&self, ask: &Ask<'_>) -> Outcome {
+        let (outcome, receipt) = self.counters.charge(ask, Manner::Charge);
+        if receipt.before.meta == 0 {
+            self.pages.grown(&self.counters);
+        }
+        outcome
+    }
+
+    #[inline(never)]
+    fn charge_many(&self, now: Timestamp, charges: &[Charge<'_>]) -> Outcomes {
+        let mut items: SmallVec<[Item<'_>; 8]> = SmallVec::new();
+        let mut packed = true;
+        for charge in charges {
+            let ask = self.ask(charge, now);
+            match &ask {
+                Some(ask) => self.counters.keys.prefetch(ask.name),
+                None => packed = false,
+            }
+            items.push(Item::new(ask, charge.enforcement, UNKNOWN));
+        }
+        let admission = if packed {
+            request::charge_all(&self.counters, &mut items)
+        } else {
+            self.charge_mixed(now, charges, &mut items)
+        };
+        if items.iter().any(Item::is_newcomer) {
+            self.pages.grown(&self.counters);
+        }
+        Outcomes { admission, each: items.iter().map(|item| item.outcome).collect() }
+    }
+
+    /// Charges that live aside first, under their locks; then the packed ones; then, if refused, the former undone.
+    fn charge_mixed(&self, now: Timestamp, charges: &[Charge<'_>], items: &mut [Item<'_>]) -> Admission {
+        let aside_at: SmallVec<[usize; 8]> =
+            (0..items.len()).filter(|i| items[*i].ask.is_none()).collect();
+        let asks: SmallVec<[AsideAsk<'_>; 8]> =
+            aside_at.iter().map(|i| self.ask_aside(&charges[*i], now)).collect();
+        let mut locked = self.aside.lock(&asks, &self.counters.counts);
+        let mut undos: SmallVec<[(usize, aside::Undo); 8]> = SmallVec::new();
+        // Independent ones first, as in `request`.
+        for independent in [true, false] {
+            for (n, i) in aside_at.iter().enumerate() {
+                if items[*i].is_independent() == independent {
+                    let (outcome, undo) = locked.charge(&asks[n], Manner::Charge);
+                    items[*i].outcome = outcome;
+                    if !independent {
+                        undos.push((n, undo));
+                    }
+                }
+            }
+        }
+        let admission = request::charge_all(&self.counters, items);
+        if admission == Admission::Refused {
+            for (n, undo) in undos.into_iter().rev() {
+                locked.undo(&asks[n], undo);
+            }
+            for (n, i) in aside_at.iter().enumerate() {
+                let item = &mut items[*i];
+                if !item.is_independent() && item.outcome.verdict.is_allowed() {
+                    item.outcome = Outcome { verdict: item.outcome.verdict, ..locked.look(&asks[n]) };
+                }
+            }
+        }
+        admission
+    }
+
+    /// Takes what has already happened.
+    fn debit_at(&self, now: Timestamp, charges: &[Charge<'_>]) {
+        for charge in charges {
+            if let Some(ask) = self.ask(charge, now) {
+                self.counters.charge(&ask, Manner::Debit);
+            } else {
+                let ask = self.ask_aside(charge, now);
+                let asks = [ask];
+                self.aside.lock(&asks, &self.counters.counts).charge(&ask, Manner::Debit);
+            }
+        }
+        self.pages.grown(&self.counters);
+    }
+
+    /// What the store can tell about itself. Takes some microseconds; not for every request.
+    pub fn figures(&self) -> MemoryFigures {
+        const SAMPLE: usize = 1 << 14;
+        let Counters { keys, counts, shared_counts, .. } = &self.counters;
+        let sample = SAMPLE.min(keys.slots());
+        let live = keys.sample_live(sample, self.clock.now());
+        MemoryFigures {
+            bytes_cap: self.bytes as u64,
+            slots: keys.slots() as u64,
+            live: (live as u128 * keys.slots() as u128 / sample as u128) as u64,
+            inserted: counts.total(Event::Inserted),
+            reused: counts.total(Event::Reused),
+            evicted: counts.total(Event::Evicted),
+            overflowed: counts.total(Event::Overflowed),
+            overflow_evicted: shared_counts.total(Event::Evicted),
+            aside: self.aside.entries() as u64,
+            aside_bytes: self.aside.bytes() as u64,
+            aside_evicted: counts.total(Event::AsideEvicted),
+            aside_overflowed: counts.total(Event::AsideOverflowed),
+            aside_refused: counts.total(Event::AsideRefused),
+        }
+    }
+
+    /// The charge as one of a packed counter; `None` if its state lives aside.
+    #[inline]
+    fn ask<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> Option<Ask<'a>> {
+        let tag = charge.limit.packed()?.tag;
+        let name = self.hasher.name(&charge.key);
+        Some(Ask {
+            name,
+            shared: self.hasher.shared_name(&charge.key, name),
+            limit: charge.limit,
+            tag,
+            cost: charge.cost,
+            now,
+            moment: now + phase(charge),
+        })
+    }
+
+    fn ask_aside<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> AsideAsk<'a> {
+        let name = self.hasher.name(&charge.key);
+        AsideAsk {
+            name: self.hasher.long_name(&charge.key, name),
+            shared: u128::from(self.hasher.shared_name(&charge.key, 0)),
+            limit: charge.limit,
+            cost: charge.cost,
+            now,
+            moment: now + phase(charge),
+            id: charge.permit,
+        }
+    }
+}
+
+/// Stands in an item until it is charged.
+const UNKNOWN: Outcome = Outcome { verdict: Verdict::PASS, remaining: 0, reset_after: Span::ZERO };
+
+#[inline]
+fn phase(charge: &Charge<'_>) -> Span {
+    if charge.limit.is_jittered() { charge.limit.phase(charge.key.stable_hash()) } else { Span::ZERO }
+}
+
+impl<C: Clock> CounterStore for MemoryStore<C> {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        Ok(self.charge_now(charges))
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.debit_at(self.clock.now(), charges);
+        Ok(())
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        for permit in permits {
+            let charge = Charge {
+                key: permit.key,
+                limit: permit.limit,
+                cost: tollgate_core::Cost::LOOK,
+                enforcement: Enforcement::Independent,
+                permit: permit.id,
+            };
+            let asks = [self.ask_aside(&charge, now)];
+            self.aside.lock(&asks, &self.counters.counts).release(&asks[0]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! A counter's name as a number that nobody outside can predict.
+//!
+//! 64 bits choose the counter: the upper ones its home line, the lower 48 its fingerprint. The seed is drawn from the
+//! operating system for every store, so that nobody can prepare keys that crowd one line or share one counter. Fields
+//! carry their lengths: parts never join. A cryptographic hash was rejected: it costs as much as the rest of a decision.
+
+use foldhash::SharedSeed;
+use foldhash::quality::FoldHasher;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use tollgate_core::{CounterKey, Part};
+
+/// Set in the length field of what is not text.
+const NETWORK: u64 = 1 << 63;
+
+/// How many shared counters the strangers of one scope are spread over.
+const SHARES: u32 = 8;
+
+pub(super) struct KeyHasher {
+    seed: u64,
+    /// For the second half of a 128-bit name.
+    other: u64,
+    shared: SharedSeed,
+}
+
+impl KeyHasher {
+    pub(super) fn random() -> Self {
+        let system = RandomState::new();
+        Self {
+            seed: system.hash_one(1_u8),
+            other: system.hash_one(2_u8),
+            shared: SharedSeed::from_u64(system.hash_one(3_u8)),
+        }
+    }
+
+    #[inline]
+    pub(super) fn name(&self, key: &CounterKey<'_>) -> u64 {
+        self.seeded(self.seed, key)
+    }
+
+    /// A name for counters that live aside, where no place in a table tells them further apart.
+    pub(super) fn long_name(&self, key: &CounterKey<'_>, name: u64) -> u128 {
+        u128::from(self.seeded(self.other, key)) << 64 | u128::from(name)
+    }
+
+    /// The counter that this key shares with a 256th of the strangers of its scope.
+    #[inline]
+    pub(super) fn shared_name(&self, key: &CounterKey<'_>, name: u64) -> u64 {
+        let mut hasher = FoldHasher::with_seed(self.other, &self.shared);
+        hasher.write_u64(key.scope.id());
+        hasher.write_u64(name >> (u64::BITS - SHARES));
+        hasher.finish()
+    }
+
+    #[inline]
+    fn seeded(&self, seed: u64, key: &CounterKey<'_>) -> u64 {
+        let mut hasher = FoldHasher::with_seed(seed, &self.shared);
+        hasher.write_u64(key.scope.id());
+        for part in key.parts {
+            match part {
+                Part::Text(text) => {
+                    hasher.write_u64(text.len() as u64);
+                    hasher.write(text.as_bytes());
+                }
+                Part::Network { address, prefix } => {
+                    hasher.write_u64(NETWORK | u64::from(*prefix));
+                    hasher.write_u128(*address);
+                }
+            }
+        }
+        hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::Scope;
+
+    #[test]
+    fn parts_never_join() {
+        let hasher = KeyHasher::random();
+        let scope = Scope::new("s");
+        let name = |parts: &[Part<'_>]| hasher.name(&CounterKey { scope: &scope, parts });
+        let texts = |parts: &[&'static str]| name(&parts.iter().map(|text| Part::Text(text)).collect::<Vec<_>>());
+        let names = [
+            texts(&["ab", "c"]),
+            texts(&["a", "bc"]),
+            texts(&["abc"]),
+            texts(&["abc", ""]),
+            texts(&["", "abc"]),
+            texts(&[]),
+            name(&[Part::Network { address: 0, prefix: 0 }]),
+            name(&[Part::Network { address: 0, prefix: 1 }]),
+        ];
+        let distinct: std::collections::HashSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len());
+    }
+
+    #[test]
+    fn two_stores_do_not_agree_on_names() {
+        let scope = Scope::new("s");
+        let key = CounterKey { scope: &scope, parts: &[Part::Text("k")] };
+        assert_ne!(KeyHasher::random().name(&key), KeyHasher::random().name(&key));
+    }
+}

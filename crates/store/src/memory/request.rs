@@ -1,0 +1,131 @@
+//! All charges of a request, or none, over counters that have no common lock.
+//!
+//! First every charge is drafted: read and stepped, nothing written. If the drafts refuse the request, nothing has
+//! happened. Else they are put into effect one by one, each by its own compare-exchange. A counter that somebody else
+//! has moved meanwhile is charged afresh; if that denies, what was taken is undone, last first, and the request is
+//! refused.
+//!
+//! Each counter admits at most its limit at every instant, because each is only ever moved by its own step. The one
+//! effect of a race: while a request that will be undone holds a charge, another one that would have fitted can be
+//! denied. Nothing is ever admitted too much, and nothing is left taken.
+//!
+//! Independent charges go first, each on its own. A required charge of the same counter then sees them.
+//! Locking all counters in order was rejected: a global counter is in every request, and would serialise them all.
+
+use super::counters::{Ask, Counters, Manner, Place, Receipt};
+use super::lines::Lines;
+use super::slot::Snapshot;
+use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes};
+
+/// One charge of a request, on its way.
+pub(super) struct Item<'a> {
+    /// `None` for a counter that lives aside: its outcome is given, and its undoing is the caller's.
+    pub(super) ask: Option<Ask<'a>>,
+    pub(super) enforcement: Enforcement,
+    pub(super) outcome: Outcome,
+    receipt: Receipt,
+}
+
+impl<'a> Item<'a> {
+    pub(super) fn new(ask: Option<Ask<'a>>, enforcement: Enforcement, outcome: Outcome) -> Self {
+        Self { ask, enforcement, outcome, receipt: Receipt::NOTHING }
+    }
+
+    pub(super) fn is_independent(&self) -> bool {
+        self.enforcement == Enforcement::Independent
+    }
+
+    /// Whether the counter was made by this charge.
+    pub(super) fn is_newcomer(&self) -> bool {
+        self.receipt.before == Snapshot::EMPTY && self.receipt.place.is_some()
+    }
+
+    /// The charge as one of the set that is taken or not together.
+    fn in_set(&self) -> Option<&Ask<'a>> {
+        self.ask.as_ref().filter(|_| !self.is_independent())
+    }
+
+    fn has_changed_word(&self) -> bool {
+        self.receipt.before.word != self.receipt.after.word
+    }
+}
+
+/// Charges a request.
+pub(super) fn charge_all<L: Lines>(counters: &Counters<L>, items: &mut [Item<'_>]) -> Admission {
+    for item in items.iter_mut().filter(|item| item.is_independent()) {
+        if let Some(ask) = &item.ask {
+            (item.outcome, item.receipt) = counters.charge(ask, Manner::Charge);
+        }
+    }
+    for i in 0..items.len() {
+        if let Some(ask) = items[i].in_set() {
+            (items[i].outcome, items[i].receipt) = draft(counters, ask, &items[..i]);
+        }
+    }
+    if admission(items) == Admission::Refused {
+        refuse(counters, items, 0);
+        return Admission::Refused;
+    }
+    for i in 0..items.len() {
+        let Some(ask) = items[i].in_set() else { continue };
+        if items[i].outcome.verdict.is_denied() {
+            if items[i].has_changed_word() {
+                counters.charge(ask, Manner::Attempt);
+            }
+            items[i].receipt = Receipt::NOTHING;
+            continue;
+        }
+        if ask.cost.is_look() || !items[i].has_changed_word() {
+            items[i].receipt = Receipt::NOTHING;
+            continue;
+        }
+        if counters.settle(&items[i].receipt) {
+            continue;
+        }
+        let fresh = counters.charge(ask, Manner::Charge);
+        (items[i].outcome, items[i].receipt) = fresh;
+        if admission(items) == Admission::Refused {
+            refuse(counters, items, i);
+            return Admission::Refused;
+        }
+    }
+    Admission::Admitted
+}
+
+fn admission(items: &[Item<'_>]) -> Admission {
+    Outcomes::admission(items.iter().map(|item| (item.enforcement, &item.outcome)))
+}
+
+/// Drafts a charge on top of the earlier ones of this request: the same counter twice counts twice.
+fn draft<L: Lines>(counters: &Counters<L>, ask: &Ask<'_>, earlier: &[Item<'_>]) -> (Outcome, Receipt) {
+    let same = |item: &&Item<'_>| item.in_set().is_some_and(|other| other.name == ask.name);
+    let Some(prior) = earlier.iter().rev().find(same) else { return counters.draft(ask) };
+    let Receipt { place, before, after } = prior.receipt;
+    let seen = if prior.outcome.verdict.is_allowed() { after } else { before };
+    let known = (seen != Snapshot::EMPTY).then_some(seen);
+    let (after, outcome) = match place {
+        Some(Place::Shared(_)) => ask.shared().step(known, Manner::Charge),
+        _ => ask.step(known, Manner::Charge),
+    };
+    (outcome, Receipt { place, before: seen, after })
+}
+
+/// Leaves everything as it was before the request; `taken` of the items may have been put into effect.
+#[cold]
+fn refuse<L: Lines>(counters: &Counters<L>, items: &mut [Item<'_>], taken: usize) {
+    for item in items[..taken].iter().rev() {
+        if let Some(ask) = item.in_set().filter(|_| item.outcome.verdict.is_allowed()) {
+            counters.undo(ask, &item.receipt);
+        }
+    }
+    for (i, item) in items.iter_mut().enumerate() {
+        let Some(ask) = item.in_set() else { continue };
+        if item.outcome.verdict.is_allowed() {
+            // What remains without this charge.
+            let (seen, _) = counters.draft(&Ask { cost: Cost::LOOK, ..*ask });
+            item.outcome = Outcome { verdict: item.outcome.verdict, ..seen };
+        } else if i >= taken && item.has_changed_word() {
+            counters.charge(ask, Manner::Attempt);
+        }
+    }
+}

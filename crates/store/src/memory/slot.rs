@@ -1,0 +1,91 @@
+//! What 16 bytes of the table hold.
+//!
+//! | half | bits, high to low |
+//! |---|---|
+//! | meta | fingerprint : 48, pressure : 8, tag : 8 |
+//! | word | the limit's state, as `tollgate_core::Tag` says |
+//!
+//! A meta of zero is an empty slot. Tags of states are 64 and more; the tag 1 marks a slot that a thread has reserved
+//! and not yet filled, and its word is the number of that reservation.
+
+use tollgate_core::{Limit, Outcome, Tag, Timestamp};
+
+const FINGERPRINT_SHIFT: u32 = 16;
+const PRESSURE_SHIFT: u32 = 8;
+const RESERVED: u8 = 1;
+/// The family of a tag is its two upper bits.
+const FAMILY_SHIFT: u32 = 6;
+/// The family of buckets: its other bits may change with the burst and mean the same.
+const BUCKET: u8 = 1;
+
+/// The part of a name that a slot keeps, where it stands in the meta.
+#[inline]
+pub(super) const fn fingerprint(name: u64) -> u64 {
+    name << FINGERPRINT_SHIFT
+}
+
+/// What a slot held at some instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Snapshot {
+    pub(super) meta: u64,
+    pub(super) word: u64,
+}
+
+impl Snapshot {
+    pub(super) const EMPTY: Self = Self { meta: 0, word: 0 };
+
+    #[inline]
+    pub(super) const fn new(name: u64, tag: Tag, pressure: u8, word: u64) -> Self {
+        Self { meta: fingerprint(name) | (pressure as u64) << PRESSURE_SHIFT | tag.byte() as u64, word }
+    }
+
+    pub(super) const fn reservation(name: u64, number: u64) -> Self {
+        Self { meta: fingerprint(name) | RESERVED as u64, word: number }
+    }
+
+    #[inline]
+    const fn tag_byte(self) -> u8 {
+        self.meta as u8
+    }
+
+    pub(super) const fn is_reservation(self) -> bool {
+        self.tag_byte() == RESERVED
+    }
+
+    /// Whether the slot belongs to this name, filled or reserved.
+    #[inline]
+    pub(super) const fn is_of(self, name: u64) -> bool {
+        self.meta != 0 && self.meta >> FINGERPRINT_SHIFT == fingerprint(name) >> FINGERPRINT_SHIFT
+    }
+
+    pub(super) fn is_free(self, now: Timestamp) -> bool {
+        self.meta == 0 || !self.is_reservation() && Tag::from_byte(self.tag_byte()).expires(self.word) <= now
+    }
+
+    /// How little the table would lose with this slot: its pressure, then when it expires.
+    pub(super) fn worth(self, now: Timestamp) -> (u8, Timestamp) {
+        let tag = Tag::from_byte(self.tag_byte());
+        (tag.pressure(self.word, (self.meta >> PRESSURE_SHIFT) as u8, now), tag.expires(self.word))
+    }
+
+    /// The state, for a limit with this tag; a state that another algorithm or period left behind counts as unused.
+    #[inline]
+    pub(super) const fn word_for(self, tag: Tag) -> Option<u64> {
+        let (mine, its) = (tag.byte(), self.tag_byte());
+        let readable = mine == its || (mine >> FAMILY_SHIFT == BUCKET && its >> FAMILY_SHIFT == BUCKET);
+        if readable { Some(self.word) } else { None }
+    }
+
+    /// The slot after `limit` has said `outcome` and left `word`.
+    #[inline]
+    pub(super) fn after(name: u64, limit: &Limit, tag: Tag, outcome: &Outcome, word: u64) -> Self {
+        Self::new(name, tag, limit.pressure(outcome), word)
+    }
+}
+
+/// Whether a meta is a filled slot of the name with this fingerprint.
+#[inline]
+pub(super) const fn holds(meta: u64, fingerprint: u64) -> bool {
+    // The lower half of what differs is pressure and tag: equal fingerprints leave only those.
+    (meta ^ fingerprint) >> FINGERPRINT_SHIFT == 0 && meta as u8 > RESERVED
+}

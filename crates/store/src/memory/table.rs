@@ -1,0 +1,223 @@
+//! Counters by name in fixed memory: a hash table without locks whose slots free themselves.
+//!
+//! A name's home line and the few lines after it are its window; it lives in one slot of its window and never moves.
+//! A filled slot is found by its fingerprint, also when it has expired: an expired state is as good as none.
+//!
+//! **A name is never in two filled slots.** Two threads that miss the same name would each fill a slot of their own
+//! choice. So a newcomer first *reserves* a slot (one compare-exchange, with a number never used before), then looks
+//! through the window once more, and only then fills it (another compare-exchange, from that very reservation). In the
+//! second look a filled slot of the name sends it back; of two reservations the lower place stays: the higher
+//! withdraws, the lower cancels the other. Proof: let x and y be filled, x reserved before y. y's second look came
+//! after x was reserved, so it saw x filled (y withdraws), x reserved (y withdraws, or cancels x, and x's filling
+//! fails, since no later reservation has its number), or x gone (its filling fails). So one of them is not filled.
+//! This needs one order of all writes and looks: they are sequentially consistent. `model` checks it with loom.
+//!
+//! **A full window** gives up a slot that has expired; else the one whose key has used least of its limit, if that is
+//! less than the mark of protection; else none, and the newcomer is turned away.
+//!
+//! Rejected: moving slots (cuckoo, robin hood): a key in flight is in two places or none. A lock a line: see `lines`.
+
+use super::figures::{Counts, Event};
+use super::lines::{Lines, SLOTS};
+use super::slot::{Snapshot, fingerprint, holds};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::Timestamp;
+
+/// Lines of a window.
+pub(super) const WINDOW: usize = 4;
+
+pub(super) struct Table<L> {
+    lines: L,
+    /// Home lines; the mapping has `window - 1` more.
+    homes: usize,
+    window: usize,
+    /// Keys whose pressure is at least this stay while they live.
+    mark: u16,
+    reservations: AtomicU64,
+}
+
+/// What came of an attempt to put a newcomer into its window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Insertion {
+    /// It is in this slot.
+    Filled(usize),
+    /// The name is there by now, or about to be: look again.
+    Raced,
+    /// Every slot of the window is worth more.
+    Full,
+}
+
+impl<L: Lines> Table<L> {
+    /// A table over all of `lines`, of which there are `count`.
+    pub(super) fn new(lines: L, count: usize, mark: u16) -> Self {
+        let window = WINDOW.min(count);
+        Self { lines, homes: count + 1 - window, window, mark, reservations: AtomicU64::new(1) }
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        (self.homes + self.window - 1) * SLOTS
+    }
+
+    pub(super) fn lines(&self) -> &L {
+        &self.lines
+    }
+
+    /// The upper bits of the name, spread over the home lines: no power of two is needed, so the table fills its cap.
+    #[inline]
+    fn home(&self, name: u64) -> usize {
+        ((u128::from(name) * self.homes as u128) >> 64) as usize
+    }
+
+    #[inline]
+    pub(super) fn prefetch(&self, name: u64) {
+        self.lines.prefetch(self.home(name));
+    }
+
+    /// The filled slot of a name.
+    #[inline]
+    pub(super) fn find(&self, name: u64) -> Option<(usize, Snapshot)> {
+        let home = self.home(name);
+        match self.find_in(home, fingerprint(name)) {
+            Some(found) => Some(found),
+            None => self.find_beyond(home, name),
+        }
+    }
+
+    #[inline]
+    fn find_in(&self, line: usize, fingerprint: u64) -> Option<(usize, Snapshot)> {
+        let metas = self.lines.metas(line);
+        // All four are compared before the one branch: which slot it is cannot be predicted.
+        let mut matches = 0_u32;
+        for (slot, meta) in metas.iter().enumerate() {
+            matches |= u32::from(holds(*meta, fingerprint)) << slot;
+        }
+        if matches == 0 {
+            return None;
+        }
+        let slot = matches.trailing_zeros() as usize;
+        let at = line * SLOTS + slot;
+        let seen = self.lines.read(at);
+        // Read anew and therefore checked anew: a stranger may have moved in.
+        holds(seen.meta, fingerprint).then_some((at, seen))
+    }
+
+    #[inline(never)]
+    fn find_beyond(&self, home: usize, name: u64) -> Option<(usize, Snapshot)> {
+        (home + 1..home + self.window).find_map(|line| self.find_in(line, fingerprint(name)))
+    }
+
+    /// Whether a slot still has this meta: a reading of it was not torn.
+    #[inline]
+    pub(super) fn still(&self, at: usize, seen: Snapshot) -> bool {
+        self.lines.meta(at) == seen.meta
+    }
+
+    #[inline]
+    pub(super) fn replace(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool {
+        self.lines.replace(at, seen, new)
+    }
+
+    /// Whether a newcomer would find a place.
+    pub(super) fn has_room(&self, name: u64, now: Timestamp) -> bool {
+        !matches!(self.choose(name, now), Choice::None)
+    }
+
+    /// Puts a newcomer into its window.
+    #[cold]
+    pub(super) fn insert(&self, name: u64, now: Timestamp, new: Snapshot, counts: &Counts) -> Insertion {
+        let (at, seen) = match self.choose(name, now) {
+            Choice::Slot(at, seen) => (at, seen),
+            Choice::Taken => {
+                self.lines.relax();
+                return Insertion::Raced;
+            }
+            Choice::None => return Insertion::Full,
+        };
+        let mine = Snapshot::reservation(name, self.reservations.fetch_add(1, Ordering::Relaxed));
+        if !self.replace(at, seen, mine) {
+            return Insertion::Raced;
+        }
+        if !self.is_alone(name, at) {
+            // Fails if the reservation was cancelled: then there is nothing to withdraw.
+            self.replace(at, mine, Snapshot::EMPTY);
+            self.lines.relax();
+            return Insertion::Raced;
+        }
+        if !self.replace(at, mine, new) {
+            return Insertion::Raced;
+        }
+        counts.note(name, Event::Inserted);
+        if seen.meta != 0 {
+            counts.note(name, if seen.is_free(now) { Event::Reused } else { Event::Evicted });
+        }
+        Insertion::Filled(at)
+    }
+
+    /// The second look: whether the reservation at `mine` is the only slot of its name, cancelling those above it.
+    fn is_alone(&self, name: u64, mine: usize) -> bool {
+        for at in self.window_of(name).filter(|at| *at != mine) {
+            loop {
+                let seen = self.lines.read(at);
+                if !seen.is_of(name) {
+                    break;
+                }
+                if !seen.is_reservation() || at < mine {
+                    return false;
+                }
+                if self.replace(at, seen, Snapshot::EMPTY) {
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    fn window_of(&self, name: u64) -> std::ops::Range<usize> {
+        let home = self.home(name);
+        home * SLOTS..(home + self.window) * SLOTS
+    }
+
+    /// The slot that a newcomer should take.
+    fn choose(&self, name: u64, now: Timestamp) -> Choice {
+        let mut free = None;
+        let mut least: Option<(u8, Timestamp, usize, Snapshot)> = None;
+        for at in self.window_of(name) {
+            let seen = self.lines.read(at);
+            if seen.is_of(name) {
+                return Choice::Taken;
+            }
+            if free.is_some() || seen.is_reservation() {
+                continue;
+            }
+            if seen.is_free(now) {
+                free = Some((at, seen));
+                continue;
+            }
+            let (pressure, expires) = seen.worth(now);
+            let cheaper = least.is_none_or(|(p, e, ..)| (pressure, expires) < (p, e));
+            if cheaper && u16::from(pressure) < self.mark {
+                least = Some((pressure, expires, at, seen));
+            }
+        }
+        match (free, least) {
+            (Some((at, seen)), _) | (None, Some((_, _, at, seen))) => Choice::Slot(at, seen),
+            (None, None) => Choice::None,
+        }
+    }
+
+    /// How many of `sample` slots spread over the table are filled and live.
+    pub(super) fn sample_live(&self, sample: usize, now: Timestamp) -> usize {
+        let sample = sample.min(self.slots());
+        let spread = |i: usize| (i as u128 * self.slots() as u128 / sample as u128) as usize;
+        (0..sample)
+            .map(|i| self.lines.read(spread(i)))
+            .filter(|seen| !seen.is_free(now) && !seen.is_reservation())
+            .count()
+    }
+}
+
+enum Choice {
+    Slot(usize, Snapshot),
+    Taken,
+    None,
+}
