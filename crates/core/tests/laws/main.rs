@@ -1,0 +1,14 @@
+//! The laws of the algorithms, held against exact models over random traces. One file a law.
+
+mod calendar;
+mod ceiling;
+mod clocks;
+mod debt;
+mod drift;
+mod envoy;
+mod packing;
+mod reload;
+mod retry;
+mod throttle;
+mod traces;
+mod undo;

@@ -1,0 +1,238 @@
+//! A state in a word answers as the state does, and a stranger who knows only the tag never frees it too early.
+
+use crate::traces::{START, costs, gaps, limits_of, micros};
+use proptest::prelude::*;
+use tollgate_core::{
+    Algorithm, Calendar, CalendarUnit, Cost, Limit, LimitSpec, Period, PermitId, Quota, Span, State,
+    Timestamp,
+};
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Take(u64),
+    GiveBack(u64),
+    Debit(u64),
+}
+
+fn packable() -> BoxedStrategy<Limit> {
+    let attempts = (600_000_u64..5_000_000, 0_u64..20).prop_map(|(period, count)| {
+        let quota = Quota::per(count, Span::from_micros(period));
+        LimitSpec::new(Algorithm::FixedWindow, quota).counts_attempts().build().expect("in range")
+    });
+    let calendar = (1_u64..40, any::<bool>()).prop_map(|(count, day)| {
+        let unit = if day { CalendarUnit::Day } else { CalendarUnit::Month };
+        let period = Period::Calendar(Calendar::new(unit, "America/New_York").expect("a zone"));
+        LimitSpec::new(Algorithm::FixedWindow, Quota { count, period }).build().expect("in range")
+    });
+    let blocked = Just(LimitSpec::new(Algorithm::Gcra, Quota::per_second(0)).build().expect("in range"));
+    prop_oneof![
+        3 => limits_of(Algorithm::Gcra),
+        1 => limits_of(Algorithm::LeakyBucket),
+        3 => limits_of(Algorithm::FixedWindow),
+        3 => limits_of(Algorithm::SlidingWindow),
+        2 => attempts,
+        2 => calendar,
+        1 => blocked,
+    ]
+    .prop_filter("has a packed form", |limit| limit.packed().is_some())
+    .boxed()
+}
+
+/// Limits as large as they come, by every algorithm that packs.
+fn giants() -> BoxedStrategy<Limit> {
+    let spec = (
+        proptest::sample::select(vec![Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingWindow]),
+        prop_oneof![1_u64..=Quota::LARGEST, Just(Quota::LARGEST), 1_u64..5_000],
+        prop_oneof![1_000_u64..=Period::LONGEST.as_micros(), Just(Period::LONGEST.as_micros()), Just(1_000)],
+        prop_oneof![1_u64..=Quota::LARGEST, Just(Quota::LARGEST), 1_u64..5_000],
+    );
+    spec.prop_filter_map("can be built and packed", |(algorithm, count, period, burst)| {
+        let mut spec = LimitSpec::new(algorithm, Quota::per(count, Span::from_micros(period)));
+        spec.burst = algorithm.has_burst().then_some(burst);
+        spec.build().ok()
+    })
+    .boxed()
+}
+
+fn events(limit: &Limit, back: bool) -> BoxedStrategy<Vec<(i64, Event)>> {
+    let period = i64::try_from(micros(limit)).expect("short");
+    let forward = gaps(limit).prop_map(|gap| i64::try_from(gap).expect("short"));
+    let swing = if back {
+        prop_oneof![4 => forward, 1 => Just(-1_i64), 1 => -period..=0, 1 => -5 * period..=0].boxed()
+    } else {
+        forward.boxed()
+    };
+    let event = prop_oneof![
+        6 => costs(limit).prop_map(Event::Take),
+        1 => Just(Event::Take(0)),
+        1 => (0_u64..9).prop_map(Event::GiveBack),
+        1 => prop_oneof![0_u64..9, Just(u64::MAX), Just(1_u64 << 29)].prop_map(Event::Debit),
+    ];
+    proptest::collection::vec((swing, event), 1..60).boxed()
+}
+
+fn case(limits: BoxedStrategy<Limit>, back: bool) -> impl Strategy<Value = (Limit, Vec<(i64, Event)>)> {
+    limits.prop_flat_map(move |limit| {
+        let events = events(&limit, back);
+        (Just(limit), events)
+    })
+}
+
+fn moved(now: Timestamp, by: i64) -> Timestamp {
+    let span = Span::from_micros(by.unsigned_abs());
+    if by < 0 { now - span } else { now + span }
+}
+
+fn same_answers(limit: &Limit, start: Timestamp, events: &[(i64, Event)]) -> Result<(), TestCaseError> {
+    let (mut state, mut word, mut now) = (State::default(), None, start);
+    for (by, event) in events {
+        now = moved(now, *by);
+        let cost = match event {
+            Event::Take(units) => Cost::take(*units),
+            Event::GiveBack(units) => Cost::refund(*units),
+            Event::Debit(units) => {
+                limit.debit(PermitId::ANONYMOUS, &mut state, now, *units);
+                word = Some(limit.debit_word(word, now, *units));
+                continue;
+            }
+        };
+        let (next, packed) = limit.step_word(word, now, cost);
+        prop_assert_eq!(packed, limit.step(&mut state, now, cost));
+        word = Some(next);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// Without it the table gives other answers than the algorithm that the documents describe.
+    #[test]
+    fn a_word_answers_as_its_state((limit, events) in case(packable(), true)) {
+        same_answers(&limit, START, &events)?;
+    }
+
+    /// Without it the largest limits and the last decades overflow: a panic, or a limit that forgets.
+    #[test]
+    fn giants_neither_overflow_nor_differ((limit, events) in case(giants(), true), end in any::<bool>(), huge in 0_u64..=(1 << 41)) {
+        let start = if end { Timestamp::MAX - Span::from_micros(5) } else { START };
+        let mut events = events;
+        events.push((0, Event::Take(huge)));
+        events.push((0, Event::Take(u64::MAX)));
+        events.push((0, Event::GiveBack(u64::MAX)));
+        if limit.packed().is_some() {
+            same_answers(&limit, start, &events)?;
+        } else {
+            let (mut state, mut now) = (State::default(), start);
+            for (by, event) in events {
+                now = moved(now, by);
+                match event {
+                    Event::Take(units) => {
+                        let outcome = limit.step(&mut state, now, Cost::take(units));
+                        prop_assert!(outcome.remaining <= limit.capacity());
+                    }
+                    Event::GiveBack(units) => prop_assert!(limit.step(&mut state, now, Cost::refund(units)).verdict.is_allowed()),
+                    Event::Debit(units) => limit.debit(PermitId::ANONYMOUS, &mut state, now, units),
+                }
+            }
+        }
+    }
+
+    /// Without it a full table frees a slot that still matters, and a tenant's quota starts again.
+    #[test]
+    fn what_has_expired_changes_no_answer((limit, events) in case(packable(), false)) {
+        let tag = limit.packed().expect("packable").tag;
+        let (mut kept, mut swept, mut state, mut now) = (None, None, State::default(), START);
+        for (by, event) in events {
+            now = moved(now, by);
+            if swept.is_some_and(|word| tag.expires(word) <= now) {
+                swept = None;
+            }
+            if limit.expires(&state) <= now {
+                state = State::default();
+            }
+            let cost = match event {
+                Event::Take(units) => Cost::take(units),
+                Event::GiveBack(units) => Cost::refund(units),
+                Event::Debit(units) => {
+                    kept = Some(limit.debit_word(kept, now, units));
+                    swept = Some(limit.debit_word(swept, now, units));
+                    limit.debit(PermitId::ANONYMOUS, &mut state, now, units);
+                    continue;
+                }
+            };
+            let (word, outcome) = limit.step_word(kept, now, cost);
+            kept = Some(word);
+            let (word, after_sweep) = limit.step_word(swept, now, cost);
+            swept = Some(word);
+            prop_assert_eq!(outcome, after_sweep);
+            prop_assert_eq!(outcome, limit.step(&mut state, now, cost));
+            // Not absurdly late: the slots of keys that went away come free again.
+            let latest = now + limit.memory() + limit.memory() + Span::from_micros(1);
+            if limit.quota().count > 0 {
+                prop_assert!(tag.expires(word) <= latest, "{:?} after {now:?}", tag.expires(word));
+            }
+        }
+    }
+
+    /// Without it a flood of new keys pushes out a key that is near its limit, or keeps one that is not.
+    #[test]
+    fn pressure_is_between_half_and_all_of_what_is_used((limit, events) in case(packable(), false), later in 0_u64..1_000) {
+        prop_assume!(limit.quota().count > 0);
+        let tag = limit.packed().expect("packable").tag;
+        let bucket = limit.algorithm().has_burst();
+        let (mut word, mut now) = (None, START);
+        for (by, event) in events {
+            now = moved(now, by);
+            let Event::Take(units) = event else { continue };
+            let (next, outcome) = limit.step_word(word, now, Cost::take(units));
+            word = Some(next);
+            // A bucket is read later than it was written; a window is read as it was stored.
+            let read = if bucket { now + Span::from_micros(limit.memory().as_micros() / 2 * later / 1_000) } else { now };
+            let pressure = f64::from(tag.pressure(next, limit.pressure(&outcome), read));
+            let (used, rounding) = if bucket {
+                let fill = limit.capacity() as f64 * micros(&limit) as f64 / limit.quota().count as f64;
+                let State::Bucket(tat) = state_of(&limit, next) else { unreachable!("a bucket") };
+                let owed = (tat.micros as f64 + tat.fraction as f64 / 4_096.0 - read.as_micros() as f64).max(0.0);
+                (256.0 * owed / fill, 1.0 + 256.0 / fill)
+            } else {
+                let used = limit.capacity().saturating_sub(outcome.remaining);
+                (256.0 * used as f64 / limit.capacity() as f64, 2.0)
+            };
+            // The fraction is read coarsely above: a microsecond of it either way.
+            let slack = if bucket { rounding } else { 0.0 };
+            prop_assert!(pressure <= used + slack, "{pressure} of {used}");
+            prop_assert!(pressure >= (used / 2.0).min(127.0) - rounding, "{pressure} of {used}");
+        }
+    }
+}
+
+fn state_of(_: &Limit, word: u64) -> State {
+    State::Bucket(tollgate_core::Tat { micros: word >> 11, fraction: word & 2_047 })
+}
+
+/// Without it an idle bucket of a few microseconds looks used, and is kept when a used one should be.
+#[test]
+fn an_unused_bucket_has_no_pressure() {
+    let limit = LimitSpec::new(Algorithm::Gcra, Quota::per(1_000, Span::from_millis(1)))
+        .burst(1)
+        .build()
+        .expect("in range");
+    let (word, _) = limit.step_word(None, START, Cost::ONE);
+    let tag = limit.packed().expect("narrow").tag;
+    assert_eq!(tag.pressure(word, 0, START), 128); // one microsecond owed, of two: the next power above its fill time
+    assert_eq!(tag.pressure(word, 0, START + Span::from_micros(1)), 0);
+    assert_eq!(tollgate_core::Tag::from_byte(tag.byte()), tag);
+}
+
+/// Without it a table keeps what a blocked rule sees: an attacker fills it with keys that remember nothing.
+#[test]
+fn a_blocked_limit_leaves_nothing_behind() {
+    let limit =
+        LimitSpec::new(Algorithm::TokenBucket, Quota::per_second(0)).burst(5).build().expect("in range");
+    let (word, outcome) = limit.step_word(None, START, Cost::ONE);
+    let tag = limit.packed().expect("no state at all").tag;
+    assert!(outcome.verdict.is_denied());
+    assert!(tag.expires(word) <= START);
+    assert_eq!(tag.pressure(word, limit.pressure(&outcome), START), 0);
+}

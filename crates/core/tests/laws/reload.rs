@@ -1,0 +1,76 @@
+//! An operator changes a number while traffic flows: what has been used stays used.
+
+use crate::traces::START;
+use proptest::prelude::*;
+use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, Quota, Span, State};
+
+fn gcra(count: u64, burst: u64) -> Limit {
+    LimitSpec::new(Algorithm::Gcra, Quota::per_second(count)).burst(burst).build().expect("in range")
+}
+
+proptest! {
+    /// Without it every change of a rate gives all of its keys a fresh burst, or locks them until the bucket would be
+    /// full: the state must mean the same instant to the new rate, narrow or wide.
+    #[test]
+    fn a_changed_rate_keeps_when_the_bucket_is_full(
+        old in prop_oneof![1_u64..5_000, Just(99_991_u64), Just(4_294_967_291)],
+        new in prop_oneof![1_u64..5_000, Just(99_991_u64), Just(4_294_967_291)],
+        used in 1_u64..=100,
+    ) {
+        // Bursts of ten seconds each, so that the debt carries over whole.
+        let (before, after) = (gcra(old, 10 * old), gcra(new, 10 * new));
+        let mut state = State::default();
+        let was = before.step(&mut state, START, Cost::take(10 * old * used / 100)).reset_after.as_micros();
+        let is = after.step(&mut state, START, Cost::LOOK).reset_after.as_micros();
+        prop_assert!(is.abs_diff(was) <= 1, "full after {is} us, was {was} us");
+    }
+}
+
+/// Without it a window whose count is lowered below what was used starts again, or counts on for ever.
+#[test]
+fn a_lowered_window_stays_used_and_turns_in_time() {
+    for algorithm in
+        [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::StrictWindow, Algorithm::SlidingLog]
+    {
+        let build = |count| LimitSpec::new(algorithm, Quota::per_second(count)).build().expect("in range");
+        let mut state = State::default();
+        assert!(build(100).step(&mut state, START, Cost::take(90)).verdict.is_allowed());
+        let lowered = build(10);
+        let denied = lowered.step(&mut state, START, Cost::ONE);
+        assert!(denied.verdict.is_denied(), "{algorithm} forgot");
+        assert_eq!(denied.remaining, 0);
+        lowered.debit(tollgate_core::PermitId::ANONYMOUS, &mut state, START, 5);
+        assert!(lowered.step(&mut state, START + lowered.memory(), Cost::take(10)).verdict.is_allowed());
+    }
+}
+
+/// Without it a spec says something that the limit silently does not do.
+#[test]
+fn what_has_no_meaning_is_refused() {
+    let quota = Quota::per_second(1);
+    for algorithm in Algorithm::ALL {
+        let plain = || LimitSpec::new(algorithm, quota.clone());
+        assert!(plain().build().is_ok());
+        assert_eq!(plain().burst(1).build().is_ok(), algorithm.has_burst(), "burst of {algorithm}");
+        assert_eq!(plain().jitter().build().is_ok(), algorithm.has_windows(), "jitter of {algorithm}");
+        assert_eq!(
+            plain().delays().build().is_ok(),
+            algorithm == Algorithm::LeakyBucket,
+            "delays of {algorithm}"
+        );
+        assert_eq!(
+            plain().slots(4).build().is_ok(),
+            algorithm == Algorithm::StrictWindow,
+            "slots of {algorithm}"
+        );
+        assert_eq!(
+            plain().counts_attempts().build().is_ok(),
+            algorithm == Algorithm::FixedWindow,
+            "attempts of {algorithm}"
+        );
+    }
+    let slow = LimitSpec::new(Algorithm::Gcra, Quota::per_day(1)).burst(Quota::LARGEST).build();
+    assert_eq!(slow, Err(tollgate_core::LimitError::TooSlow));
+    let short = LimitSpec::new(Algorithm::Gcra, Quota::per(1, Span::from_micros(999))).build();
+    assert_eq!(short, Err(tollgate_core::LimitError::Period(Span::from_micros(999))));
+}
