@@ -1,11 +1,48 @@
 //! The rule language: from a YAML file to a plan of charges. Knows no store and no protocol.
+//!
+//! A file goes through four hands, each of which knows only the one before:
+//!
+//! | file | answers |
+//! |---|---|
+//! | `syntax`, [`diagnostic`](Diagnostics) | what stands where; how an error looks |
+//! | `read`, `decode`, `draft`, `period`, `suggest` | which keys there are, and what type each is |
+//! | `compile`, `scope`, [`rule`](Rule), [`unit`](Unit) | what a descriptor means in its domain; the names of counters |
+//! | `tree`, `pattern`, `network`, `walk`, [`plan`](Plan) | which rules a request meets |
+//! | `lint`, [`explain`](Explanation) | what will never act; why a rule did or did not match |
+//! | [`ruleset`](Ruleset) | all of it, loaded and read |
 
+mod compile;
+mod decode;
+mod diagnostic;
+mod draft;
+mod explain;
+mod lint;
+mod network;
+mod pattern;
+mod period;
 mod plan;
+mod read;
 mod rule;
+mod ruleset;
+mod scope;
+mod suggest;
+mod syntax;
+mod tree;
 mod unit;
+mod walk;
 
+pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use explain::{Clause, Explained, Explanation, Finding};
 pub use plan::{Attributes, Descriptor, Hit, HitLimit, Match, Plan};
 pub use rule::{
-    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, Soft, SoftAction,
+    Action, Class, CostFrom, FailPolicy, LimitSet, Mode, OnError, Profile, Role, Rule, RuleLimit, Soft,
+    SoftAction,
 };
+pub use ruleset::{Domain, Options, Ruleset, Source};
 pub use unit::Unit;
+
+/// The JSON schema of rule files, for editors.
+#[must_use]
+pub const fn schema() -> &'static str {
+    include_str!("schema.json")
+}

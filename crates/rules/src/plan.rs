@@ -108,9 +108,9 @@ impl Hit<'_> {
     #[must_use]
     pub const fn enforcement(role: Role, action: Action, profile: crate::rule::Profile) -> Enforcement {
         match (profile, role, action) {
-            (crate::rule::Profile::Envoy, ..) | (_, Role::Shadow | Role::Candidate, _) | (_, _, Action::Degrade) => {
-                Enforcement::Independent
-            }
+            (crate::rule::Profile::Envoy, ..)
+            | (_, Role::Shadow | Role::Candidate, _)
+            | (_, _, Action::Degrade) => Enforcement::Independent,
             (_, Role::Quota, _) => Enforcement::Alternative,
             _ => Enforcement::Required,
         }

@@ -65,6 +65,16 @@ pub enum Action {
     Degrade,
 }
 
+/// Where a rule's counters are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Shared by all processes, in the store.
+    #[default]
+    Central,
+    /// Each process has its own.
+    Local,
+}
+
 /// Whether a limit decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -153,12 +163,34 @@ pub struct Rule {
     pub on_error: OnError,
     /// What happens over the limit.
     pub action: Action,
+    /// Where its counters are.
+    pub mode: Mode,
     /// Which of several denying rules is named: the highest.
     pub priority: i32,
     /// Where the cost comes from.
     pub cost: CostFrom,
+    /// The names of matched rules that it drops from a request.
+    pub replaces: Vec<String>,
+    /// Metrics carry the request's values of keys without a value in the file.
+    pub detailed_metric: bool,
+    /// Metrics carry the request's value of this key.
+    pub value_to_metric: bool,
     /// Handed back to the caller's proxy.
     pub metadata: BTreeMap<String, String>,
     /// Where it stands: file, line.
     pub location: (String, u32),
+}
+
+impl Rule {
+    /// The limits for a caller of this tier: the tier's own, else the rule's.
+    #[must_use]
+    #[inline]
+    pub fn limits_for(&self, tier: Option<&str>) -> &[RuleLimit] {
+        if let (false, Some(tier)) = (self.tiers.is_empty(), tier)
+            && let Ok(i) = self.tiers.binary_search_by(|(name, _)| name.as_str().cmp(tier))
+        {
+            return &self.tiers[i].1.limits;
+        }
+        &self.limits.limits
+    }
 }

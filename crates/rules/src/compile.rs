@@ -1,0 +1,241 @@
+//! From drafts to rules: what a descriptor means in its domain, and the tree that finds it.
+
+mod limits;
+
+use crate::draft::{CostDraft, FileDraft, RuleDraft, ShapeDraft};
+use crate::network;
+use crate::pattern::Pattern;
+use crate::read::{Placed, Reader};
+use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Rule};
+use crate::ruleset::Domain;
+use crate::scope::ScopePath;
+use crate::syntax::{At, shorten};
+use crate::tree::{Element, Level, Test, TreeNode};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use tollgate_core::Algorithm;
+
+/// Where things stand in the file, for lint: one for each node of the tree.
+#[derive(Clone, Debug)]
+pub(crate) struct NodePlace {
+    pub(crate) at: At,
+    /// `soft`, if the rule has one.
+    pub(crate) soft: Option<At>,
+    /// The limits of the default set, in order.
+    pub(crate) limits: Vec<At>,
+}
+
+/// Compiles one file into a domain; its rules are added to those of the files before. `None` if it has no name.
+pub(crate) fn domain(
+    reader: &mut Reader<'_>,
+    file: FileDraft,
+    forced: Option<Profile>,
+    rules: &mut Vec<Rule>,
+) -> Option<(Domain, Vec<NodePlace>)> {
+    let name = file.domain?.value;
+    let root = TreeNode {
+        element: Element { key: "".into(), test: Test::Any },
+        parent: 0,
+        rule: None,
+        children: Level::default(),
+    };
+    let mut compiler = Compiler {
+        reader,
+        profile: forced.or(file.profile.map(|profile| profile.value)).unwrap_or_default(),
+        algorithm: file.shape.algorithm.map_or(Algorithm::Gcra, |algorithm| algorithm.value),
+        jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
+        class: file.class.unwrap_or_default(),
+        rules,
+        tree: vec![root],
+        places: vec![NodePlace { at: At::default(), soft: None, limits: Vec::new() }],
+    };
+    compiler.native_only(&file.shape);
+    let scope = ScopePath::domain(&name);
+    compiler.level(file.rules, 0, &scope, "");
+    let Compiler { profile, algorithm, tree, places, .. } = compiler;
+    let domain = Domain {
+        name,
+        profile,
+        algorithm,
+        scope,
+        tier_key: file.tier_key.filter(|key| !key.is_empty()).unwrap_or_else(|| "tier".to_owned()),
+        replaces: false,
+        tree,
+        rules: Arc::new([]),
+    };
+    Some((domain, places))
+}
+
+struct Compiler<'c, 's> {
+    reader: &'c mut Reader<'s>,
+    profile: Profile,
+    algorithm: Algorithm,
+    jitter: bool,
+    class: Class,
+    rules: &'c mut Vec<Rule>,
+    tree: Vec<TreeNode>,
+    places: Vec<NodePlace>,
+}
+
+impl Compiler<'_, '_> {
+    fn level(&mut self, drafts: Vec<RuleDraft>, parent: u32, scope: &ScopePath, path: &str) {
+        let mut seen: HashMap<(String, Option<String>), At, foldhash::fast::RandomState> = HashMap::default();
+        let alone = drafts.len() == 1;
+        for mut draft in drafts {
+            let Some(key) = draft.key.take() else { continue };
+            if !alone {
+                let identity = (key.value.clone(), draft.value.as_ref().map(|value| value.value.clone()));
+                if let Some(first) = seen.insert(identity, draft.at) {
+                    let message =
+                        format!("duplicate descriptor `{}` at one level", shorten(&named(&key, &draft)));
+                    let help = format!("the first stands in line {}; put both into one", first.line);
+                    self.reader.error_help(key.at, message, help);
+                    continue;
+                }
+            }
+            if let Some(element) = self.element(&key, &draft) {
+                self.node(draft, element, parent, scope, path);
+            }
+        }
+    }
+
+    fn element(&mut self, key: &Placed<String>, draft: &RuleDraft) -> Option<Element> {
+        let shared = draft.share_threshold.filter(|shared| shared.value);
+        let pattern = draft.value.as_ref().and_then(|value| Pattern::new(&value.value));
+        if let (Some(shared), None) = (shared, &pattern) {
+            self.reader.error_help(
+                shared.at,
+                "`share_threshold` without a wildcard",
+                "it makes one counter for all values of a pattern: write one as in `value: \"GET *\"`, or leave it out",
+            );
+        }
+        let network = match self.profile {
+            Profile::Envoy => None,
+            Profile::Native => match network::split(&key.value) {
+                Ok(network) => network,
+                Err(why) => {
+                    self.reader.error_help(key.at, why, "write it as in `remote_address/24/64`");
+                    return None;
+                }
+            },
+        };
+        if let (Some(_), Some(value)) = (network, &draft.value) {
+            self.reader.error_help(
+                value.at,
+                "a key with a prefix takes no `value`",
+                "leave it out: each network has a counter of its own",
+            );
+            return None;
+        }
+        let test = match (network, pattern, &draft.value) {
+            (Some((name, prefix)), ..) => {
+                return Some(Element { key: name.into(), test: Test::Network(prefix) });
+            }
+            (_, Some(pattern), _) if shared.is_some() => Test::Shared(pattern),
+            (_, Some(pattern), _) => Test::Like(pattern),
+            (_, None, Some(value)) => Test::Exact(value.value.as_str().into()),
+            (_, None, None) => Test::Any,
+        };
+        Some(Element { key: key.value.as_str().into(), test })
+    }
+
+    fn node(&mut self, mut draft: RuleDraft, element: Element, parent: u32, scope: &ScopePath, path: &str) {
+        let Ok(id) = u32::try_from(self.tree.len()) else { return };
+        let scope = scope.child(&element);
+        let path = if path.is_empty() { element.to_string() } else { format!("{path}/{element}") };
+        self.tree[parent as usize].children.insert(&element, id);
+        let children = std::mem::take(&mut draft.rules);
+        self.places.push(NodePlace {
+            at: draft.at,
+            soft: draft.soft.map(|soft| soft.at),
+            limits: Vec::new(),
+        });
+        self.tree.push(TreeNode { element, parent, rule: None, children: Level::default() });
+        self.tree[id as usize].rule = self.rule(draft, &scope, &path, children.is_empty());
+        self.level(children, id, &scope, &path);
+    }
+
+    /// The rule of a descriptor; none if it only leads to others.
+    fn rule(&mut self, draft: RuleDraft, scope: &ScopePath, path: &str, leaf: bool) -> Option<u32> {
+        self.native_only(&draft.shape);
+        let (limits, tiers) = self.limit_sets(&draft, scope);
+        if !leaf && !draft.unlimited && limits.limits.is_empty() && tiers.is_empty() {
+            return None;
+        }
+        let id = u32::try_from(self.rules.len()).ok()?;
+        let class = draft.class.unwrap_or(self.class);
+        self.rules.push(Rule {
+            id,
+            named: draft.name.is_some(),
+            name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
+            limits,
+            tiers,
+            unlimited: draft.unlimited,
+            class,
+            on_error: draft.on_error.map_or_else(|| by_class(class), |on_error| on_error.complete(class)),
+            action: draft.action.map_or(Action::Reject, |action| action.value),
+            mode: draft.mode,
+            priority: draft.priority,
+            cost: match draft.cost {
+                None => CostFrom::Request,
+                Some(CostDraft::Fixed(units)) => CostFrom::Fixed(units),
+                Some(CostDraft::Attribute(name)) => CostFrom::Attribute(name),
+            },
+            replaces: draft.replaces.into_iter().map(|name| name.value).collect(),
+            detailed_metric: draft.detailed_metric,
+            value_to_metric: draft.value_to_metric,
+            metadata: draft.metadata,
+            location: (self.reader.source.name.clone(), draft.at.line),
+        });
+        Some(id)
+    }
+
+    /// Refuses, under `profile: envoy`, what would change that service's arithmetic.
+    fn native_only(&mut self, shape: &ShapeDraft) {
+        let ShapeDraft { algorithm, burst, slots, jitter } = shape;
+        let places = [
+            ("algorithm", algorithm.map(|placed| placed.at)),
+            ("burst", burst.map(|placed| placed.at)),
+            ("slots", slots.map(|placed| placed.at)),
+            ("jitter", jitter.map(|placed| placed.at)),
+        ];
+        for (name, at) in places {
+            if let Some(at) = at {
+                self.refuse_under_envoy(at, &format!("`{name}`"));
+            }
+        }
+    }
+
+    fn refuse_under_envoy(&mut self, at: At, what: &str) {
+        if self.profile == Profile::Envoy {
+            self.reader.error_help(
+                at,
+                format!(
+                    "{what} would change the arithmetic of `profile: envoy`, which is fixed windows alone"
+                ),
+                "leave it out, or leave the profile out",
+            );
+        }
+    }
+}
+
+fn named(key: &Placed<String>, draft: &RuleDraft) -> String {
+    match &draft.value {
+        Some(value) => format!("{}={}", key.value, value.value),
+        None => key.value.clone(),
+    }
+}
+
+fn by_class(class: Class) -> OnError {
+    match class {
+        Class::Comfort => OnError::Open,
+        Class::Security | Class::Strict => OnError::Closed,
+        Class::Cost => OnError::ByTier {
+            tiers: BTreeMap::from([("free".to_owned(), FailPolicy::Closed)]),
+            otherwise: FailPolicy::Open,
+        },
+    }
+}
+
+/// The default limits and those by tier.
+type LimitSets = (LimitSet, Vec<(String, LimitSet)>);

@@ -1,0 +1,259 @@
+//! The limits of one rule: which algorithm, which role, which counter.
+
+use super::{Compiler, LimitSets};
+use crate::draft::{LimitDraft, RuleDraft, SoftMark};
+use crate::rule::{Action, LimitSet, Profile, Role, RuleLimit, Soft};
+use crate::scope::{Kind, ScopePath};
+use crate::syntax::At;
+use crate::unit::Unit;
+use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Quota};
+
+/// Which of the rule's own words have found a limit that they mean something to.
+#[derive(Default)]
+struct Used {
+    algorithm: bool,
+    burst: bool,
+    slots: bool,
+    jitter: bool,
+}
+
+impl Compiler<'_, '_> {
+    pub(super) fn limit_sets(&mut self, draft: &RuleDraft, scope: &ScopePath) -> LimitSets {
+        let mut used = Used::default();
+        if let Some(action) = draft.action.filter(|action| action.value == Action::Delay) {
+            self.refuse_under_envoy(action.at, "`action: delay`");
+        }
+        let default = draft.limits.as_deref().unwrap_or_default();
+        if let (Some(burst), true) = (
+            draft.shape.burst,
+            default.len() > 1
+                || draft.candidate.len() > 1
+                || draft.tiers.iter().any(|(_, set)| set.len() > 1),
+        ) {
+            self.reader.error_help(
+                burst.at,
+                "`burst` beside several limits: it is not clear whose it is",
+                "write it with its limit: `{count: 100, period: minute, burst: 20}`",
+            );
+        }
+        let live = role(draft);
+        let mut common = Vec::new();
+        for limit in &draft.candidate {
+            common.extend(self.limit(draft, limit, Role::Candidate, scope, &mut used));
+        }
+        common.extend(self.concurrency(draft, live, scope));
+        let mut set = |compiler: &mut Self, limits: &[LimitDraft], places: &mut Vec<At>| {
+            let mut set = Vec::with_capacity(limits.len() + common.len());
+            for limit in limits {
+                if let Some(compiled) = compiler.limit(draft, limit, live, scope, &mut used) {
+                    compiler.refuse_twins(&set, &compiled, limit.at);
+                    set.push(compiled);
+                    places.push(limit.at);
+                }
+            }
+            set.extend(common.iter().cloned());
+            LimitSet { limits: set }
+        };
+        let mut places = Vec::new();
+        let limits = set(self, default, &mut places);
+        if let Some(place) = self.places.last_mut() {
+            place.limits = places;
+        }
+        let mut tiers: Vec<(String, LimitSet)> = draft
+            .tiers
+            .iter()
+            .map(|(name, limits)| (name.clone(), set(self, limits, &mut Vec::new())))
+            .collect();
+        tiers.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let candidates: Vec<&RuleLimit> =
+            common.iter().filter(|limit| limit.role == Role::Candidate).collect();
+        for (i, limit) in candidates.iter().enumerate() {
+            if candidates[..i].iter().any(|earlier| earlier.scope == limit.scope) {
+                self.twins(draft.candidate[i].at);
+            }
+        }
+        self.refuse_unused(draft, &used);
+        if let (Some(soft), true, true) = (draft.soft, limits.limits.is_empty(), tiers.is_empty()) {
+            self.reader.error_help(soft.at, "`soft` without a limit", "write `limit: 100/minute` beside it");
+        }
+        (limits, tiers)
+    }
+
+    fn limit(
+        &mut self,
+        draft: &RuleDraft,
+        limit: &LimitDraft,
+        role: Role,
+        scope: &ScopePath,
+        used: &mut Used,
+    ) -> Option<RuleLimit> {
+        self.native_only(&limit.shape);
+        let calendar = matches!(limit.period, Period::Calendar(_));
+        let quota = Quota { count: limit.count, period: limit.period.clone() };
+        let unit = match &limit.period {
+            Period::Rolling(length) => Unit::of_length(*length),
+            Period::Calendar(_) => None,
+        };
+        let mut slots = None;
+        let spec = if self.profile == Profile::Envoy {
+            if calendar {
+                self.refuse_under_envoy(limit.at, "a calendar period");
+            }
+            // What is refused has been reported: no second error for it.
+            (used.algorithm, used.burst, used.slots, used.jitter) = (true, true, true, true);
+            LimitSpec::new(Algorithm::FixedWindow, quota).counts_attempts()
+        } else {
+            let delays = !calendar && draft.action.is_some_and(|action| action.value == Action::Delay);
+            let algorithm = self.algorithm_of(draft, limit, calendar, delays, used);
+            let mut spec = LimitSpec::new(algorithm, quota);
+            spec.delays = delays;
+            spec.burst = limit.shape.burst.map(|burst| burst.value);
+            if let (None, Some(burst), true) = (spec.burst, draft.shape.burst, algorithm.has_burst()) {
+                spec.burst = Some(burst.value);
+                used.burst = true;
+            }
+            spec.slots = limit.shape.slots.map(|slots| slots.value);
+            if let (None, Some(slots), Algorithm::StrictWindow) = (spec.slots, draft.shape.slots, algorithm) {
+                spec.slots = Some(slots.value);
+                used.slots = true;
+            }
+            if let (Some(given), true) = (limit.shape.slots, algorithm != Algorithm::StrictWindow) {
+                let message = format!("`slots` has no meaning for {algorithm}");
+                self.reader.error_help(
+                    given.at,
+                    message,
+                    "write `algorithm: strict_window` or leave `slots` out",
+                );
+                return None;
+            }
+            let windows = algorithm.has_windows() && !calendar;
+            spec.jitter = match (limit.shape.jitter, draft.shape.jitter) {
+                (Some(jitter), _) => jitter.value,
+                (None, Some(jitter)) => {
+                    used.jitter |= windows;
+                    jitter.value && windows
+                }
+                (None, None) => self.jitter && windows,
+            };
+            slots = spec.slots;
+            spec
+        };
+        let built = match spec.build() {
+            Ok(built) => built,
+            Err(error) => {
+                self.reader.error(limit.at, error.to_string());
+                return None;
+            }
+        };
+        let scope = scope.limit(Kind::Role(role), &built, slots);
+        let soft = if role == Role::Candidate { None } else { soft_mark(draft, &built) };
+        Some(RuleLimit { limit: built, scope, unit, role, soft })
+    }
+
+    /// The limit's own word, else the rule's, else what the action needs, else the domain's.
+    fn algorithm_of(
+        &self,
+        draft: &RuleDraft,
+        limit: &LimitDraft,
+        calendar: bool,
+        delays: bool,
+        used: &mut Used,
+    ) -> Algorithm {
+        if let Some(algorithm) = limit.shape.algorithm {
+            return algorithm.value;
+        }
+        // Only fixed windows can follow the calendar, so the rule's word is for its other limits.
+        if calendar {
+            return Algorithm::FixedWindow;
+        }
+        if let Some(algorithm) = draft.shape.algorithm {
+            used.algorithm = true;
+            return algorithm.value;
+        }
+        if delays { Algorithm::LeakyBucket } else { self.algorithm }
+    }
+
+    fn concurrency(&mut self, draft: &RuleDraft, role: Role, scope: &ScopePath) -> Option<RuleLimit> {
+        let concurrency = draft.concurrency?;
+        self.refuse_under_envoy(concurrency.at, "`concurrency`");
+        let quota = Quota::per(concurrency.value.limit, concurrency.value.ttl);
+        match LimitSpec::new(Algorithm::Concurrency, quota).build() {
+            Ok(limit) => {
+                let scope = scope.limit(Kind::Role(role), &limit, None);
+                let soft = soft_mark(draft, &limit);
+                Some(RuleLimit { limit, scope, unit: None, role, soft })
+            }
+            Err(error) => {
+                self.reader.error(concurrency.at, error.to_string());
+                None
+            }
+        }
+    }
+
+    fn refuse_twins(&mut self, set: &[RuleLimit], limit: &RuleLimit, at: At) {
+        if set.iter().any(|other| other.scope == limit.scope) {
+            self.twins(at);
+        }
+    }
+
+    fn twins(&mut self, at: At) {
+        self.reader.error_help(
+            at,
+            "two limits of one rule with the same algorithm and period would share a counter",
+            "keep the stricter one, or give one of them another period or algorithm",
+        );
+    }
+
+    /// Words on the rule that mean nothing to any of its limits.
+    fn refuse_unused(&mut self, draft: &RuleDraft, used: &Used) {
+        if self.profile == Profile::Envoy {
+            return;
+        }
+        let shape = &draft.shape;
+        let words = [
+            (
+                "algorithm",
+                shape.algorithm.map(|word| word.at),
+                used.algorithm,
+                "it is for limits over a period",
+            ),
+            (
+                "burst",
+                shape.burst.map(|word| word.at),
+                used.burst,
+                "it is for gcra, token_bucket and leaky_bucket",
+            ),
+            ("slots", shape.slots.map(|word| word.at), used.slots, "it is for strict_window"),
+            (
+                "jitter",
+                shape.jitter.filter(|word| word.value).map(|word| word.at),
+                used.jitter,
+                "it is for fixed_window, sliding_window and strict_window, not for calendar periods",
+            ),
+        ];
+        for (name, at, used, what_for) in words {
+            if let (Some(at), false) = (at, used) {
+                let message = format!("`{name}` has no meaning for any limit of this rule");
+                self.reader.error_help(at, message, format!("{what_for}; leave it out"));
+            }
+        }
+    }
+}
+
+fn role(draft: &RuleDraft) -> Role {
+    match (draft.shadow, draft.quota) {
+        (true, _) => Role::Shadow,
+        (false, true) => Role::Quota,
+        (false, false) => Role::Live,
+    }
+}
+
+/// A share is rounded up, so that it is at least one unit.
+fn soft_mark(draft: &RuleDraft, limit: &Limit) -> Option<Soft> {
+    let soft = draft.soft?.value;
+    let at = match soft.mark {
+        SoftMark::Units(units) => units,
+        SoftMark::Percent(percent) => (limit.capacity() * percent).div_ceil(100),
+    };
+    Some(Soft { at, action: soft.action })
+}

@@ -1,0 +1,114 @@
+//! From the tree to drafts: which keys a file and a descriptor may have, and what type each is.
+//!
+//! A key that is absent, or whose value is null, is not there. Unknown keys are errors at every level. A key whose
+//! behaviour is still to come is refused when used, never ignored.
+
+mod descriptor;
+mod limit;
+
+use crate::draft::{FileDraft, RuleDraft};
+use crate::read::{Placed, Reader, scalar};
+use crate::rule::{Class, Profile};
+use crate::syntax::{At, Node, parse};
+use tollgate_core::Algorithm;
+
+const FILE_KEYS: [&str; 7] = ["domain", "descriptors", "profile", "algorithm", "class", "jitter", "tier_key"];
+
+/// Reads a file. What is wrong with it is reported to the reader; `None` if nothing useful is left.
+pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
+    const TOP: At = At { line: 1, column: 1, width: 1 };
+    let source = reader.source;
+    let root = match parse(&source.text) {
+        Ok(Some(root)) if !root.is_null() => root,
+        Ok(_) => {
+            reader.error_help(TOP, "the file is empty", "a rule file starts with `domain: name`");
+            return None;
+        }
+        Err(error) => {
+            match error.help {
+                Some(help) => reader.error_help(error.at, error.message, help),
+                None => reader.error(error.at, error.message),
+            }
+            return None;
+        }
+    };
+    let mut draft = FileDraft::default();
+    for (key, node) in reader.mapping(&root, "a rule file", "{domain: api, descriptors: [...]}")? {
+        match scalar(key) {
+            "domain" => draft.domain = reader.text(node, "domain", "api"),
+            "descriptors" => draft.rules = descriptors(reader, node, 1),
+            "profile" => draft.profile = profile(reader, node),
+            "algorithm" => draft.shape.algorithm = algorithm(reader, node),
+            "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
+            "class" => draft.class = class(reader, node),
+            "tier_key" => draft.tier_key = reader.text(node, "tier_key", "tier").map(|text| text.value),
+            _ => reader.unknown_key(key, "a rule file", &FILE_KEYS),
+        }
+    }
+    if draft.domain.as_ref().is_none_or(|domain| domain.value.is_empty()) {
+        let at = draft.domain.as_ref().map_or(root.at, |domain| domain.at);
+        reader.error_help(at, "empty domain: a rule file needs a `domain`", "write `domain: name`");
+        draft.domain = None;
+    }
+    Some(draft)
+}
+
+/// How deeply descriptors may be nested.
+const DEEPEST: usize = 32;
+
+fn descriptors(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Vec<RuleDraft> {
+    if depth > DEEPEST {
+        reader.error(node.at, format!("descriptors may be nested {DEEPEST} deep"));
+        return Vec::new();
+    }
+    let Some(items) = reader.sequence(node, "descriptors", "[{key: user, limit: 100/minute}]") else {
+        return Vec::new();
+    };
+    items.iter().filter_map(|item| descriptor::read(reader, item, depth)).collect()
+}
+
+fn profile(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Profile>> {
+    let Placed { at, value } = reader.text(node, "profile", "envoy")?;
+    let value = match value.as_str() {
+        "envoy" => Profile::Envoy,
+        "native" => Profile::Native,
+        other => {
+            reader.unknown_word(at, "profile", other, &["native", "envoy"]);
+            return None;
+        }
+    };
+    Some(Placed { at, value })
+}
+
+fn class(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Class> {
+    let Placed { at, value } = reader.text(node, "class", "security")?;
+    match value.as_str() {
+        "comfort" => Some(Class::Comfort),
+        "security" => Some(Class::Security),
+        "cost" => Some(Class::Cost),
+        "strict" => Some(Class::Strict),
+        other => {
+            reader.unknown_word(at, "class", other, &["comfort", "security", "cost", "strict"]);
+            None
+        }
+    }
+}
+
+fn algorithm(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Algorithm>> {
+    let Placed { at, value } = reader.text(node, "algorithm", "gcra")?;
+    let known = Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Concurrency);
+    if let Some(algorithm) = known.clone().find(|algorithm| algorithm.name() == value) {
+        return Some(Placed { at, value: algorithm });
+    }
+    if value == Algorithm::Concurrency.name() {
+        reader.error_help(
+            at,
+            "concurrency is a limit of its own, not an algorithm",
+            "write `concurrency: 20`",
+        );
+        return None;
+    }
+    let names: Vec<&str> = known.map(Algorithm::name).collect();
+    reader.unknown_word(at, "algorithm", &value, &names);
+    None
+}

@@ -1,0 +1,331 @@
+//! One descriptor: its keys, one by one.
+
+use super::{algorithm, class, descriptors, limit};
+use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftMark};
+use crate::read::{Placed, Reader, parse_number, scalar};
+use crate::rule::{Action, FailPolicy, Mode, SoftAction};
+use crate::syntax::{At, Node, Value};
+use std::collections::BTreeMap;
+use tollgate_core::{Quota, Span};
+
+const KEYS: [&str; 28] = [
+    "key",
+    "value",
+    "rate_limit",
+    "limit",
+    "name",
+    "descriptors",
+    "shadow_mode",
+    "quota_mode",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+    "burst",
+    "algorithm",
+    "slots",
+    "jitter",
+    "tiers",
+    "concurrency",
+    "class",
+    "on_error",
+    "mode",
+    "action",
+    "soft",
+    "shadow",
+    "candidate",
+    "priority",
+    "cost",
+    "replaces",
+];
+
+pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Option<RuleDraft> {
+    let pairs = reader.mapping(node, "a descriptor", "{key: user, limit: 100/minute}")?;
+    let mut draft = RuleDraft { at: node.at, ..RuleDraft::default() };
+    let (mut rate_limit, mut limit_at, mut shadow, mut shadow_mode) = (None, None, None, None);
+    for (key, node) in pairs {
+        match scalar(key) {
+            "key" => draft.key = reader.text(node, "key", "user"),
+            "value" => {
+                draft.value = reader.text(node, "value", "alice").filter(|value| !value.value.is_empty())
+            }
+            "rate_limit" => rate_limit = Some((key.at, node)),
+            "limit" => {
+                limit_at = Some(key.at);
+                draft.limits = Some(limit::list(reader, node, "limit"));
+            }
+            "name" => draft.name = reader.text(node, "name", "per_user"),
+            "descriptors" => draft.rules = descriptors(reader, node, depth + 1),
+            "shadow_mode" => shadow_mode = reader.boolean(node, "shadow_mode"),
+            "shadow" => shadow = reader.boolean(node, "shadow"),
+            "quota_mode" => draft.quota = reader.boolean(node, "quota_mode").is_some_and(|on| on.value),
+            "detailed_metric" => {
+                draft.detailed_metric = reader.boolean(node, "detailed_metric").is_some_and(|on| on.value);
+            }
+            "value_to_metric" => {
+                draft.value_to_metric = reader.boolean(node, "value_to_metric").is_some_and(|on| on.value);
+            }
+            "share_threshold" => draft.share_threshold = reader.boolean(node, "share_threshold"),
+            "metadata" => draft.metadata = metadata(reader, node),
+            "burst" => draft.shape.burst = reader.count(node, "burst", Quota::LARGEST),
+            "algorithm" => draft.shape.algorithm = algorithm(reader, node),
+            "slots" => draft.shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
+            "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
+            "tiers" => draft.tiers = tiers(reader, node),
+            "concurrency" => draft.concurrency = concurrency(reader, node),
+            "class" => draft.class = class(reader, node),
+            "on_error" => draft.on_error = on_error(reader, node),
+            "mode" => draft.mode = mode(reader, node),
+            "action" => draft.action = action(reader, node),
+            "soft" => draft.soft = soft(reader, node),
+            "candidate" => draft.candidate = limit::list(reader, node, "candidate"),
+            "priority" => draft.priority = priority(reader, node),
+            "cost" => draft.cost = cost(reader, node),
+            "replaces" => draft.replaces = replaces(reader, node),
+            "region" => {
+                not_yet(reader, node.at, "`region`", "leave it out: every limit is counted in one place")
+            }
+            "requests_per_unit" | "unit" => {
+                let message = format!("`{}` belongs inside `rate_limit`", scalar(key));
+                reader.error_help(
+                    key.at,
+                    message,
+                    "write `rate_limit: {unit: minute, requests_per_unit: 100}`",
+                );
+            }
+            _ => reader.unknown_key(key, "a descriptor", &KEYS),
+        }
+    }
+    if let Some((at, node)) = rate_limit {
+        if let Some(limit_at) = limit_at {
+            reader.error_help(
+                limit_at,
+                "a rule has `rate_limit` or `limit`, not both",
+                "put both into `limit`, as a list",
+            );
+        }
+        limit::rate_limit(reader, at, node, &mut draft);
+    }
+    if let (Some(_), Some(second)) = (shadow_mode, shadow) {
+        reader.error_help(
+            second.at,
+            "`shadow` and `shadow_mode` are two words for one thing",
+            "keep one of them",
+        );
+    }
+    draft.shadow = shadow.or(shadow_mode).is_some_and(|on| on.value);
+    if draft.key.as_ref().is_none_or(|key| key.value.is_empty()) {
+        let at = draft.key.as_ref().map_or(node.at, |key| key.at);
+        reader.error_help(at, "empty key: a descriptor needs a `key`", "write `key: name_of_the_attribute`");
+        draft.key = None;
+    }
+    check_replaces(reader, &draft);
+    Some(draft)
+}
+
+/// What a later version brings.
+pub(super) fn not_yet(reader: &mut Reader<'_>, at: At, what: &str, instead: &str) {
+    reader.error_help(at, format!("{what} is not available yet"), instead);
+}
+
+fn metadata(reader: &mut Reader<'_>, node: &Node<'_>) -> BTreeMap<String, String> {
+    let Some(pairs) = reader.mapping(node, "metadata", "{team: payments}") else { return BTreeMap::new() };
+    pairs
+        .filter_map(|(key, value)| {
+            let name = scalar(key).to_owned();
+            reader.text(value, &format!("metadata.{name}"), "payments").map(|text| (name, text.value))
+        })
+        .collect()
+}
+
+fn tiers(reader: &mut Reader<'_>, node: &Node<'_>) -> Vec<(String, Vec<crate::draft::LimitDraft>)> {
+    let Some(pairs) = reader.mapping(node, "tiers", "{free: 100/minute, pro: 1000/minute}") else {
+        return Vec::new();
+    };
+    pairs.map(|(key, value)| (scalar(key).to_owned(), limit::list(reader, value, scalar(key)))).collect()
+}
+
+fn concurrency(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<ConcurrencyDraft>> {
+    const TTL: Span = Span::from_secs(60);
+    if !matches!(node.value, Value::Mapping(_)) {
+        let Placed { at, value } = reader.count(node, "concurrency", Quota::LARGEST)?;
+        return Some(Placed { at, value: ConcurrencyDraft { limit: value, ttl: TTL } });
+    }
+    let (mut limit, mut ttl) = (None, Some(TTL));
+    for (key, node) in reader.mapping(node, "concurrency", "{limit: 20, ttl: 60s}")? {
+        match scalar(key) {
+            "limit" => limit = Some(reader.count(node, "limit", Quota::LARGEST)?.value),
+            "ttl" => ttl = reader.span(node, "ttl").map(|ttl| ttl.value),
+            _ => reader.unknown_key(key, "`concurrency`", &["limit", "ttl"]),
+        }
+    }
+    if limit.is_none() {
+        reader.error_help(
+            node.at,
+            "`concurrency` has no `limit`",
+            "write `concurrency: {limit: 20, ttl: 60s}`",
+        );
+    }
+    Some(Placed { at: node.at, value: ConcurrencyDraft { limit: limit?, ttl: ttl? } })
+}
+
+fn on_error(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<OnErrorDraft> {
+    if !matches!(node.value, Value::Mapping(_)) {
+        return policy(reader, node).map(OnErrorDraft::Always);
+    }
+    let (mut tiers, mut otherwise) = (BTreeMap::new(), None);
+    for (key, node) in reader.mapping(node, "on_error", "{free: closed, default: open}")? {
+        let Some(policy) = policy(reader, node) else { continue };
+        match scalar(key) {
+            "default" => otherwise = Some(policy),
+            tier => {
+                tiers.insert(tier.to_owned(), policy);
+            }
+        }
+    }
+    Some(OnErrorDraft::ByTier { tiers, otherwise })
+}
+
+fn policy(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<FailPolicy> {
+    let Placed { at, value } = reader.text(node, "on_error", "closed")?;
+    match value.as_str() {
+        "open" => Some(FailPolicy::Open),
+        "closed" => Some(FailPolicy::Closed),
+        "local" => {
+            not_yet(reader, at, "`on_error: local`", "write `open` or `closed`");
+            None
+        }
+        other => {
+            reader.unknown_word(at, "policy for `on_error`", other, &["open", "closed"]);
+            None
+        }
+    }
+}
+
+fn mode(reader: &mut Reader<'_>, node: &Node<'_>) -> Mode {
+    let Some(Placed { at, value }) = reader.text(node, "mode", "central") else { return Mode::default() };
+    match value.as_str() {
+        "central" => return Mode::Central,
+        "local" => return Mode::Local,
+        "leased" => not_yet(reader, at, "`mode: leased`", "write `central` or `local`"),
+        other => reader.unknown_word(at, "mode", other, &["central", "local"]),
+    }
+    Mode::default()
+}
+
+fn action(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Action>> {
+    let Placed { at, value } = reader.text(node, "action", "delay")?;
+    let value = match value.as_str() {
+        "reject" => Action::Reject,
+        "delay" | "throttle" => Action::Delay,
+        "degrade" => Action::Degrade,
+        other => {
+            reader.unknown_word(at, "action", other, &["reject", "delay", "throttle", "degrade"]);
+            return None;
+        }
+    };
+    Some(Placed { at, value })
+}
+
+fn soft(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<SoftDraft>> {
+    let (mut mark, mut action) = (None, SoftAction::Warn);
+    if matches!(node.value, Value::Mapping(_)) {
+        for (key, node) in reader.mapping(node, "soft", "{at: 80%, action: warn}")? {
+            match scalar(key) {
+                "at" => mark = soft_mark(reader, node),
+                "action" => match reader.text(node, "action", "warn")?.value.as_str() {
+                    "warn" => action = SoftAction::Warn,
+                    "degrade" => action = SoftAction::Degrade,
+                    other => reader.unknown_word(node.at, "action of `soft`", other, &["warn", "degrade"]),
+                },
+                _ => reader.unknown_key(key, "`soft`", &["at", "action"]),
+            }
+        }
+        if mark.is_none() {
+            reader.error_help(node.at, "`soft` has no mark", "write `soft: {at: 80%, action: warn}`");
+        }
+    } else {
+        mark = soft_mark(reader, node);
+    }
+    mark.map(|mark| Placed { at: node.at, value: SoftDraft { mark, action } })
+}
+
+fn soft_mark(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<SoftMark> {
+    let percent = scalar(node).strip_suffix('%');
+    let mark = match percent.map(|digits| parse_number(digits.trim())) {
+        Some(Some(n @ 1..=1_000)) => SoftMark::Percent(u64::try_from(n).unwrap_or(100)),
+        Some(_) => {
+            reader.error_help(
+                node.at,
+                "a soft mark in percent goes from 1% up",
+                "write it as in `soft: 80%`",
+            );
+            return None;
+        }
+        None => SoftMark::Units(reader.count(node, "soft", Quota::LARGEST)?.value),
+    };
+    if matches!(mark, SoftMark::Units(0)) {
+        reader.error_help(node.at, "a soft mark of 0 is always passed", "write it as in `soft: 80%`");
+        return None;
+    }
+    Some(mark)
+}
+
+fn priority(reader: &mut Reader<'_>, node: &Node<'_>) -> i32 {
+    let range = (i64::from(i32::MIN), i64::from(i32::MAX));
+    let priority = reader.number(node, "priority", range, "10");
+    priority.and_then(|priority| i32::try_from(priority.value).ok()).unwrap_or(0)
+}
+
+fn cost(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<CostDraft> {
+    let text = reader.text(node, "cost", "5")?.value;
+    let number = matches!(node.value, Value::Scalar { plain: true, .. }) && parse_number(&text).is_some();
+    if number {
+        return reader.count(node, "cost", Quota::LARGEST).map(|units| CostDraft::Fixed(units.value));
+    }
+    if text.is_empty() {
+        reader.error_help(
+            node.at,
+            "`cost` is empty",
+            "write a number, or the name of an attribute that has one",
+        );
+        return None;
+    }
+    Some(CostDraft::Attribute(text))
+}
+
+pub(super) fn replaces(reader: &mut Reader<'_>, node: &Node<'_>) -> Vec<Placed<String>> {
+    let Some(items) = reader.sequence(node, "replaces", "[{name: other_rule}]") else { return Vec::new() };
+    let mut names = Vec::new();
+    for item in items {
+        let Some(pairs) = reader.mapping(item, "an entry of `replaces`", "{name: other_rule}") else {
+            continue;
+        };
+        let mut name = Placed { at: item.at, value: String::new() };
+        let mut wrong = false;
+        for (key, node) in pairs {
+            match (scalar(key), reader.text(node, "name", "other_rule")) {
+                ("name", Some(text)) => name = text,
+                ("name", None) => wrong = true,
+                _ => reader.unknown_key(key, "an entry of `replaces`", &["name"]),
+            }
+        }
+        if name.value.is_empty() && !wrong {
+            reader.error_help(name.at, "empty `replaces` entry", "write `replaces: [{name: other_rule}]`");
+        } else {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn check_replaces(reader: &mut Reader<'_>, draft: &RuleDraft) {
+    let Some(name) = &draft.name else { return };
+    for replaced in draft.replaces.iter().filter(|replaced| replaced.value == name.value) {
+        reader.error_help(
+            replaced.at,
+            format!("the rule `{}` cannot replace itself", crate::syntax::shorten(&name.value)),
+            "`replaces` names other rules; take this one out",
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! Limits in all their forms: Envoy's `rate_limit`, a text, a mapping, a list of these.
+
+use super::{algorithm, descriptor};
+use crate::draft::{LimitDraft, RuleDraft, ShapeDraft};
+use crate::period;
+use crate::read::{Placed, Reader, scalar};
+use crate::syntax::{At, Node, Value, shorten};
+use crate::unit::Unit;
+use tollgate_core::{Period, Quota};
+
+const RATE_LIMIT_KEYS: [&str; 9] =
+    ["unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "burst", "slots", "jitter"];
+const LIMIT_KEYS: [&str; 9] =
+    ["count", "period", "unit", "calendar", "zone", "burst", "algorithm", "slots", "jitter"];
+const EXAMPLE: &str = "100/minute";
+/// Limits in one list.
+const MOST: usize = 16;
+
+/// Envoy's form. Its `name` and `replaces` are the rule's.
+pub(super) fn rate_limit(reader: &mut Reader<'_>, at: At, node: &Node<'_>, draft: &mut RuleDraft) {
+    draft.limits = Some(Vec::new());
+    let example = "{unit: minute, requests_per_unit: 100}";
+    let Some(pairs) = reader.mapping(node, "rate_limit", example) else { return };
+    let (mut unit, mut count, mut unlimited) = (None, Some(0), false);
+    let mut shape = ShapeDraft::default();
+    for (key, node) in pairs {
+        match scalar(key) {
+            "unit" => unit = reader.text(node, "unit", "minute").filter(|unit| !unit.value.is_empty()),
+            "requests_per_unit" => {
+                count = reader.count(node, "requests_per_unit", u64::from(u32::MAX)).map(|count| count.value);
+            }
+            "unlimited" => unlimited = reader.boolean(node, "unlimited").is_some_and(|on| on.value),
+            "name" => {
+                let name = reader.text(node, "name", "per_user").filter(|name| !name.value.is_empty());
+                if let (Some(_), Some(second)) = (&draft.name, &name) {
+                    reader.error_help(second.at, "the rule has two names", "keep one of them");
+                }
+                draft.name = name.or(draft.name.take());
+            }
+            "replaces" => draft.replaces.extend(descriptor::replaces(reader, node)),
+            name if shape_key(reader, name, node, &mut shape) => {}
+            _ => reader.unknown_key(key, "`rate_limit`", &RATE_LIMIT_KEYS),
+        }
+    }
+    draft.unlimited = unlimited;
+    match (unlimited, unit) {
+        (true, Some(unit)) => {
+            reader.error_help(
+                unit.at,
+                "`unlimited` with a unit: there is nothing to count",
+                "leave `unit` out",
+            );
+        }
+        (true, None) => {}
+        (false, None) => {
+            reader.error_help(at, "`rate_limit` has no unit", format!("write `rate_limit: {example}`"));
+        }
+        (false, Some(Placed { at: unit_at, value })) => match Unit::from_name(&value) {
+            Some(unit) => {
+                let Some(count) = count else { return };
+                let period = Period::Rolling(unit.length());
+                draft.limits = Some(vec![LimitDraft { at, count, period, shape }]);
+            }
+            None => unknown_unit(reader, unit_at, &value),
+        },
+    }
+}
+
+fn unknown_unit(reader: &mut Reader<'_>, at: At, unit: &str) {
+    let names = ["second", "minute", "hour", "day", "week", "month", "year"];
+    reader.unknown_word(at, "unit", unit, &names);
+}
+
+/// A limit, or a list of limits.
+pub(super) fn list(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Vec<LimitDraft> {
+    match &node.value {
+        Value::Sequence(items) => {
+            if items.is_empty() || items.len() > MOST {
+                reader.error(
+                    node.at,
+                    format!("`{name}` must have from 1 to {MOST} limits, not {}", items.len()),
+                );
+            }
+            items.iter().take(MOST).filter_map(|item| one(reader, item, name)).collect()
+        }
+        _ => one(reader, node, name).into_iter().collect(),
+    }
+}
+
+fn one(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<LimitDraft> {
+    match &node.value {
+        Value::Scalar { text, .. } => match period::parse_rate(text) {
+            Ok((count, period)) => {
+                Some(LimitDraft { at: node.at, count, period, shape: ShapeDraft::default() })
+            }
+            Err(why) => {
+                let message = format!("`{}` is no limit: {why}", shorten(text));
+                let help = format!(
+                    "write it as in `{name}: {EXAMPLE}`, `100 per 30s` or `1000/day in Europe/Zurich`"
+                );
+                reader.error_help(node.at, message, help);
+                None
+            }
+        },
+        Value::Mapping(_) => mapping(reader, node, name),
+        Value::Sequence(_) => {
+            reader.error_help(
+                node.at,
+                "a list inside a list of limits",
+                format!("write `{name}: [{EXAMPLE}]`"),
+            );
+            None
+        }
+    }
+}
+
+fn mapping(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<LimitDraft> {
+    let (mut count, mut periods, mut zone) = (None, Vec::new(), None);
+    let mut calendar = None;
+    let mut shape = ShapeDraft::default();
+    let mut complete = true;
+    for (key, node) in reader.mapping(node, name, EXAMPLE)? {
+        match scalar(key) {
+            "count" => {
+                count = reader.count(node, "count", Quota::LARGEST);
+                complete &= count.is_some();
+            }
+            "period" => {
+                let span = reader.span(node, "period");
+                complete &= span.is_some();
+                periods.push((key.at, span.map(|span| Period::Rolling(span.value))));
+            }
+            "unit" => {
+                let Placed { at, value } = reader.text(node, "unit", "minute")?;
+                let unit = Unit::from_name(&value);
+                if unit.is_none() {
+                    unknown_unit(reader, at, &value);
+                    complete = false;
+                }
+                periods.push((key.at, unit.map(|unit| Period::Rolling(unit.length()))));
+            }
+            "calendar" => {
+                calendar = reader.text(node, "calendar", "month");
+                complete &= calendar.is_some();
+                periods.push((key.at, None));
+            }
+            "zone" => zone = reader.text(node, "zone", "Europe/Zurich"),
+            name if shape_key(reader, name, node, &mut shape) => {}
+            _ => reader.unknown_key(key, "a limit", &LIMIT_KEYS),
+        }
+    }
+    if let Some((second, _)) = periods.get(1) {
+        reader.error_help(*second, "a limit has one period", "keep one of `period`, `unit` and `calendar`");
+        return None;
+    }
+    let period = match (calendar, zone) {
+        (Some(unit), zone) => {
+            let zone = zone.map_or_else(|| "UTC".to_owned(), |zone| zone.value);
+            match period::calendar(&unit.value, &zone) {
+                Ok(period) => Some(period),
+                Err(why) => {
+                    reader.error_help(
+                        unit.at,
+                        why,
+                        "write it as in `{count: 1000, calendar: month, zone: Europe/Zurich}`",
+                    );
+                    return None;
+                }
+            }
+        }
+        (None, Some(zone)) => {
+            reader.error_help(
+                zone.at,
+                "a zone without a calendar period",
+                "write `calendar: day` or `calendar: month` with it",
+            );
+            return None;
+        }
+        (None, None) => periods.pop().and_then(|(_, period)| period),
+    };
+    if !complete {
+        return None;
+    }
+    match (count, period) {
+        (Some(count), Some(period)) => Some(LimitDraft { at: node.at, count: count.value, period, shape }),
+        (None, _) => {
+            reader.error_help(node.at, "a limit needs a `count`", "write `{count: 100, period: 30s}`");
+            None
+        }
+        (_, None) => {
+            reader.error_help(node.at, "a limit needs a `period`", "write `{count: 100, period: 30s}`");
+            None
+        }
+    }
+}
+
+/// The keys that `rate_limit` and `limit` share.
+fn shape_key(reader: &mut Reader<'_>, name: &str, node: &Node<'_>, shape: &mut ShapeDraft) -> bool {
+    match name {
+        "burst" => shape.burst = reader.count(node, "burst", Quota::LARGEST),
+        "algorithm" => shape.algorithm = algorithm(reader, node),
+        "slots" => shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
+        "jitter" => shape.jitter = reader.boolean(node, "jitter"),
+        _ => return false,
+    }
+    true
+}

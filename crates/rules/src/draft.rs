@@ -1,0 +1,122 @@
+//! A rule file as written: every value typed and placed, nothing yet decided by its neighbours.
+//!
+//! The step between text and rules: what a limit is depends on the domain's algorithm, the rule's action and the
+//! profile, so the decoder only says what stands there and `compile` says what it means.
+
+use crate::read::Placed;
+use crate::rule::{Action, Class, FailPolicy, Mode, OnError, Profile, SoftAction};
+use crate::syntax::At;
+use std::collections::BTreeMap;
+use tollgate_core::{Algorithm, Period, Span};
+
+/// One file.
+#[derive(Debug, Default)]
+pub(crate) struct FileDraft {
+    pub(crate) domain: Option<Placed<String>>,
+    pub(crate) profile: Option<Placed<Profile>>,
+    pub(crate) shape: ShapeDraft,
+    pub(crate) class: Option<Class>,
+    pub(crate) tier_key: Option<String>,
+    pub(crate) rules: Vec<RuleDraft>,
+}
+
+/// What a limit's arithmetic may be told, at any of the three places: file, rule, limit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShapeDraft {
+    pub(crate) algorithm: Option<Placed<Algorithm>>,
+    pub(crate) burst: Option<Placed<u64>>,
+    pub(crate) slots: Option<Placed<u64>>,
+    pub(crate) jitter: Option<Placed<bool>>,
+}
+
+/// One limit.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitDraft {
+    pub(crate) at: At,
+    pub(crate) count: u64,
+    pub(crate) period: Period,
+    pub(crate) shape: ShapeDraft,
+}
+
+/// `soft`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SoftDraft {
+    pub(crate) mark: SoftMark,
+    pub(crate) action: SoftAction,
+}
+
+/// Where a soft mark stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SoftMark {
+    Units(u64),
+    Percent(u64),
+}
+
+/// `concurrency`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConcurrencyDraft {
+    pub(crate) limit: u64,
+    pub(crate) ttl: Span,
+}
+
+/// `cost`.
+#[derive(Clone, Debug)]
+pub(crate) enum CostDraft {
+    Fixed(u64),
+    Attribute(String),
+}
+
+/// `on_error`, before the class fills what it leaves open.
+#[derive(Clone, Debug)]
+pub(crate) enum OnErrorDraft {
+    Always(FailPolicy),
+    ByTier { tiers: BTreeMap<String, FailPolicy>, otherwise: Option<FailPolicy> },
+}
+
+impl OnErrorDraft {
+    /// With the rest filled in by the class.
+    pub(crate) fn complete(self, class: Class) -> OnError {
+        match self {
+            Self::Always(FailPolicy::Open) => OnError::Open,
+            Self::Always(FailPolicy::Closed) => OnError::Closed,
+            Self::ByTier { tiers, otherwise } => {
+                let by_class = match class {
+                    Class::Comfort | Class::Cost => FailPolicy::Open,
+                    Class::Security | Class::Strict => FailPolicy::Closed,
+                };
+                OnError::ByTier { tiers, otherwise: otherwise.unwrap_or(by_class) }
+            }
+        }
+    }
+}
+
+/// One descriptor.
+#[derive(Debug, Default)]
+pub(crate) struct RuleDraft {
+    pub(crate) at: At,
+    pub(crate) key: Option<Placed<String>>,
+    pub(crate) value: Option<Placed<String>>,
+    pub(crate) name: Option<Placed<String>>,
+    /// The limits of `rate_limit` (one, or none if unlimited) or of `limit`.
+    pub(crate) limits: Option<Vec<LimitDraft>>,
+    pub(crate) unlimited: bool,
+    pub(crate) replaces: Vec<Placed<String>>,
+    pub(crate) shape: ShapeDraft,
+    pub(crate) tiers: Vec<(String, Vec<LimitDraft>)>,
+    pub(crate) concurrency: Option<Placed<ConcurrencyDraft>>,
+    pub(crate) class: Option<Class>,
+    pub(crate) on_error: Option<OnErrorDraft>,
+    pub(crate) mode: Mode,
+    pub(crate) action: Option<Placed<Action>>,
+    pub(crate) soft: Option<Placed<SoftDraft>>,
+    pub(crate) candidate: Vec<LimitDraft>,
+    pub(crate) priority: i32,
+    pub(crate) cost: Option<CostDraft>,
+    pub(crate) shadow: bool,
+    pub(crate) quota: bool,
+    pub(crate) detailed_metric: bool,
+    pub(crate) value_to_metric: bool,
+    pub(crate) share_threshold: Option<Placed<bool>>,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) rules: Vec<RuleDraft>,
+}

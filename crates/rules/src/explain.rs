@@ -1,0 +1,212 @@
+//! Why a rule matches a request, or does not, clause by clause.
+//!
+//! Each clause is a key of the rule's path, asked on its own, so that somebody who expected a match sees the one that
+//! failed. The walk itself is not instrumented: it stays as fast as it is, and this asks the tree again.
+
+use crate::plan::Attributes;
+use crate::ruleset::Domain;
+use crate::tree::{Test, TreeNode};
+use crate::walk::find;
+use std::fmt;
+use tollgate_core::Cost;
+
+/// Why each rule of a domain does or does not match a request.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    /// The domain.
+    pub domain: String,
+    /// The caller's tier, where it says one.
+    pub tier: Option<String>,
+    /// One for each rule, in the order of the file.
+    pub rules: Vec<Explained>,
+}
+
+/// Why one rule does or does not match.
+#[derive(Clone, Debug)]
+pub struct Explained {
+    /// The rule's id.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// Where it stands: file, line.
+    pub location: (String, u32),
+    /// What is asked of the request, key by key, up to the first that fails.
+    pub clauses: Vec<Clause>,
+    /// What comes of it.
+    pub finding: Finding,
+}
+
+/// One key of a rule's path, and what the request has to say to it.
+#[derive(Clone, Debug)]
+pub struct Clause {
+    /// What is asked: `endpoint=POST /orders`.
+    pub asked: String,
+    /// What the request says.
+    pub answer: String,
+    /// Whether that is what is asked.
+    pub holds: bool,
+}
+
+/// What comes of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// It does not match.
+    NoMatch,
+    /// It matches, and these limits are charged: limit and counter.
+    Limited(Vec<(String, String)>),
+    /// It matches and never limits.
+    Unlimited,
+    /// It matches and has no limit for this caller.
+    Exempt,
+    /// It matches, and another rule of this name has replaced it.
+    Replaced(String),
+}
+
+impl Domain {
+    /// Which rules match a request, and why the others do not.
+    #[must_use]
+    pub fn explain(&self, request: &Attributes<'_>) -> Explanation {
+        let plan = self.plan(request, Cost::LOOK);
+        let rules = self.tree.iter().filter_map(|node| node.rule.map(|id| (node, id)));
+        let rules = rules.map(|(node, id)| {
+            let rule = &self.rules[id as usize];
+            let clauses = self.clauses(node, request);
+            let charged: Vec<(String, String)> = plan
+                .hits
+                .iter()
+                .filter(|hit| hit.rule.is_some_and(|hit| hit.id == id))
+                .map(|hit| {
+                    let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
+                    let values: Vec<String> = parts.iter().map(ToString::to_string).collect();
+                    (
+                        hit.limit.limit.to_string(),
+                        format!("{} [{}]", hit.limit.scope.label(), values.join(", ")),
+                    )
+                })
+                .collect();
+            let finding = if clauses.iter().any(|clause| !clause.holds) {
+                Finding::NoMatch
+            } else if rule.unlimited {
+                Finding::Unlimited
+            } else if !charged.is_empty() {
+                Finding::Limited(charged)
+            } else if rule.limits_for(plan.tier).is_empty() {
+                Finding::Exempt
+            } else {
+                Finding::Replaced(self.replacer(&rule.name, request))
+            };
+            Explained { id, name: rule.name.clone(), location: rule.location.clone(), clauses, finding }
+        });
+        Explanation {
+            domain: self.name.clone(),
+            tier: plan.tier.map(ToOwned::to_owned),
+            rules: rules.collect(),
+        }
+    }
+
+    fn replacer(&self, name: &str, request: &Attributes<'_>) -> String {
+        let nodes =
+            self.tree.iter().filter(|node| self.clauses(node, request).iter().all(|clause| clause.holds));
+        let mut rules = nodes.filter_map(|node| node.rule).map(|id| &self.rules[id as usize]);
+        rules
+            .find(|rule| rule.replaces.iter().any(|other| other == name))
+            .map_or_else(String::new, |rule| rule.name.clone())
+    }
+
+    fn clauses(&self, node: &TreeNode, request: &Attributes<'_>) -> Vec<Clause> {
+        let mut path = vec![node];
+        while path[path.len() - 1].parent != 0 {
+            path.push(&self.tree[path[path.len() - 1].parent as usize]);
+        }
+        let mut clauses = Vec::with_capacity(path.len());
+        for node in path.into_iter().rev() {
+            let clause = self.clause(node, request);
+            let holds = clause.holds;
+            clauses.push(clause);
+            if !holds {
+                break;
+            }
+        }
+        clauses
+    }
+
+    fn clause(&self, node: &TreeNode, request: &Attributes<'_>) -> Clause {
+        let element = &node.element;
+        let asked = element.to_string();
+        let Some(value) = find(request, &element.key) else {
+            return Clause { asked, answer: format!("the request has no `{}`", element.key), holds: false };
+        };
+        let agrees = match &element.test {
+            Test::Any => true,
+            Test::Exact(wanted) => **wanted == *value,
+            Test::Like(pattern) | Test::Shared(pattern) => pattern.matches(value),
+            Test::Network(prefix) => prefix.network(value).is_some(),
+        };
+        if !agrees {
+            let why = match &element.test {
+                Test::Network(_) => "is no address of that family",
+                _ => "is another value",
+            };
+            return Clause { asked, answer: format!("`{value}` {why}"), holds: false };
+        }
+        if matches!(element.test, Test::Network(_)) {
+            return Clause { asked, answer: format!("`{value}`"), holds: true };
+        }
+        let level = &self.tree[node.parent as usize].children;
+        let winner = level.key(&element.key).and_then(|index| index.specific(value).or(index.any));
+        match winner.map(|id| &self.tree[id as usize]) {
+            Some(winner) if !std::ptr::eq(winner, node) => Clause {
+                asked,
+                answer: format!("`{value}` belongs to the more specific or earlier `{}`", winner.element),
+                holds: false,
+            },
+            _ => Clause { asked, answer: format!("`{value}`"), holds: true },
+        }
+    }
+}
+
+impl Explanation {
+    /// The rules that match.
+    pub fn matched(&self) -> impl Iterator<Item = &Explained> {
+        self.rules.iter().filter(|rule| rule.finding != Finding::NoMatch)
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let matched = self.matched().count();
+        write!(f, "domain {}: {matched} of {} rules match", self.domain, self.rules.len())?;
+        if let Some(tier) = &self.tier {
+            write!(f, ", tier {tier}")?;
+        }
+        for rule in &self.rules {
+            write!(f, "\n\n{rule}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Explained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (file, line) = &self.location;
+        let finding = match &self.finding {
+            Finding::NoMatch => "no match".to_owned(),
+            Finding::Limited(limits) if limits.len() == 1 => "matches, 1 limit".to_owned(),
+            Finding::Limited(limits) => format!("matches, {} limits", limits.len()),
+            Finding::Unlimited => "matches, unlimited".to_owned(),
+            Finding::Exempt => "matches, no limit for this caller".to_owned(),
+            Finding::Replaced(by) => format!("matches, replaced by {by}"),
+        };
+        write!(f, "{} ({file}:{line}): {finding}", self.name)?;
+        for clause in &self.clauses {
+            let mark = if clause.holds { "yes" } else { "no " };
+            write!(f, "\n  {mark}  {}: {}", clause.asked, clause.answer)?;
+        }
+        if let Finding::Limited(limits) = &self.finding {
+            for (limit, counter) in limits {
+                write!(f, "\n  {limit}, counter {counter}")?;
+            }
+        }
+        Ok(())
+    }
+}

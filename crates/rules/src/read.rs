@@ -1,0 +1,215 @@
+//! Typed reads of single nodes: each returns the value, or reports what stands there and what should.
+
+use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
+use crate::suggest::closest;
+use crate::syntax::{At, Node, Value, shorten};
+use crate::{Source, period};
+use tollgate_core::Span;
+
+/// A value and where it stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed<T> {
+    pub(crate) at: At,
+    pub(crate) value: T,
+}
+
+/// Reads one file and collects what is wrong with it.
+pub(crate) struct Reader<'s> {
+    pub(crate) source: &'s Source,
+    pub(crate) errors: &'s mut Diagnostics,
+}
+
+/// Longer texts are refused: keys, values and names end up in counters' names and on metrics' pages.
+const LONGEST_TEXT: usize = 4_096;
+
+impl Reader<'_> {
+    /// Reports an error.
+    pub(crate) fn error(&mut self, at: At, message: impl Into<String>) {
+        let source = self.source;
+        self.errors.push(|| Diagnostic::new(Severity::Error, source, at, message.into()));
+    }
+
+    /// Reports an error, with what to write instead.
+    pub(crate) fn error_help(&mut self, at: At, message: impl Into<String>, help: impl Into<String>) {
+        let source = self.source;
+        self.errors.push(|| Diagnostic::new(Severity::Error, source, at, message.into()).help(help));
+    }
+
+    /// Reports a node of the wrong type.
+    fn wrong(&mut self, node: &Node<'_>, name: &str, wanted: &str, example: &str) {
+        let found = match &node.value {
+            Value::Scalar { text, plain: true } => format!("`{}`", shorten(text)),
+            Value::Scalar { text, plain: false } => format!("the text \"{}\"", shorten(text)),
+            _ => node.kind().to_owned(),
+        };
+        self.error_help(
+            node.at,
+            format!("`{name}` must be {wanted}, not {found}"),
+            format!("write it as in `{name}: {example}`"),
+        );
+    }
+
+    /// Reports a key that means nothing where it stands.
+    pub(crate) fn unknown_key(&mut self, key: &Node<'_>, place: &str, known: &[&str]) {
+        let text = shorten(scalar(key));
+        let help = match closest(&text, known) {
+            Some(known) => format!("did you mean `{known}`?"),
+            None => format!("{place} may have: {}", known.join(", ")),
+        };
+        self.error_help(key.at, format!("unknown key `{text}` in {place}"), help);
+    }
+
+    /// Reports a word that is none of those allowed.
+    pub(crate) fn unknown_word(&mut self, at: At, name: &str, found: &str, known: &[&str]) {
+        let found = shorten(found);
+        let help = match closest(&found, known) {
+            Some(known) => format!("did you mean `{known}`?"),
+            None => format!("write one of: {}", known.join(", ")),
+        };
+        self.error_help(at, format!("unknown {name} `{found}`"), help);
+    }
+
+    /// The pairs of a mapping, those with a null value left out.
+    pub(crate) fn mapping<'n, 't>(
+        &mut self,
+        node: &'n Node<'t>,
+        name: &str,
+        example: &str,
+    ) -> Option<impl Iterator<Item = (&'n Node<'t>, &'n Node<'t>)> + use<'n, 't>> {
+        let Value::Mapping(pairs) = &node.value else {
+            self.wrong(node, name, "a mapping", example);
+            return None;
+        };
+        Some(pairs.iter().map(|(key, value)| (key, value)).filter(|(_, value)| !value.is_null()))
+    }
+
+    /// The items of a list.
+    pub(crate) fn sequence<'n, 't>(
+        &mut self,
+        node: &'n Node<'t>,
+        name: &str,
+        example: &str,
+    ) -> Option<&'n [Node<'t>]> {
+        match &node.value {
+            Value::Sequence(items) => Some(items),
+            _ => {
+                self.wrong(node, name, "a list", example);
+                None
+            }
+        }
+    }
+
+    /// Any scalar as text: `value: 404` is the text 404, as it is to the Envoy service.
+    pub(crate) fn text(&mut self, node: &Node<'_>, name: &str, example: &str) -> Option<Placed<String>> {
+        match &node.value {
+            Value::Scalar { text, .. } if text.len() > LONGEST_TEXT => {
+                self.error(node.at, format!("`{name}` is longer than {LONGEST_TEXT} bytes"));
+                None
+            }
+            Value::Scalar { text, .. } => Some(Placed { at: node.at, value: text.clone().into_owned() }),
+            _ => {
+                self.wrong(node, name, "text", example);
+                None
+            }
+        }
+    }
+
+    /// A whole number from `least` to `most`.
+    pub(crate) fn number(
+        &mut self,
+        node: &Node<'_>,
+        name: &str,
+        (least, most): (i64, i64),
+        example: &str,
+    ) -> Option<Placed<i64>> {
+        let number = match &node.value {
+            Value::Scalar { text, plain: true } => parse_number(text),
+            _ => None,
+        };
+        match number {
+            Some(n) if (i128::from(least)..=i128::from(most)).contains(&n) => {
+                Some(Placed { at: node.at, value: i64::try_from(n).unwrap_or(i64::MAX) })
+            }
+            Some(n) => {
+                self.error(node.at, format!("`{name}` must be from {least} to {most}, not {n}"));
+                None
+            }
+            None => {
+                let quoted = matches!(&node.value, Value::Scalar { text, plain: false } if parse_number(text).is_some());
+                let wanted = if quoted { "a number without quotes" } else { "a whole number" };
+                self.wrong(node, name, wanted, example);
+                None
+            }
+        }
+    }
+
+    /// The same for what cannot be negative.
+    pub(crate) fn count(&mut self, node: &Node<'_>, name: &str, most: u64) -> Option<Placed<u64>> {
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let Placed { at, value } = self.number(node, name, (0, most), "100")?;
+        Some(Placed { at, value: value.unsigned_abs() })
+    }
+
+    /// A boolean, in the words of YAML 1.1 as well, since the Envoy service takes them.
+    pub(crate) fn boolean(&mut self, node: &Node<'_>, name: &str) -> Option<Placed<bool>> {
+        let value = match &node.value {
+            Value::Scalar { text, plain: true } => match text.to_ascii_lowercase().as_str() {
+                "true" | "yes" | "on" => Some(true),
+                "false" | "no" | "off" => Some(false),
+                _ => None,
+            },
+            _ => None,
+        };
+        match value {
+            Some(value) => Some(Placed { at: node.at, value }),
+            None => {
+                self.wrong(node, name, "true or false", "true");
+                None
+            }
+        }
+    }
+
+    /// A length of time: `30s`, `250ms`, `minute`.
+    pub(crate) fn span(&mut self, node: &Node<'_>, name: &str) -> Option<Placed<Span>> {
+        match &node.value {
+            Value::Scalar { text, .. } if period::parse_span(text).is_some() => {
+                period::parse_span(text).map(|value| Placed { at: node.at, value })
+            }
+            _ => {
+                self.wrong(node, name, "a length of time", "30s");
+                None
+            }
+        }
+    }
+}
+
+/// The text of a scalar; keys of mappings always are.
+pub(crate) fn scalar<'n>(node: &'n Node<'_>) -> &'n str {
+    match &node.value {
+        Value::Scalar { text, .. } => text,
+        _ => "",
+    }
+}
+
+/// Whole numbers as YAML writes them: decimal with `_` between digits, `0x`, `0o`, `0b`.
+pub(crate) fn parse_number(text: &str) -> Option<i128> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if !digits.starts_with(|c: char| c.is_ascii_digit()) || digits.len() > 40 {
+        return None;
+    }
+    let (radix, digits) = match digits.get(..2) {
+        Some("0x") => (16, &digits[2..]),
+        Some("0o") => (8, &digits[2..]),
+        Some("0b") => (2, &digits[2..]),
+        _ => (10, digits),
+    };
+    let digits: String = digits.chars().filter(|c| *c != '_').collect();
+    if !digits.starts_with(|c: char| c.is_ascii_hexdigit()) {
+        return None;
+    }
+    let number = i128::from_str_radix(&digits, radix).ok()?;
+    Some(if negative { -number } else { number })
+}

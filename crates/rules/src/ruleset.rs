@@ -1,0 +1,216 @@
+//! The rules of all domains, loaded together and then only read.
+
+use crate::compile;
+use crate::decode;
+use crate::diagnostic::{Diagnostic, Diagnostics};
+use crate::draft::FileDraft;
+use crate::lint;
+use crate::read::Reader;
+use crate::rule::{Profile, Rule};
+use crate::scope::ScopePath;
+use crate::syntax::shorten;
+use crate::tree::TreeNode;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tollgate_core::{Algorithm, StableHasher};
+
+/// A rule file: its name for diagnostics, and its text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// The file's name.
+    pub name: String,
+    /// What stands in it.
+    pub text: String,
+}
+
+impl Source {
+    /// A file of this name with this text.
+    #[must_use]
+    pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { name: name.into(), text: text.into() }
+    }
+}
+
+/// How to load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// This profile for every domain, whatever the files say.
+    pub profile: Option<Profile>,
+}
+
+/// All rules, compiled.
+///
+/// ```
+/// use tollgate_core::Cost;
+/// use tollgate_rules::{Options, Ruleset, Source};
+/// let file = Source::new("api.yaml", "{domain: api, descriptors: [{key: user, limit: 100/minute}]}");
+/// let rules = Ruleset::load(&[file], &Options::default())?;
+/// let request = [("user", "alice"), ("path", "/")];
+/// let plan = rules.domain("api").unwrap().plan(&request, Cost::ONE);
+/// assert_eq!(plan.hits[0].limit.limit.to_string(), "gcra 100/1m");
+/// # Ok::<(), tollgate_rules::Diagnostics>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Ruleset {
+    domains: Vec<Domain>,
+    by_name: HashMap<String, usize, foldhash::fast::RandomState>,
+    rules: Arc<[Rule]>,
+    warnings: Vec<Diagnostic>,
+    revision: String,
+}
+
+/// The rules of one domain.
+#[derive(Clone, Debug)]
+pub struct Domain {
+    pub(crate) name: String,
+    pub(crate) profile: Profile,
+    /// For limits that say none, and for those that requests bring.
+    pub(crate) algorithm: Algorithm,
+    pub(crate) scope: ScopePath,
+    /// The attribute that tells a caller's tier.
+    pub(crate) tier_key: String,
+    /// Whether any rule replaces others.
+    pub(crate) replaces: bool,
+    /// The root first, then every descriptor in the order of the file.
+    pub(crate) tree: Vec<TreeNode>,
+    /// Those of all domains; the tree says which are this one's.
+    pub(crate) rules: Arc<[Rule]>,
+}
+
+impl Ruleset {
+    /// Reads, checks and compiles rule files.
+    ///
+    /// # Errors
+    /// Everything that is wrong with any of the files.
+    pub fn load(sources: &[Source], options: &Options) -> Result<Self, Diagnostics> {
+        let mut errors = Diagnostics::default();
+        let mut rules = Vec::new();
+        let mut compiled: Vec<(Domain, Vec<compile::NodePlace>, &Source)> = Vec::new();
+        let mut by_name = HashMap::default();
+        for source in sources {
+            let mut reader = Reader { source, errors: &mut errors };
+            let Some(mut file) = decode::file(&mut reader) else { continue };
+            refuse_second(&mut reader, &mut file, &by_name, &compiled);
+            if let Some((domain, places)) = compile::domain(&mut reader, file, options.profile, &mut rules) {
+                by_name.insert(domain.name.clone(), compiled.len());
+                compiled.push((domain, places, source));
+            }
+        }
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        let rules: Arc<[Rule]> = rules.into();
+        let mut warnings = Vec::new();
+        let mut domains = Vec::with_capacity(compiled.len());
+        for (mut domain, places, source) in compiled {
+            domain.rules = Arc::clone(&rules);
+            let replaces = domain.own_rules().any(|rule| !rule.replaces.is_empty());
+            domain.replaces = replaces;
+            lint::domain(&domain, &places, source, &mut warnings);
+            domains.push(domain);
+        }
+        Ok(Self { domains, by_name, rules, warnings, revision: revision(sources, options) })
+    }
+
+    /// What loads, and does nothing.
+    #[must_use]
+    pub fn warnings(&self) -> &[Diagnostic] {
+        &self.warnings
+    }
+
+    /// Twelve hexadecimal digits that are the same wherever the same rules are loaded.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        &self.revision
+    }
+
+    /// All domains, in the order of the files.
+    pub fn domains(&self) -> impl Iterator<Item = &Domain> {
+        self.domains.iter()
+    }
+
+    /// The domain of this name.
+    #[must_use]
+    pub fn domain(&self, name: &str) -> Option<&Domain> {
+        match &self.domains[..] {
+            [only] => (only.name == name).then_some(only),
+            _ => self.by_name.get(name).map(|i| &self.domains[*i]),
+        }
+    }
+
+    /// All rules, in the order of the files; a rule's place is its id.
+    #[must_use]
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// The rule with this id.
+    #[must_use]
+    pub fn rule(&self, id: u32) -> Option<&Rule> {
+        self.rules.get(id as usize)
+    }
+}
+
+impl Domain {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// By which arithmetic it decides.
+    #[must_use]
+    pub const fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// The attribute that tells a caller's tier.
+    #[must_use]
+    pub fn tier_key(&self) -> &str {
+        &self.tier_key
+    }
+
+    /// Its rules, in the order of the file.
+    pub fn own_rules(&self) -> impl Iterator<Item = &Rule> {
+        self.tree.iter().filter_map(|node| node.rule).map(|id| &self.rules[id as usize])
+    }
+}
+
+/// One domain a file: the counters of two files with one domain would be each other's.
+fn refuse_second(
+    reader: &mut Reader<'_>,
+    file: &mut FileDraft,
+    by_name: &HashMap<String, usize, foldhash::fast::RandomState>,
+    compiled: &[(Domain, Vec<compile::NodePlace>, &Source)],
+) {
+    let Some(domain) = &file.domain else { return };
+    let Some(first) = by_name.get(&domain.value) else { return };
+    reader.error_help(
+        domain.at,
+        format!("duplicate domain `{}`", shorten(&domain.value)),
+        format!("`{}` has it already; put the rules of one domain into one file", compiled[*first].2.name),
+    );
+    // The rest of the file is still checked, under no name.
+    file.domain.as_mut().into_iter().for_each(|domain| domain.value.push('\0'));
+}
+
+/// Of what the files say, not of where they lie or in which order they were named.
+fn revision(sources: &[Source], options: &Options) -> String {
+    let mut hashes: Vec<u64> = sources
+        .iter()
+        .map(|source| {
+            let mut hasher = StableHasher::default();
+            hasher.bytes(source.text.as_bytes());
+            hasher.finish()
+        })
+        .collect();
+    hashes.sort_unstable();
+    let mut hasher = StableHasher::default();
+    hasher.number(match options.profile {
+        None => 0,
+        Some(Profile::Native) => 1,
+        Some(Profile::Envoy) => 2,
+    });
+    hashes.into_iter().for_each(|hash| hasher.number(hash));
+    format!("{:012x}", hasher.finish() >> 16)
+}

@@ -1,0 +1,160 @@
+//! The rules of a domain as a tree, laid out for matching.
+//!
+//! At each level a key is found by a look at the few there are, or by hash beyond that; a value by hash; wildcards by
+//! their index. So a match costs the same among ten rules as among a hundred thousand.
+
+use crate::network::Prefix;
+use crate::pattern::{Pattern, PatternIndex};
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+
+/// What a descriptor asks of one key.
+#[derive(Clone, Debug)]
+pub(crate) struct Element {
+    pub(crate) key: Box<str>,
+    pub(crate) test: Test,
+}
+
+/// What it asks of the value.
+#[derive(Clone, Debug)]
+pub(crate) enum Test {
+    /// Any value, each with a counter of its own.
+    Any,
+    /// This value.
+    Exact(Box<str>),
+    /// A value like this, each with a counter of its own.
+    Like(Pattern),
+    /// A value like this, all with one counter.
+    Shared(Pattern),
+    /// An address, one counter for each network.
+    Network(Prefix),
+}
+
+impl std::fmt::Display for Element {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.key)?;
+        match &self.test {
+            Test::Any => Ok(()),
+            Test::Exact(value) => write!(f, "={value}"),
+            Test::Like(pattern) | Test::Shared(pattern) => write!(f, "={}", pattern.text()),
+            Test::Network(prefix) => prefix.fmt(f),
+        }
+    }
+}
+
+/// One descriptor of the file.
+#[derive(Clone, Debug)]
+pub(crate) struct TreeNode {
+    pub(crate) element: Element,
+    /// The node above; the root is its own.
+    pub(crate) parent: u32,
+    /// Its rule, if it limits or exempts anything.
+    pub(crate) rule: Option<u32>,
+    pub(crate) children: Level,
+}
+
+/// The descriptors below one node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Level {
+    keys: Vec<KeyIndex>,
+    /// Only beyond [`Self::FEW`] keys.
+    by_name: HashMap<Box<str>, u32, RandomState>,
+}
+
+/// The descriptors of one level that ask about one key.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyIndex {
+    pub(crate) name: Box<str>,
+    pub(crate) exact: HashMap<Box<str>, u32, RandomState>,
+    pub(crate) patterns: PatternIndex,
+    pub(crate) networks: Vec<(Prefix, u32)>,
+    pub(crate) any: Option<u32>,
+}
+
+impl Level {
+    /// Up to here looking at each is faster than hashing.
+    const FEW: usize = 8;
+
+    pub(crate) fn insert(&mut self, element: &Element, node: u32) {
+        let at = self.position(&element.key).unwrap_or_else(|| {
+            self.keys.push(KeyIndex::new(&element.key));
+            let last = self.keys.len() - 1;
+            match self.keys.len() {
+                n if n <= Self::FEW => {}
+                n if n == Self::FEW + 1 => (0..n).for_each(|i| self.file(i)),
+                _ => self.file(last),
+            }
+            last
+        });
+        let index = &mut self.keys[at];
+        match &element.test {
+            Test::Any => index.any = Some(node),
+            Test::Exact(value) => {
+                index.exact.insert(value.clone(), node);
+            }
+            Test::Like(pattern) | Test::Shared(pattern) => index.patterns.push(pattern.clone(), node),
+            Test::Network(prefix) => index.networks.push((*prefix, node)),
+        }
+    }
+
+    fn file(&mut self, i: usize) {
+        self.by_name.insert(self.keys[i].name.clone(), u32::try_from(i).unwrap_or(u32::MAX));
+    }
+
+    #[inline]
+    fn position(&self, key: &str) -> Option<usize> {
+        if self.by_name.is_empty() {
+            return self.keys.iter().position(|index| *index.name == *key);
+        }
+        self.by_name.get(key).map(|i| *i as usize)
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// The keys asked about, if they are few enough to look at each.
+    #[inline]
+    pub(crate) fn few(&self) -> Option<&[KeyIndex]> {
+        self.by_name.is_empty().then_some(&self.keys)
+    }
+
+    /// All keys asked about.
+    pub(crate) fn keys(&self) -> &[KeyIndex] {
+        &self.keys
+    }
+
+    #[inline]
+    pub(crate) fn key(&self, key: &str) -> Option<&KeyIndex> {
+        self.position(key).map(|i| &self.keys[i])
+    }
+}
+
+impl KeyIndex {
+    fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            exact: HashMap::default(),
+            patterns: PatternIndex::default(),
+            networks: Vec::new(),
+            any: None,
+        }
+    }
+
+    /// The exact value, else the first wildcard.
+    #[inline]
+    pub(crate) fn specific(&self, value: &str) -> Option<u32> {
+        if !self.exact.is_empty()
+            && let Some(node) = self.exact.get(value)
+        {
+            return Some(*node);
+        }
+        self.patterns.find(value)
+    }
+
+    /// The first network key that takes this value as an address.
+    pub(crate) fn network(&self, value: &str) -> Option<u32> {
+        self.networks.iter().find(|(prefix, _)| prefix.network(value).is_some()).map(|(_, node)| *node)
+    }
+}

@@ -1,0 +1,326 @@
+//! Two walks over one tree: what a request meets.
+//!
+//! A bag of attributes meets every path whose keys it has, parents and children alike. An RLS descriptor meets the one
+//! node at which its last entry ends. Both take, at each level and for each key, the exact value before wildcards in
+//! the order of the file before the key alone, and never go back.
+
+use crate::plan::{Attributes, Descriptor, Hit, HitLimit, Match, Plan};
+use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
+use crate::ruleset::Domain;
+use crate::scope::Kind;
+use crate::tree::{KeyIndex, Level, Test, TreeNode};
+use crate::unit::Unit;
+use smallvec::SmallVec;
+use tollgate_core::{Algorithm, Cost, LimitSpec, Part, Quota};
+
+type Path<'p> = SmallVec<[Part<'p>; 4]>;
+
+/// The value of a key; the first, if it is given twice.
+#[inline]
+pub(crate) fn find<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
+    attributes.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+}
+
+impl Domain {
+    /// What a request with these attributes meets, in the order of the file. A cost of zero only looks.
+    #[must_use]
+    pub fn plan<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost) -> Plan<'p> {
+        let mut walk = BagWalk {
+            domain: self,
+            request,
+            cost,
+            path: Path::new(),
+            plan: Plan { tier: find(request, &self.tier_key), ..Plan::default() },
+            matched: (Match::None, None),
+        };
+        walk.level(&self.tree[0].children);
+        let BagWalk { mut plan, matched, .. } = walk;
+        if !plan.hits.is_sorted_by_key(|hit| hit.rule.map(|rule| rule.id)) {
+            plan.hits.sort_by_key(|hit| hit.rule.map(|rule| rule.id));
+        }
+        plan.matches.push(matched);
+        if self.replaces {
+            drop_replaced(&mut plan);
+        }
+        plan
+    }
+
+    /// What each of these descriptors meets. Hits of zero count as one, unless a descriptor says zero itself.
+    #[must_use]
+    pub fn plan_descriptors<'p>(&'p self, descriptors: &'p [Descriptor<'p>], hits: Cost) -> Plan<'p> {
+        let mut plan = Plan::default();
+        let request_hits = if hits.is_look() { Cost::ONE } else { hits };
+        for (i, descriptor) in descriptors.iter().enumerate() {
+            let i = u16::try_from(i).unwrap_or(u16::MAX);
+            let cost = descriptor.hits.unwrap_or(request_hits);
+            if plan.tier.is_none() {
+                plan.tier = find(descriptor.entries, &self.tier_key);
+            }
+            let matched = match descriptor.limit {
+                Some(limit) => self.own(descriptor, limit, cost, i, &mut plan),
+                None => self.descriptor(descriptor, cost, i, &mut plan),
+            };
+            plan.matches.push(matched);
+        }
+        if self.replaces {
+            drop_replaced(&mut plan);
+        }
+        plan
+    }
+
+    fn descriptor<'p>(
+        &'p self,
+        descriptor: &Descriptor<'p>,
+        cost: Cost,
+        i: u16,
+        plan: &mut Plan<'p>,
+    ) -> (Match, Option<&'p Rule>) {
+        let mut node = &self.tree[0];
+        let mut path = Path::new();
+        let mut tier = None;
+        for (at, (key, value)) in descriptor.entries.iter().enumerate() {
+            if let Some(next) = self.next(node, key, value) {
+                node = &self.tree[next as usize];
+                path.extend(part(node, value));
+            } else if at + 1 == descriptor.entries.len() && *key == self.tier_key && self.has_tiers(node) {
+                tier = Some(*value);
+            } else {
+                return (Match::None, None);
+            }
+        }
+        match node.rule {
+            Some(id) => {
+                let rule = &self.rules[id as usize];
+                let look = CostOf { cost, attributes: descriptor.entries };
+                (push_hits(plan, self.profile, rule, tier, &path, look, i), Some(rule))
+            }
+            None => (Match::None, None),
+        }
+    }
+
+    /// Where an entry leads from a node.
+    pub(crate) fn next(&self, node: &TreeNode, key: &str, value: &str) -> Option<u32> {
+        let index = node.children.key(key)?;
+        index.specific(value).or_else(|| index.network(value)).or(index.any)
+    }
+
+    fn has_tiers(&self, node: &TreeNode) -> bool {
+        node.rule.is_some_and(|id| !self.rules[id as usize].tiers.is_empty())
+    }
+
+    /// A limit that the request brings: the tree is not asked.
+    fn own<'p>(
+        &'p self,
+        descriptor: &Descriptor<'p>,
+        (count, unit): (u32, Unit),
+        cost: Cost,
+        i: u16,
+        plan: &mut Plan<'p>,
+    ) -> (Match, Option<&'p Rule>) {
+        let quota = Quota::per(u64::from(count), unit.length());
+        let fixed = LimitSpec::new(Algorithm::FixedWindow, quota.clone());
+        let spec = match self.profile {
+            Profile::Envoy => fixed.clone().counts_attempts(),
+            Profile::Native => LimitSpec::new(self.algorithm, quota),
+        };
+        // A count that the domain's algorithm cannot hold (a log of millions) is still held, by windows.
+        let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (Match::None, None) };
+        let Some(parts) = push_parts(plan, descriptor.entries.iter().map(|(_, value)| Part::Text(value)))
+        else {
+            return (Match::None, None);
+        };
+        let scope = self.scope.own(descriptor.entries).limit(Kind::Own, &limit, None);
+        let limit = RuleLimit { limit, scope, unit: Some(unit), role: Role::Live, soft: None };
+        let enforcement = Hit::enforcement(Role::Live, crate::rule::Action::Reject, self.profile);
+        plan.hits.push(Hit {
+            rule: None,
+            limit: HitLimit::Own(Box::new(limit)),
+            parts,
+            cost,
+            descriptor: i,
+            enforcement,
+        });
+        (Match::Limited, None)
+    }
+}
+
+struct BagWalk<'p> {
+    domain: &'p Domain,
+    request: &'p Attributes<'p>,
+    cost: Cost,
+    path: Path<'p>,
+    plan: Plan<'p>,
+    matched: (Match, Option<&'p Rule>),
+}
+
+impl<'p> BagWalk<'p> {
+    fn level(&mut self, level: &'p Level) {
+        if let Some(keys) = level.few() {
+            for index in keys {
+                if let Some(value) = find(self.request, &index.name) {
+                    self.key(index, value);
+                }
+            }
+            return;
+        }
+        for (i, (key, value)) in self.request.iter().enumerate() {
+            if let Some(index) = level.key(key)
+                && find(&self.request[..i], key).is_none()
+            {
+                self.key(index, value);
+            }
+        }
+    }
+
+    /// One of the rules about the value, and every network that it lies in.
+    #[inline]
+    fn key(&mut self, index: &'p KeyIndex, value: &'p str) {
+        if let Some(node) = index.specific(value).or(index.any) {
+            self.enter(node, value);
+        }
+        for (_, node) in &index.networks {
+            self.enter(*node, value);
+        }
+    }
+
+    fn enter(&mut self, id: u32, value: &'p str) {
+        let node = &self.domain.tree[id as usize];
+        let above = self.path.len();
+        match part(node, value) {
+            Some(part) => self.path.push(part),
+            None if matches!(node.element.test, Test::Network(_)) => return,
+            None => {}
+        }
+        if let Some(id) = node.rule {
+            let rule = &self.domain.rules[id as usize];
+            let look = CostOf { cost: self.cost, attributes: self.request };
+            let tier = self.plan.tier;
+            let matched = push_hits(&mut self.plan, self.domain.profile, rule, tier, &self.path, look, 0);
+            if rank(matched) > rank(self.matched.0) {
+                self.matched = (matched, Some(rule));
+            }
+        }
+        if !node.children.is_empty() {
+            self.level(&node.children);
+        }
+        self.path.truncate(above);
+    }
+}
+
+/// Among all that a bag meets, the strongest answers for it.
+const fn rank(matched: Match) -> u8 {
+    match matched {
+        Match::None => 0,
+        Match::Exempt => 1,
+        Match::Unlimited => 2,
+        Match::Limited => 3,
+    }
+}
+
+/// What a value adds to a counter's name: nothing where the rule has fixed it.
+#[inline]
+fn part<'p>(node: &TreeNode, value: &'p str) -> Option<Part<'p>> {
+    match &node.element.test {
+        Test::Any | Test::Like(_) => Some(Part::Text(value)),
+        Test::Exact(_) | Test::Shared(_) => None,
+        Test::Network(prefix) => prefix.network(value),
+    }
+}
+
+/// What a rule's cost is worked out from.
+#[derive(Clone, Copy)]
+struct CostOf<'a> {
+    cost: Cost,
+    attributes: &'a Attributes<'a>,
+}
+
+impl CostOf<'_> {
+    /// A look stays one. A refund by attribute is what the caller says: the attribute told what was to be taken.
+    fn of(self, rule: &Rule) -> Cost {
+        match &rule.cost {
+            CostFrom::Request => self.cost,
+            _ if self.cost.is_look() => self.cost,
+            CostFrom::Fixed(units) if self.cost.is_refund() => Cost::refund(*units),
+            CostFrom::Fixed(units) => Cost::take(*units),
+            CostFrom::Attribute(_) if self.cost.is_refund() => self.cost,
+            CostFrom::Attribute(name) => {
+                let units = find(self.attributes, name).and_then(|value| value.parse().ok());
+                units.map_or(self.cost, Cost::take)
+            }
+        }
+    }
+}
+
+/// Adds the hits of one rule. The parts are copied once for all its limits.
+#[inline]
+fn push_hits<'p>(
+    plan: &mut Plan<'p>,
+    profile: Profile,
+    rule: &'p Rule,
+    tier: Option<&str>,
+    path: &Path<'p>,
+    cost: CostOf<'_>,
+    descriptor: u16,
+) -> Match {
+    if rule.unlimited {
+        return Match::Unlimited;
+    }
+    let limits = rule.limits_for(tier);
+    if limits.is_empty() {
+        return Match::Exempt;
+    }
+    let Some(parts) = push_parts(plan, path.iter().copied()) else { return Match::None };
+    let cost = cost.of(rule);
+    for limit in limits {
+        let cost = if limit.limit.algorithm() == Algorithm::Concurrency { permits(cost) } else { cost };
+        let enforcement = Hit::enforcement(limit.role, rule.action, profile);
+        plan.hits.push(Hit {
+            rule: Some(rule),
+            limit: HitLimit::Rule(limit),
+            parts,
+            cost,
+            descriptor,
+            enforcement,
+        });
+    }
+    Match::Limited
+}
+
+/// A request holds one permit, whatever it costs; giving back is `release`, not a refund.
+fn permits(cost: Cost) -> Cost {
+    if cost.is_look() || cost.is_refund() { Cost::LOOK } else { Cost::ONE }
+}
+
+/// `None` beyond 65,535 values, which no front lets a request have.
+#[inline]
+fn push_parts<'p>(plan: &mut Plan<'p>, parts: impl Iterator<Item = Part<'p>>) -> Option<(u16, u16)> {
+    let start = u16::try_from(plan.parts.len()).ok()?;
+    plan.parts.extend(parts);
+    let end = u16::try_from(plan.parts.len()).ok()?;
+    Some((start, end))
+}
+
+/// A matched rule drops the matched rules it replaces, whatever the order. What is unlimited stays so.
+#[cold]
+fn drop_replaced(plan: &mut Plan<'_>) {
+    let matched: SmallVec<[&Rule; 8]> = plan
+        .hits
+        .iter()
+        .filter_map(|hit| hit.rule)
+        .chain(plan.matches.iter().filter_map(|(_, rule)| *rule))
+        .collect();
+    let replaced = |rule: Option<&Rule>| {
+        rule.is_some_and(|rule| {
+            rule.named && matched.iter().any(|other| other.replaces.iter().any(|name| *name == rule.name))
+        })
+    };
+    plan.hits.retain(|hit| !replaced(hit.rule));
+    for (matched, rule) in &mut plan.matches {
+        if *matched == Match::Limited && replaced(*rule) {
+            (*matched, *rule) = (Match::None, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
