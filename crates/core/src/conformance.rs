@@ -1,1 +1,154 @@
 //! What every counter store must do, as a suite that each of them runs.
+//!
+//! A store is driven beside a [`Ledger`], a plain map stepped by [`Limit::step`](crate::Limit::step), and every field of
+//! every outcome is compared. Time comes from a [`ManualClock`] that the suite moves: `make` hands it to the store,
+//! which reads it where it would read its own (a store that takes time from elsewhere passes the clock's `now` there).
+//! Each case asks for a store of its own and uses scopes of its own; `make` must give one that remembers nothing.
+//!
+//! The suite returns what is broken instead of panicking, so that a faulty fake can be shown to be caught. It needs no
+//! runtime: [`block_on`] drives a store that does its work in place. Unit tests in each store were rejected: two stores
+//! that pass different tests are two products.
+//!
+//! ```
+//! use tollgate_core::conformance::{ReferenceStore, block_on, run};
+//! block_on(run(async |clock| ReferenceStore::new(clock)))?;
+//! # Ok::<(), tollgate_core::conformance::Broken>(())
+//! ```
+
+mod cases;
+mod dice;
+mod ledger;
+#[cfg(test)]
+mod tests;
+
+pub use ledger::{Ledger, ReferenceStore};
+
+use crate::charge::{Admission, Charge, Outcomes, Permit};
+use crate::clock::{Clock, ManualClock};
+use crate::store::{CounterStore, StoreError};
+use crate::time::{Span, Timestamp};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+/// Where the clock of each case starts: a usual day, away from the borders of windows.
+const START: Timestamp = Timestamp::from_micros(1_700_000_017_123_457);
+
+/// What a store does otherwise than it must.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{case}: {what}")]
+pub struct Broken {
+    /// The case that shows it.
+    pub case: &'static str,
+    /// What was expected, and what was seen.
+    pub what: String,
+}
+
+/// Runs every case, each on a store from `make`.
+///
+/// # Errors
+/// [`Broken`] at the first thing that the store does otherwise than it must.
+pub async fn run<S: CounterStore>(make: impl AsyncFn(Arc<ManualClock>) -> S) -> Result<(), Broken> {
+    for name in cases::NAMES {
+        let clock = Arc::new(ManualClock::at(START));
+        let store = make(Arc::clone(&clock)).await;
+        let mut bench = Bench { case: name, store, clock, ledger: Ledger::default() };
+        cases::run(&mut bench).await?;
+    }
+    Ok(())
+}
+
+/// Drives a future on this thread to its end.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// A store beside the ledger that it is compared with.
+struct Bench<S> {
+    case: &'static str,
+    store: S,
+    clock: Arc<ManualClock>,
+    ledger: Ledger,
+}
+
+impl<S: CounterStore> Bench<S> {
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    fn advance(&self, micros: u64) {
+        self.clock.advance(Span::from_micros(micros));
+    }
+
+    /// Charges both, and compares all that they say.
+    async fn charge(&mut self, charges: &[Charge<'_>]) -> Result<Outcomes, Broken> {
+        let now = self.now();
+        let told = self.store.charge(charges).await.map_err(|error| self.failed(&error))?;
+        let expected = self.ledger.charge(now, charges);
+        self.compare(&told, &expected, charges)?;
+        Ok(told)
+    }
+
+    /// Debits both; what came of it shows in later charges.
+    async fn debit(&mut self, charges: &[Charge<'_>]) -> Result<(), Broken> {
+        self.store.debit(charges).await.map_err(|error| self.failed(&error))?;
+        self.ledger.debit(self.clock.now(), charges);
+        Ok(())
+    }
+
+    /// Releases permits in both.
+    async fn release(&mut self, permits: &[Permit<'_>]) -> Result<(), Broken> {
+        self.store.release(permits).await.map_err(|error| self.failed(&error))?;
+        self.ledger.release(permits);
+        Ok(())
+    }
+
+    /// Charges both, and asserts the admission besides: a case says in words what the ledger says in numbers.
+    async fn expect(&mut self, charges: &[Charge<'_>], admission: Admission) -> Result<Outcomes, Broken> {
+        let outcomes = self.charge(charges).await?;
+        self.check(outcomes.admission == admission, || {
+            format!("expected {admission:?}, was told {outcomes:?}")
+        })?;
+        Ok(outcomes)
+    }
+
+    fn check(&self, holds: bool, what: impl FnOnce() -> String) -> Result<(), Broken> {
+        if holds { Ok(()) } else { Err(Broken { case: self.case, what: what() }) }
+    }
+
+    fn compare(&self, told: &Outcomes, expected: &Outcomes, charges: &[Charge<'_>]) -> Result<(), Broken> {
+        self.check(told == expected, || {
+            let asked: Vec<String> = charges
+                .iter()
+                .map(|charge| {
+                    let Charge { key, limit, cost, enforcement, permit } = charge;
+                    format!(
+                        "  {} {:?}: {limit}, {cost:?}, {enforcement:?}, {permit:?}",
+                        key.scope.label(),
+                        key.parts
+                    )
+                })
+                .collect();
+            let asked = asked.join("\n");
+            format!("at {:?}, asked\n{asked}\nexpected {expected:?}\nwas told {told:?}", self.clock.now())
+        })
+    }
+
+    fn failed(&self, error: &StoreError) -> Broken {
+        Broken { case: self.case, what: format!("the store failed: {error}") }
+    }
+}

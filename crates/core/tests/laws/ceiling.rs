@@ -85,7 +85,7 @@ proptest! {
             let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
             let Verdict::Allowed { delay } = outcome.verdict else { continue };
             // Nobody waits longer than the queue is.
-            prop_assert!(i128::from(delay.as_micros()) * count <= i128::from(limit.capacity()) * period);
+            prop_assert!((i128::from(delay.as_micros()) - 1) * count < i128::from(limit.capacity()) * period);
             departures.push((i128::from((now + delay).as_micros()), i128::from(arrival.cost)));
         }
         for first in 0..departures.len() {

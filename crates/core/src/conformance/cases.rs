@@ -1,0 +1,450 @@
+//! The cases. Each is a promise that a user of any store relies on.
+
+use super::dice::Dice;
+use super::{Bench, Broken};
+use crate::calendar::{Calendar, CalendarUnit};
+use crate::charge::{Admission, Charge, Enforcement, Permit};
+use crate::cost::Cost;
+use crate::key::{CounterKey, Part, Scope};
+use crate::limit::{Algorithm, Limit, LimitSpec};
+use crate::permits::PermitId;
+use crate::quota::{Period, Quota};
+use crate::store::CounterStore;
+use crate::time::Span;
+
+pub(super) const NAMES: [&str; 14] = [
+    "every algorithm answers as its step does",
+    "a request's charges are all taken or none",
+    "at least one alternative must fit, and those that fit are taken",
+    "an independent charge is taken or not on its own",
+    "one counter twice in a request counts twice",
+    "a look changes nothing",
+    "a refund gives back down to an unused counter",
+    "a debit goes into debt, and the debt is bounded",
+    "a permit is released once, and only by its holder",
+    "keys that differ do not share a counter",
+    "a window turns at its instant and not before",
+    "a counter is as good as new when its memory is over",
+    "a clock that goes back mints nothing and locks nothing",
+    "requests that ask for nothing or for too much do no harm",
+];
+
+pub(super) async fn run<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    match NAMES.iter().position(|name| *name == bench.case) {
+        Some(0) => every_algorithm(bench).await,
+        Some(1) => all_or_none(bench).await,
+        Some(2) => alternatives(bench).await,
+        Some(3) => independents(bench).await,
+        Some(4) => twice(bench).await,
+        Some(5) => looks(bench).await,
+        Some(6) => refunds(bench).await,
+        Some(7) => debits(bench).await,
+        Some(8) => releases(bench).await,
+        Some(9) => keys(bench).await,
+        Some(10) => turns(bench).await,
+        Some(11) => expiries(bench).await,
+        Some(12) => steps_back(bench).await,
+        _ => harmless(bench).await,
+    }
+}
+
+fn build(spec: LimitSpec) -> Limit {
+    spec.build().expect("the suite's limits are in range")
+}
+
+fn per_minute(algorithm: Algorithm, count: u64) -> Limit {
+    build(LimitSpec::new(algorithm, Quota::per_minute(count)))
+}
+
+/// Every algorithm, in every form that a store may keep differently.
+fn every_form() -> Vec<Limit> {
+    let spec = |algorithm, count, span| LimitSpec::new(algorithm, Quota::per(count, span));
+    let minute = Span::from_secs(60);
+    let zone = Calendar::new(CalendarUnit::Day, "Europe/Zurich").expect("a zone of the bundled database");
+    let day = Quota { count: 7, period: Period::Calendar(zone) };
+    vec![
+        build(spec(Algorithm::Gcra, 10, minute)),
+        build(spec(Algorithm::Gcra, 7, Span::from_secs(1)).burst(3)),
+        // Its TAT needs more than a word.
+        build(spec(Algorithm::Gcra, 99_991, Span::from_secs(86_400)).burst(5)),
+        build(spec(Algorithm::Gcra, 0, minute)),
+        build(spec(Algorithm::TokenBucket, 3, Span::from_millis(7)).burst(9)),
+        build(spec(Algorithm::LeakyBucket, 5, minute)),
+        build(spec(Algorithm::LeakyBucket, 5, Span::from_secs(1)).burst(8).delays()),
+        build(spec(Algorithm::FixedWindow, 6, Span::from_secs(1))),
+        build(spec(Algorithm::FixedWindow, 0, Span::from_secs(1))),
+        build(spec(Algorithm::FixedWindow, 6, Span::from_secs(90)).jitter()),
+        build(spec(Algorithm::FixedWindow, 1 << 40, Span::from_millis(1))),
+        build(LimitSpec::new(Algorithm::FixedWindow, day)),
+        build(spec(Algorithm::SlidingWindow, 8, Span::from_secs(1))),
+        build(spec(Algorithm::SlidingWindow, 8, minute).jitter()),
+        build(spec(Algorithm::SlidingWindow, 1 << 39, Span::from_secs(1))),
+        build(spec(Algorithm::StrictWindow, 8, minute).jitter()),
+        build(spec(Algorithm::StrictWindow, 8, Span::from_secs(1)).slots(7)),
+        build(spec(Algorithm::SlidingLog, 8, Span::from_secs(1))),
+        build(spec(Algorithm::Concurrency, 5, Span::from_secs(30))),
+    ]
+}
+
+fn attempts() -> [Limit; 2] {
+    let spec = |span| LimitSpec::new(Algorithm::FixedWindow, Quota::per(4, span)).counts_attempts();
+    [build(spec(Span::from_secs(1))), build(spec(Span::from_millis(5)))]
+}
+
+/// A cost that fits easily, just, or not at all; now and then a look or a refund.
+fn some_cost(dice: &mut Dice, limit: &Limit) -> Cost {
+    match dice.below(12) {
+        0 => Cost::LOOK,
+        1 => Cost::refund(1 + dice.below(3)),
+        2 => Cost::take(limit.capacity() + dice.below(2)),
+        3 | 4 => Cost::take(1 + dice.below(limit.capacity().max(1))),
+        _ => Cost::take(1 + dice.below(3)),
+    }
+}
+
+/// A step of time that fits the limit: none, a microsecond, part of an interval, periods.
+fn some_time(dice: &mut Dice, limit: &Limit) -> u64 {
+    let period = limit.quota().period.length().as_micros();
+    match dice.below(10) {
+        0..=3 => 0,
+        4 => 1,
+        5..=7 => dice.below(2 * period / limit.quota().count.clamp(1, 100) + 1),
+        8 => dice.below(period),
+        _ => dice.below(3 * period),
+    }
+}
+
+async fn every_algorithm<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    let forms: Vec<(Limit, Enforcement)> = every_form()
+        .into_iter()
+        .map(|limit| (limit, Enforcement::Required))
+        .chain(attempts().into_iter().map(|limit| (limit, Enforcement::Independent)))
+        .collect();
+    for (number, (limit, enforcement)) in forms.iter().enumerate() {
+        let mut dice = Dice::new(number as u64);
+        let scope = Scope::new(format!("algorithm/{number}/{limit}"));
+        for _ in 0..400 {
+            let who = [Part::Text(dice.pick(&["alice", "bob"]))];
+            let key = CounterKey { scope: &scope, parts: &who };
+            let cost = some_cost(&mut dice, limit);
+            let permit = PermitId(u128::from(dice.below(4)));
+            let charge = Charge { enforcement: *enforcement, permit, ..Charge::new(key, limit, cost) };
+            if dice.below(20) == 0 {
+                bench.debit(&[charge]).await?;
+            } else {
+                let _ = bench.charge(&[charge]).await?;
+            }
+            bench.advance(some_time(&mut dice, limit));
+        }
+    }
+    Ok(())
+}
+
+async fn all_or_none<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    let mut dice = Dice::new(2);
+    let limits: Vec<Limit> = every_form().into_iter().filter(|limit| limit.quota().count > 0).collect();
+    let scopes: Vec<Scope> = limits
+        .iter()
+        .enumerate()
+        .map(|(number, limit)| Scope::new(format!("all/{number}/{limit}")))
+        .collect();
+    for _ in 0..4_000 {
+        let picks: Vec<(usize, [Part<'_>; 1])> = (0..1 + dice.below(6))
+            .map(|_| {
+                let limit = usize::try_from(dice.below(limits.len() as u64)).unwrap_or(0);
+                (limit, [Part::Text(dice.pick(&["alice", "bob"]))])
+            })
+            .collect();
+        let charges: Vec<Charge<'_>> = picks
+            .iter()
+            .map(|(limit, who)| {
+                let key = CounterKey { scope: &scopes[*limit], parts: who };
+                let cost = Cost::take(dice.below(4));
+                let enforcement = dice.pick(&[
+                    Enforcement::Required,
+                    Enforcement::Required,
+                    Enforcement::Required,
+                    Enforcement::Alternative,
+                    Enforcement::Independent,
+                ]);
+                let permit = PermitId(u128::from(dice.below(4)));
+                Charge { enforcement, permit, ..Charge::new(key, &limits[*limit], cost) }
+            })
+            .collect();
+        let _ = bench.charge(&charges).await?;
+        if dice.below(4) == 0 {
+            bench.advance(dice.below(400_000));
+        }
+    }
+    // And in words: a charge that fits is not taken where another does not.
+    let (wide, narrow) = (per_minute(Algorithm::Gcra, 5), per_minute(Algorithm::FixedWindow, 1));
+    let (a, b) = (Scope::new("all/wide"), Scope::new("all/narrow"));
+    let (a, b) = (CounterKey { scope: &a, parts: &[] }, CounterKey { scope: &b, parts: &[] });
+    let both = [Charge::new(a, &wide, Cost::ONE), Charge::new(b, &narrow, Cost::ONE)];
+    let _ = bench.expect(&both, Admission::Admitted).await?;
+    for _ in 0..10 {
+        let refused = bench.expect(&both, Admission::Refused).await?;
+        bench.check(refused.each[0].remaining == 4, || {
+            format!("the denied request was charged: {refused:?}")
+        })?;
+    }
+    Ok(())
+}
+
+async fn alternatives<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    let (small, large) = (per_minute(Algorithm::FixedWindow, 1), per_minute(Algorithm::FixedWindow, 2));
+    let (a, b) = (Scope::new("alternative/small"), Scope::new("alternative/large"));
+    let (a, b) = (CounterKey { scope: &a, parts: &[] }, CounterKey { scope: &b, parts: &[] });
+    let either = [Charge::new(a, &small, Cost::ONE), Charge::new(b, &large, Cost::ONE)]
+        .map(|charge| Charge { enforcement: Enforcement::Alternative, ..charge });
+    let first = bench.expect(&either, Admission::Admitted).await?;
+    bench.check(first.each[0].remaining == 0 && first.each[1].remaining == 1, || {
+        format!("both fit: {first:?}")
+    })?;
+    let second = bench.expect(&either, Admission::Admitted).await?;
+    bench.check(second.each[0].verdict.is_denied() && second.each[1].remaining == 0, || {
+        format!("{second:?}")
+    })?;
+    let _ = bench.expect(&either, Admission::Refused).await?;
+    Ok(())
+}
+
+async fn independents<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    let (live, shadow) = (per_minute(Algorithm::Gcra, 2), per_minute(Algorithm::Gcra, 3));
+    let (a, b) = (Scope::new("independent/live"), Scope::new("independent/shadow"));
+    let (a, b) = (CounterKey { scope: &a, parts: &[] }, CounterKey { scope: &b, parts: &[] });
+    let watched = Charge { enforcement: Enforcement::Independent, ..Charge::new(b, &shadow, Cost::ONE) };
+    let both = [Charge::new(a, &live, Cost::ONE), watched];
+    let _ = bench.expect(&both, Admission::Admitted).await?;
+    let _ = bench.expect(&both, Admission::Admitted).await?;
+    let refused = bench.expect(&both, Admission::Refused).await?;
+    bench
+        .check(refused.each[1].remaining == 0, || format!("a shadow counts what is refused: {refused:?}"))?;
+    let alone = bench.expect(&[watched], Admission::Admitted).await?;
+    bench
+        .check(alone.each[0].verdict.is_denied(), || format!("a shadow says no, and stops nobody: {alone:?}"))
+}
+
+async fn twice<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    for (number, limit) in
+        every_form().iter().enumerate().filter(|(_, limit)| (5..1_000).contains(&limit.capacity()))
+    {
+        let scope = Scope::new(format!("twice/{number}/{limit}"));
+        let key = CounterKey { scope: &scope, parts: &[] };
+        let pair = [Charge::new(key, limit, Cost::take(2)), Charge::new(key, limit, Cost::take(2))];
+        let outcomes = bench.expect(&pair, Admission::Admitted).await?;
+        let seen = outcomes.each[0].remaining == limit.capacity() - 2
+            && outcomes.each[1].remaining == limit.capacity() - 4;
+        bench.check(seen, || format!("the second sees the first: {outcomes:?}"))?;
+        let rest = limit.capacity() - 4;
+        let over = [Charge::new(key, limit, Cost::take(rest)), Charge::new(key, limit, Cost::ONE)];
+        let refused = bench.expect(&over, Admission::Refused).await?;
+        bench.check(refused.each[0].remaining == rest, || format!("the first was not taken: {refused:?}"))?;
+    }
+    Ok(())
+}
+
+async fn looks<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    for (number, limit) in every_form().iter().enumerate() {
+        let scope = Scope::new(format!("look/{number}/{limit}"));
+        let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
+        for cost in [Cost::LOOK, Cost::ONE, Cost::LOOK, Cost::LOOK, Cost::ONE, Cost::LOOK] {
+            let _ = bench.charge(&[Charge { permit: PermitId(9), ..Charge::new(key, limit, cost) }]).await?;
+            bench.advance(1_000);
+        }
+    }
+    Ok(())
+}
+
+async fn refunds<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    for (number, limit) in every_form().iter().enumerate() {
+        let scope = Scope::new(format!("refund/{number}/{limit}"));
+        let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
+        // Given back before anything was taken; then three taken, one and many given back.
+        for cost in
+            [Cost::refund(5), Cost::take(3), Cost::refund(1), Cost::LOOK, Cost::refund(1_000), Cost::LOOK]
+        {
+            let outcome = bench.charge(&[Charge::new(key, limit, cost)]).await?.each[0];
+            let full = !cost.is_refund() || cost.units() < 1_000 || outcome.remaining == limit.capacity();
+            bench
+                .check(full || limit.quota().count == 0, || format!("{limit} is not unused: {outcome:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+async fn debits<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    for (number, limit) in every_form().iter().enumerate() {
+        let scope = Scope::new(format!("debit/{number}/{limit}"));
+        let key = CounterKey { scope: &scope, parts: &[] };
+        let charge = |cost| [Charge::new(key, limit, cost)];
+        for cost in [Cost::take(2), Cost::take(u64::MAX), Cost::refund(3), Cost::LOOK, Cost::take(1)] {
+            bench.debit(&charge(cost)).await?;
+            let _ = bench.charge(&charge(Cost::LOOK)).await?;
+            let _ = bench.charge(&charge(Cost::ONE)).await?;
+            bench.advance(1_234);
+        }
+        bench.advance(limit.memory().as_micros());
+        let healed = bench.charge(&charge(Cost::LOOK)).await?.each[0];
+        bench.check(healed.remaining == limit.capacity() || limit.quota().count == 0, || {
+            format!("{limit}: {healed:?}")
+        })?;
+    }
+    Ok(())
+}
+
+async fn releases<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    let limit = build(LimitSpec::new(Algorithm::Concurrency, Quota::per(3, Span::from_secs(30))));
+    let scope = Scope::new("release");
+    let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
+    let hold = |id, units| [Charge { permit: PermitId(id), ..Charge::new(key, &limit, Cost::take(units)) }];
+    let permit = |id| [Permit { key, limit: &limit, id: PermitId(id) }];
+    bench.release(&permit(1)).await?;
+    let _ = bench.expect(&hold(1, 1), Admission::Admitted).await?;
+    let _ = bench.expect(&hold(2, 2), Admission::Admitted).await?;
+    let _ = bench.expect(&hold(3, 1), Admission::Refused).await?;
+    bench.release(&permit(9)).await?;
+    let _ = bench.expect(&hold(3, 1), Admission::Refused).await?;
+    // A second release of the same permit must not free somebody else's.
+    bench.release(&permit(1)).await?;
+    bench.release(&permit(1)).await?;
+    let _ = bench.expect(&hold(3, 1), Admission::Admitted).await?;
+    let _ = bench.expect(&hold(4, 1), Admission::Refused).await?;
+    // A holder that asks again renews; one that is silent loses its permit at the deadline.
+    bench.advance(29_000_000);
+    let _ = bench.expect(&hold(2, 2), Admission::Admitted).await?;
+    bench.advance(1_000_000);
+    let late = bench.expect(&hold(4, 1), Admission::Admitted).await?;
+    bench.check(late.each[0].remaining == 0, || format!("{late:?}"))
+}
+
+async fn keys<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    const BYTES: u128 = u128::from_be_bytes(*b"sixteen bytes ..");
+    let network = |address, prefix| Part::Network { address, prefix };
+    let text = Part::Text;
+    let parts: Vec<Vec<Part<'_>>> = vec![
+        vec![],
+        vec![text("")],
+        vec![text(""), text("")],
+        vec![text("abc")],
+        vec![text("a"), text("bc")],
+        vec![text("ab"), text("c")],
+        vec![text("a"), text("b"), text("c")],
+        vec![text(""), text("abc")],
+        vec![text("abc"), text("")],
+        vec![text("a_b"), text("c")],
+        vec![text("a"), text("b_c")],
+        vec![text("a:b"), text("c")],
+        vec![text("a"), text("b:c")],
+        vec![text("a/b"), text("c")],
+        vec![text("a"), text("b/c")],
+        vec![text("a\0b"), text("c")],
+        vec![text("a"), text("b\0c")],
+        vec![text("{a}"), text("b")],
+        vec![text("a"), text("{b}")],
+        vec![text("A"), text("bc")],
+        vec![text("a%62"), text("c")],
+        vec![text("\u{e9}")],
+        vec![text("e\u{301}")],
+        vec![text("sixteen bytes ..")],
+        vec![text("sixteen bytes .."), text("")],
+        vec![network(BYTES, 0)],
+        vec![network(BYTES, 128)],
+        vec![network(BYTES, 64)],
+        vec![network(0xffff_0a00_0000, 104)],
+        vec![text("10.0.0.0/8")],
+        vec![network(0, 0)],
+        vec![network(0, 0), text("")],
+    ];
+    for limit in [per_minute(Algorithm::Gcra, 1), per_minute(Algorithm::SlidingLog, 1)] {
+        for scope in [format!("keys/{}", limit.algorithm()), format!("keys/{}/", limit.algorithm())] {
+            let scope = Scope::new(scope);
+            for (number, who) in parts.iter().enumerate() {
+                let charge = [Charge::new(CounterKey { scope: &scope, parts: who }, &limit, Cost::ONE)];
+                let first = bench.charge(&charge).await?;
+                bench.check(first.admission == Admission::Admitted, || {
+                    format!("{who:?} (number {number}) shares a counter with a key before it")
+                })?;
+                let _ = bench.expect(&charge, Admission::Refused).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn turns<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    for (number, limit) in every_form().iter().enumerate().filter(|(_, limit)| limit.quota().count > 0) {
+        let scope = Scope::new(format!("turn/{number}/{limit}"));
+        // Jittered keys turn at instants of their own; each must keep its own promise.
+        for who in ["alice", "bob", "carol"] {
+            let key = CounterKey { scope: &scope, parts: &[Part::Text(who)] };
+            let all = [Charge::new(key, limit, Cost::take(limit.capacity()))];
+            let _ = bench.expect(&all, Admission::Admitted).await?;
+            let refused = bench.expect(&all, Admission::Refused).await?;
+            let crate::Verdict::Denied { retry_after: Some(wait) } = refused.each[0].verdict else {
+                return bench.check(false, || format!("{limit} names no instant: {refused:?}"));
+            };
+            bench.advance(wait.as_micros() - 1);
+            let _ = bench.expect(&all, Admission::Refused).await?;
+            bench.advance(1);
+            let _ = bench.expect(&all, Admission::Admitted).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn expiries<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    for (number, limit) in every_form().iter().enumerate() {
+        let scope = Scope::new(format!("expiry/{number}/{limit}"));
+        let key = CounterKey { scope: &scope, parts: &[] };
+        for _ in 0..3 {
+            let _ = bench.charge(&[Charge::new(key, limit, Cost::take(limit.capacity()))]).await?;
+            bench.advance(limit.memory().as_micros());
+            let rested = bench.charge(&[Charge::new(key, limit, Cost::LOOK)]).await?.each[0];
+            bench.check(rested.remaining == limit.capacity() || limit.quota().count == 0, || {
+                format!("{limit}: {rested:?}")
+            })?;
+        }
+    }
+    Ok(())
+}
+
+async fn steps_back<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    for (number, limit) in every_form().iter().enumerate().filter(|(_, limit)| limit.quota().count > 0) {
+        let period = limit.quota().period.length().as_micros();
+        for back in [1, period / 2, period, 3 * period] {
+            let scope = Scope::new(format!("back/{number}/{back}/{limit}"));
+            let key = CounterKey { scope: &scope, parts: &[] };
+            let charge = |cost| [Charge::new(key, limit, cost)];
+            let _ = bench.expect(&charge(Cost::take(limit.capacity())), Admission::Admitted).await?;
+            bench.clock.set(bench.now() - Span::from_micros(back));
+            for _ in 0..3 {
+                let _ = bench.expect(&charge(Cost::ONE), Admission::Refused).await?;
+            }
+            bench.advance(limit.memory().as_micros());
+            let _ = bench.expect(&charge(Cost::take(limit.capacity())), Admission::Admitted).await?;
+            bench.advance(limit.memory().as_micros() + back);
+        }
+    }
+    Ok(())
+}
+
+async fn harmless<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    let none = bench.expect(&[], Admission::Admitted).await?;
+    bench.check(none.each.is_empty(), || format!("{none:?}"))?;
+    bench.debit(&[]).await?;
+    bench.release(&[]).await?;
+    for (number, limit) in every_form().iter().enumerate() {
+        let scope = Scope::new(format!("harmless/{number}/{limit}"));
+        let key = CounterKey { scope: &scope, parts: &[] };
+        for cost in
+            [Cost::take(u64::MAX), Cost::refund(u64::MAX), Cost::take(limit.capacity() + 1), Cost::LOOK]
+        {
+            let outcome = bench.charge(&[Charge::new(key, limit, cost)]).await?.each[0];
+            let whole = outcome.remaining == limit.capacity() || limit.quota().count == 0;
+            bench.check(whole, || format!("{limit} was charged: {outcome:?}"))?;
+        }
+        bench.release(&[Permit { key, limit, id: PermitId(1) }]).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! The plainest store there is: a map, one thread at a time. What it answers is what every store must answer.
+//!
+//! Independent charges come first, each on its own. The others are then tried in order on a copy, where a counter that
+//! is named twice sees its first charge; the copy is kept if the request is admitted. If it is refused, what would have
+//! fitted tells what remains without it.
+//!
+//! A required charge of a window that counts attempts is left to each store: only independent ones are compared.
+
+use crate::charge::{Admission, Charge, Enforcement, Outcomes, Permit};
+use crate::clock::Clock;
+use crate::cost::Cost;
+use crate::key::{CounterKey, Part};
+use crate::outcome::Outcome;
+use crate::state::State;
+use crate::store::{CounterStore, StoreError};
+use crate::time::Timestamp;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A counter's name with its parts owned and apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Name {
+    scope: String,
+    parts: Vec<OwnedPart>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum OwnedPart {
+    Text(String),
+    Network(u128, u8),
+}
+
+impl Name {
+    fn of(key: CounterKey<'_>) -> Self {
+        let own = |part: &Part<'_>| match part {
+            Part::Text(text) => OwnedPart::Text((*text).to_owned()),
+            Part::Network { address, prefix } => OwnedPart::Network(*address, *prefix),
+        };
+        Self { scope: key.scope.label().to_owned(), parts: key.parts.iter().map(own).collect() }
+    }
+}
+
+/// Counters in a map.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    states: HashMap<Name, State>,
+}
+
+impl Ledger {
+    /// Charges one request: see [`CounterStore::charge`].
+    pub fn charge(&mut self, now: Timestamp, charges: &[Charge<'_>]) -> Outcomes {
+        let mut each: SmallVec<[Outcome; 4]> =
+            charges.iter().map(|charge| charge.limit.blocked(charge.cost)).collect();
+        for (outcome, charge) in each.iter_mut().zip(charges).filter(|(_, charge)| is_independent(charge)) {
+            *outcome = self.step(now, charge, charge.cost);
+        }
+        let mut tried = self.clone();
+        for (outcome, charge) in each.iter_mut().zip(charges).filter(|(_, charge)| !is_independent(charge)) {
+            *outcome = tried.step(now, charge, charge.cost);
+        }
+        let admission = Outcomes::admission(charges.iter().map(|charge| charge.enforcement).zip(&each));
+        match admission {
+            Admission::Admitted => *self = tried,
+            Admission::Refused => {
+                for (outcome, charge) in
+                    each.iter_mut().zip(charges).filter(|(_, charge)| !is_independent(charge))
+                {
+                    // Also where it is denied: a state that a clock has left ahead is mended, or it would lock.
+                    let seen = self.step(now, charge, Cost::LOOK);
+                    if outcome.verdict.is_allowed() {
+                        *outcome = Outcome { verdict: outcome.verdict, ..seen };
+                    }
+                }
+            }
+        }
+        Outcomes { admission, each }
+    }
+
+    /// Takes what has already happened: see [`CounterStore::debit`].
+    pub fn debit(&mut self, now: Timestamp, charges: &[Charge<'_>]) {
+        for charge in charges {
+            if charge.cost.is_refund() {
+                let _ = self.step(now, charge, charge.cost);
+            } else {
+                let moment = now + charge.limit.phase(charge.key.stable_hash());
+                let state = self.states.entry(Name::of(charge.key)).or_default();
+                charge.limit.debit(charge.permit, state, moment, charge.cost.units());
+            }
+        }
+    }
+
+    /// Gives permits back: see [`CounterStore::release`].
+    pub fn release(&mut self, permits: &[Permit<'_>]) {
+        for permit in permits {
+            permit.limit.release(permit.id, self.states.entry(Name::of(permit.key)).or_default());
+        }
+    }
+
+    fn step(&mut self, now: Timestamp, charge: &Charge<'_>, cost: Cost) -> Outcome {
+        let moment = now + charge.limit.phase(charge.key.stable_hash());
+        let state = self.states.entry(Name::of(charge.key)).or_default();
+        charge.limit.step_as(charge.permit, state, moment, cost)
+    }
+}
+
+fn is_independent(charge: &Charge<'_>) -> bool {
+    charge.enforcement == Enforcement::Independent
+}
+
+/// The [`Ledger`] as a store: slow, unbounded and right. For tests and rehearsals.
+#[derive(Debug)]
+pub struct ReferenceStore<C> {
+    clock: C,
+    ledger: Mutex<Ledger>,
+}
+
+impl<C: Clock> ReferenceStore<C> {
+    /// An empty one that reads this clock.
+    pub fn new(clock: C) -> Self {
+        Self { clock, ledger: Mutex::default() }
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C: Clock> CounterStore for ReferenceStore<C> {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        Ok(self.ledger().charge(self.clock.now(), charges))
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.ledger().debit(self.clock.now(), charges);
+        Ok(())
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.ledger().release(permits);
+        Ok(())
+    }
+}
