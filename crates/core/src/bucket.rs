@@ -14,6 +14,9 @@ use crate::outcome::{Outcome, Verdict};
 use crate::time::{Span, Timestamp};
 use std::ops::{Add, Div, Mul, Sub};
 
+#[cfg(test)]
+mod tests;
+
 /// The two widths a TAT can have; the arithmetic is the same.
 pub(crate) trait Width:
     Copy + Ord + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + From<u64>
