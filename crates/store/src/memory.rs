@@ -37,8 +37,8 @@ use request::Item;
 use smallvec::{SmallVec, smallvec};
 use table::{Table, WINDOW};
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, Span, StoreError, Timestamp,
-    Verdict,
+    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, Span, StoreError,
+    Timestamp, Verdict,
 };
 
 pub use figures::MemoryFigures;
@@ -224,8 +224,7 @@ impl<C: Clock> MemoryStore<C> {
 
     /// Charges that live aside first, under their locks; then the packed ones; then, if refused, the former undone.
     fn charge_mixed(&self, now: Timestamp, charges: &[Charge<'_>], items: &mut [Item<'_>]) -> Admission {
-        let aside_at: SmallVec<[usize; 8]> =
-            (0..items.len()).filter(|i| items[*i].ask.is_none()).collect();
+        let aside_at: SmallVec<[usize; 8]> = (0..items.len()).filter(|i| items[*i].ask.is_none()).collect();
         let asks: SmallVec<[AsideAsk<'_>; 8]> =
             aside_at.iter().map(|i| self.ask_aside(&charges[*i], now)).collect();
         let mut locked = self.aside.lock(&asks, &self.counters.counts);

@@ -128,7 +128,8 @@ impl Aside {
 impl Locked<'_> {
     fn shard(&mut self, ask: &AsideAsk<'_>) -> (&Aside, &Counts, &mut Shard) {
         let wanted = ask.shard();
-        let at = self.shards.iter().position(|(shard, _)| *shard == wanted).expect("locked before it is charged");
+        let at =
+            self.shards.iter().position(|(shard, _)| *shard == wanted).expect("locked before it is charged");
         (self.aside, self.counts, &mut self.shards[at].1)
     }
 
@@ -283,7 +284,9 @@ impl Shard {
             if aside.has_room(bytes) {
                 return true;
             }
-            let Some(at) = least.filter(|at| u16::from(self.entries[*at].pressure) < MARK) else { return false };
+            let Some(at) = least.filter(|at| u16::from(self.entries[*at].pressure) < MARK) else {
+                return false;
+            };
             self.remove(at, aside);
             counts.note(ask.name as u64, Event::AsideEvicted);
             if aside.has_room(bytes) {

@@ -3,8 +3,8 @@
 //! A decision over millions of keys is one cache miss and little else. A batch starts all its misses before it waits
 //! for the first: names are hashed and lines fetched a group at a time, then charged in order.
 
-use super::counters::Ask;
 use super::MemoryStore;
+use super::counters::Ask;
 use smallvec::{SmallVec, smallvec};
 use tollgate_core::{Charge, Clock, Outcome, Outcomes, Timestamp};
 

@@ -81,7 +81,8 @@ mod tests {
         let hasher = KeyHasher::random();
         let scope = Scope::new("s");
         let name = |parts: &[Part<'_>]| hasher.name(&CounterKey { scope: &scope, parts });
-        let texts = |parts: &[&'static str]| name(&parts.iter().map(|text| Part::Text(text)).collect::<Vec<_>>());
+        let texts =
+            |parts: &[&'static str]| name(&parts.iter().map(|text| Part::Text(text)).collect::<Vec<_>>());
         let names = [
             texts(&["ab", "c"]),
             texts(&["a", "bc"]),

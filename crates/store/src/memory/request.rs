@@ -99,15 +99,21 @@ fn admission(items: &[Item<'_>]) -> Admission {
 /// Drafts a charge on top of the earlier ones of this request: the same counter twice counts twice.
 fn draft<L: Lines>(counters: &Counters<L>, ask: &Ask<'_>, earlier: &[Item<'_>]) -> (Outcome, Receipt) {
     let same = |item: &&Item<'_>| item.in_set().is_some_and(|other| other.name == ask.name);
-    let Some(prior) = earlier.iter().rev().find(same) else { return counters.draft(ask) };
-    let Receipt { place, before, after } = prior.receipt;
-    let seen = if prior.outcome.verdict.is_allowed() { after } else { before };
-    let known = (seen != Snapshot::EMPTY).then_some(seen);
-    let (after, outcome) = match place {
-        Some(Place::Shared(_)) => ask.shared().step(known, Manner::Charge),
-        _ => ask.step(known, Manner::Charge),
+    let (outcome, mut receipt) = match earlier.iter().rev().find(same) {
+        None => counters.draft(ask),
+        Some(prior) => {
+            let Receipt { place, after: before, .. } = prior.receipt;
+            let (after, outcome) = match place {
+                Some(Place::Shared(_)) => ask.shared().step(Some(before), Manner::Charge),
+                _ => ask.step(Some(before), Manner::Charge),
+            };
+            (outcome, Receipt { place, before, after })
+        }
     };
-    (outcome, Receipt { place, before: seen, after })
+    if ask.cost.is_look() {
+        receipt.after = receipt.before;
+    }
+    (outcome, receipt)
 }
 
 /// Leaves everything as it was before the request; `taken` of the items may have been put into effect.

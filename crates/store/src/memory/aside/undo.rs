@@ -26,8 +26,8 @@ pub(crate) enum Step {
     LogTail,
     /// The newest permit.
     PermitTail,
-    /// The deadline of a permit that was held.
-    Renewal(Timestamp),
+    /// Units and deadline of a permit that was held.
+    Renewal(u64, Timestamp),
 }
 
 impl Step {
@@ -39,8 +39,10 @@ impl Step {
             State::Log(_) => Self::LogTail,
             State::Permits(permits) => {
                 let named = ask.id != PermitId::ANONYMOUS;
-                let held = permits.held.iter().find(|(id, _, deadline)| *id == ask.id && *deadline > ask.moment);
-                held.filter(|_| named).map_or(Self::PermitTail, |(.., deadline)| Self::Renewal(*deadline))
+                let held =
+                    permits.held.iter().find(|(id, _, deadline)| *id == ask.id && *deadline > ask.moment);
+                held.filter(|_| named)
+                    .map_or(Self::PermitTail, |(_, units, deadline)| Self::Renewal(*units, *deadline))
             }
             other => Self::Whole(other.clone()),
         }
@@ -55,12 +57,13 @@ impl Step {
             (Self::PermitTail, State::Permits(permits)) if !ask.cost.is_look() => {
                 permits.held.pop();
             }
-            (Self::Renewal(before), State::Permits(permits)) => {
-                for (_, _, deadline) in permits.held.iter_mut().filter(|(id, ..)| *id == ask.id) {
-                    *deadline = before.min(*deadline);
+            (Self::Renewal(before, until), State::Permits(permits)) => {
+                for (_, units, deadline) in permits.held.iter_mut().filter(|(id, ..)| *id == ask.id) {
+                    *units = before;
+                    *deadline = until.min(*deadline);
                 }
             }
-            (Self::PermitTail | Self::Renewal(_), _) => {}
+            (Self::PermitTail | Self::Renewal(..), _) => {}
         }
     }
 }

@@ -1,0 +1,172 @@
+//! Threads that hammer overlapping sets of keys. If this fails, a limit is exceeded or quota is lost under load.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::{
+    Admission, Algorithm, Charge, Cost, CounterKey, Enforcement, Limit, LimitSpec, ManualClock, Part, Quota,
+    Scope, Timestamp,
+};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+const THREADS: u64 = 4;
+const KEYS: usize = 12;
+
+/// A sequence that needs no state but its own.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+fn limit(algorithm: Algorithm, count: u64) -> Limit {
+    LimitSpec::new(algorithm, Quota::per_hour(count)).build().expect("a limit")
+}
+
+/// Each key has one of these; time stands still, so each admits its count and not one more.
+fn key_limits() -> Vec<Limit> {
+    let kinds = [
+        Algorithm::Gcra,
+        Algorithm::FixedWindow,
+        Algorithm::SlidingWindow,
+        Algorithm::StrictWindow,
+        Algorithm::SlidingLog,
+    ];
+    (0..KEYS).map(|n| limit(kinds[n % kinds.len()], 400 + 100 * (n as u64 % 3))).collect()
+}
+
+fn hammer(limits: &[Limit], most_charges: usize) {
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(NOW)).expect("a store");
+    let scopes: Vec<Scope> = (0..KEYS).map(|n| Scope::new(n.to_string())).collect();
+    let taken: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+    let key = |n: usize| CounterKey { scope: &scopes[n], parts: &[Part::Text("k")] };
+    std::thread::scope(|threads| {
+        for thread in 0..THREADS {
+            let (store, taken, key) = (&store, &taken, &key);
+            threads.spawn(move || {
+                let mut dice = Dice(thread + 1);
+                for _ in 0..4_000 {
+                    let charges: Vec<(usize, u64)> = (0..=dice.below(most_charges))
+                        .map(|_| (dice.below(KEYS), dice.below(3) as u64 + 1))
+                        .collect();
+                    let asked: Vec<Charge<'_>> = charges
+                        .iter()
+                        .map(|(n, units)| Charge::new(key(*n), &limits[*n], Cost::take(*units)))
+                        .collect();
+                    if store.charge_now(&asked).admission == Admission::Admitted {
+                        for (n, units) in charges {
+                            taken[n].fetch_add(units, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    for n in 0..KEYS {
+        let one = [Charge::new(key(n), &limits[n], Cost::ONE)];
+        while store.charge_now(&one).admission == Admission::Admitted {
+            taken[n].fetch_add(1, Ordering::Relaxed);
+        }
+        // Neither above (exceeded) nor below (a charge that was undone has left something behind).
+        assert_eq!(taken[n].load(Ordering::Relaxed), limits[n].capacity(), "key {n} by {}", limits[n]);
+    }
+}
+
+#[test]
+fn packed_counters_admit_exactly_their_limit() {
+    let limits: Vec<Limit> = (0..KEYS)
+        .map(|n| {
+            let kinds = [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingWindow];
+            limit(kinds[n % 3], 500 + n as u64)
+        })
+        .collect();
+    for _ in 0..10 {
+        hammer(&limits, 5);
+    }
+}
+
+#[test]
+fn packed_and_aside_together_admit_exactly_their_limit() {
+    for _ in 0..10 {
+        hammer(&key_limits(), 5);
+    }
+}
+
+#[test]
+fn one_charge_at_a_time_admits_exactly_the_limit() {
+    for _ in 0..10 {
+        hammer(&key_limits(), 1);
+    }
+}
+
+/// Newcomers of the same name from all threads at once: two slots of one name would admit twice the limit.
+#[test]
+fn a_key_that_all_threads_meet_first_has_one_counter() {
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(4 << 20), ManualClock::at(NOW)).expect("a store");
+    let limit = limit(Algorithm::Gcra, 3);
+    let scope = Scope::new("first");
+    let admitted = AtomicU64::new(0);
+    const NEW: u64 = 20_000;
+    let barrier = std::sync::Barrier::new(THREADS as usize);
+    std::thread::scope(|threads| {
+        for _ in 0..THREADS {
+            threads.spawn(|| {
+                barrier.wait();
+                for n in 0..NEW {
+                    let text = n.to_string();
+                    let key = CounterKey { scope: &scope, parts: &[Part::Text(&text)] };
+                    for _ in 0..2 {
+                        let outcomes = store.charge_now(&[Charge::new(key, &limit, Cost::ONE)]);
+                        admitted.fetch_add(
+                            u64::from(outcomes.admission == Admission::Admitted),
+                            Ordering::Relaxed,
+                        );
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(admitted.into_inner(), 3 * NEW);
+    assert_eq!(store.figures().inserted, NEW);
+}
+
+/// Refunds and independent charges beside required ones: the books balance.
+#[test]
+fn what_is_given_back_can_be_taken_again_and_no_more() {
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(NOW)).expect("a store");
+    let limits =
+        [limit(Algorithm::Gcra, 1_000), limit(Algorithm::FixedWindow, 1_000), limit(Algorithm::Gcra, 900)];
+    let scopes = [Scope::new("a"), Scope::new("b"), Scope::new("shadow")];
+    let key = |n: usize| CounterKey { scope: &scopes[n], parts: &[] };
+    let balance: [AtomicU64; 3] = Default::default();
+    std::thread::scope(|threads| {
+        for thread in 0..THREADS {
+            let (store, limits, key, balance) = (&store, &limits, &key, &balance);
+            threads.spawn(move || {
+                let mut dice = Dice(thread + 77);
+                for _ in 0..5_000 {
+                    let units = dice.below(4) as u64 + 1;
+                    let mut asked = [0, 1, 2].map(|n| Charge::new(key(n), &limits[n], Cost::take(units)));
+                    asked[2].enforcement = Enforcement::Independent;
+                    let outcomes = store.charge_now(&asked);
+                    if outcomes.each[2].verdict.is_allowed() {
+                        balance[2].fetch_add(units, Ordering::Relaxed);
+                    }
+                    if outcomes.admission == Admission::Admitted {
+                        let back = dice.below(units as usize + 1) as u64;
+                        let refund = [0, 1].map(|n| Charge::new(key(n), &limits[n], Cost::refund(back)));
+                        store.charge_now(&refund);
+                        balance[0].fetch_add(units - back, Ordering::Relaxed);
+                        balance[1].fetch_add(units - back, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    for n in 0..3 {
+        let left = store.charge_now(&[Charge::new(key(n), &limits[n], Cost::LOOK)]).each[0].remaining;
+        assert_eq!(left + balance[n].load(Ordering::Relaxed), limits[n].capacity(), "key {n}");
+    }
+}
