@@ -74,6 +74,13 @@ pub struct Outcomes {
 
 impl Outcomes {
     /// The rule by which outcomes make an admission; every store uses it.
+    ///
+    /// ```
+    /// use tollgate_core::{Admission, Enforcement, Outcome, Outcomes, Span, Verdict};
+    /// let denied = Outcome { verdict: Verdict::Denied { retry_after: None }, remaining: 0, reset_after: Span::ZERO };
+    /// assert_eq!(Outcomes::admission([(Enforcement::Required, &denied)].into_iter()), Admission::Refused);
+    /// assert_eq!(Outcomes::admission([(Enforcement::Independent, &denied)].into_iter()), Admission::Admitted);
+    /// ```
     #[must_use]
     pub fn admission<'a>(outcomes: impl Iterator<Item = (Enforcement, &'a Outcome)>) -> Admission {
         let (mut alternatives, mut fitting) = (0_u32, 0_u32);

@@ -73,6 +73,13 @@ impl fmt::Display for Part<'_> {
 }
 
 /// The name of one counter.
+///
+/// ```
+/// use tollgate_core::{CounterKey, Part, Scope};
+/// let scope = Scope::new("api/user");
+/// let (a, b) = ([Part::Text("a"), Part::Text("b_c")], [Part::Text("a_b"), Part::Text("c")]);
+/// assert_ne!(CounterKey { scope: &scope, parts: &a }, CounterKey { scope: &scope, parts: &b });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterKey<'a> {
     /// Which limit.

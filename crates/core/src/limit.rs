@@ -348,6 +348,18 @@ impl Limit {
     }
 
     /// The same, on behalf of the holder of a permit.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, PermitId, Quota, State, Timestamp};
+    /// // One permit, held for a minute at most.
+    /// let limit = LimitSpec::new(Algorithm::Concurrency, Quota::per_minute(1)).build()?;
+    /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_000));
+    /// assert!(limit.step_as(PermitId(1), &mut state, now, Cost::ONE).verdict.is_allowed());
+    /// assert!(limit.step_as(PermitId(2), &mut state, now, Cost::ONE).verdict.is_denied());
+    /// limit.release(PermitId(1), &mut state);
+    /// assert!(limit.step_as(PermitId(2), &mut state, now, Cost::ONE).verdict.is_allowed());
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
     pub fn step_as(&self, id: PermitId, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
         let period = self.quota.period.length();
         match self.shape {
@@ -405,6 +417,15 @@ impl Limit {
     }
 
     /// The instant from which the state is as good as none and may be forgotten.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Quota, Span, State, Timestamp};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(2)).build()?;
+    /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_000));
+    /// let _ = limit.step(&mut state, now, Cost::ONE);
+    /// assert_eq!(limit.expires(&state), now + Span::from_millis(500));
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
     #[must_use]
     pub fn expires(&self, state: &State) -> Timestamp {
         let period = self.quota.period.length();

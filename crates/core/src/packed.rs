@@ -71,7 +71,8 @@ impl Tag {
     }
 
     /// How much of its limit the key has used, in 256ths: never more than it has, and half of it or more but for what
-    /// rounding down takes (one 256th, and a microsecond of a bucket's fill time). `stored` is what [`Packed::pressure`] was when the word was written.
+    /// rounding down takes (one 256th, and a microsecond of a bucket's fill time). `stored` is what [`Limit::pressure`]
+    /// was when the word was written.
     #[must_use]
     pub const fn pressure(self, word: u64, stored: u8, now: Timestamp) -> u8 {
         if self.family() != Self::BUCKET {
@@ -124,6 +125,17 @@ impl Limit {
     }
 
     /// Steps a packed state; `None` is an unused one. Only for limits whose [`Limit::packed`] is some.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Quota, Timestamp};
+    /// let limit = LimitSpec::new(Algorithm::FixedWindow, Quota::per_minute(5)).build()?;
+    /// let (now, tag) = (Timestamp::from_secs(1_000), limit.packed().expect("a small window packs").tag);
+    /// let (word, _) = limit.step_word(None, now, Cost::ONE);
+    /// let (word, outcome) = limit.step_word(Some(word), now, Cost::take(2));
+    /// assert_eq!(outcome.remaining, 2);
+    /// assert!(tag.expires(word) > now + outcome.reset_after); // a little late, never early
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
     #[inline]
     pub fn step_word(&self, word: Option<u64>, now: Timestamp, cost: Cost) -> (u64, Outcome) {
         match self.shape {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, PermitId, Span, State, Timestamp, Verdict};
 
 /// `sum <= burst + rate * t` between every two admissions, in whole numbers.
-fn holds_rate(limit: &Limit, log: &[Admitted]) -> Result<(), TestCaseError> {
+pub(crate) fn holds_rate(limit: &Limit, log: &[Admitted]) -> Result<(), TestCaseError> {
     let (count, period) = (i128::from(limit.quota().count), i128::from(micros(limit)));
     for (first, from) in log.iter().enumerate() {
         let mut sum = 0_i128;
@@ -23,7 +23,7 @@ fn holds_rate(limit: &Limit, log: &[Admitted]) -> Result<(), TestCaseError> {
 }
 
 /// Never more than the limit between an admission and one period later, exclusive.
-fn holds_every_window(limit: &Limit, log: &[Admitted]) -> Result<(), TestCaseError> {
+pub(crate) fn holds_every_window(limit: &Limit, log: &[Admitted]) -> Result<(), TestCaseError> {
     for (first, from) in log.iter().enumerate() {
         let inside = log[first..].iter().take_while(|a| a.at.since(from.at).as_micros() < micros(limit));
         prop_assert!(inside.map(|a| a.units).sum::<u64>() <= limit.capacity());

@@ -7,6 +7,7 @@ mod debt;
 mod drift;
 mod envoy;
 mod packing;
+mod refunds;
 mod reload;
 mod retry;
 mod throttle;
