@@ -1,0 +1,81 @@
+//! JSON over HTTP/1.1.
+//!
+//! | path | file | answers |
+//! |---|---|---|
+//! | `POST /v1/check` | `check` | may this request pass? 200 or 429, the decision in the body |
+//! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charge an estimate, then the truth |
+//! | `POST /json` | `json` | the Envoy service's own JSON |
+//! | `GET /healthz`, `/readyz[?verbose]`, `/metrics` | `health` | is the process well? |
+//!
+//! `server` accepts connections, `body` reads and decodes, `problem` says what was wrong, `decision` is the answer's form.
+//! hyper without a framework: six paths need no router, and this is where every request passes.
+
+mod body;
+mod check;
+mod decision;
+mod health;
+mod json;
+mod problem;
+mod reserve;
+mod server;
+
+pub use server::{HttpConfig, serve};
+
+use crate::Status;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use problem::Problem;
+use std::sync::Arc;
+use tollgate_core::CounterStore;
+use tollgate_engine::Limiter;
+
+/// What every handler needs.
+pub(crate) struct App<S> {
+    pub(crate) limiter: Arc<Limiter<S>>,
+    pub(crate) status: Arc<dyn Status>,
+}
+
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+/// One request, start to end.
+async fn handle<S: CounterStore>(app: &App<S>, request: Request<Incoming>) -> Answer {
+    route(app, request).await.unwrap_or_else(|problem| problem.into_answer())
+}
+
+async fn route<S: CounterStore>(app: &App<S>, request: Request<Incoming>) -> Result<Answer, Problem> {
+    let allowed = match request.uri().path() {
+        "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json" => Method::POST,
+        "/healthz" | "/readyz" | "/metrics" => Method::GET,
+        path => return Err(Problem::not_found(path)),
+    };
+    if request.method() != allowed && !(allowed == Method::GET && request.method() == Method::HEAD) {
+        return Err(Problem::wrong_method(&allowed));
+    }
+    if allowed == Method::GET {
+        return Ok(health::answer(&*app.status, request.uri()));
+    }
+    let (head, body) = request.into_parts();
+    let body = body::read(body).await?;
+    match head.uri.path() {
+        "/v1/check" => check::answer(&app.limiter, &body).await,
+        "/v1/reserve" => reserve::reserve(&app.limiter, &body).await,
+        "/v1/settle" => reserve::settle(&app.limiter, &body).await,
+        "/v1/cancel" => reserve::cancel(&app.limiter, &body).await,
+        _ => json::answer(&app.limiter, &body).await,
+    }
+}
+
+/// An answer with a JSON body.
+fn json_answer(status: StatusCode, body: Vec<u8>) -> Answer {
+    typed(status, "application/json", body)
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}

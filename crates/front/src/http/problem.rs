@@ -1,0 +1,63 @@
+//! What was wrong with a request, as problem+json (RFC 9457): a title, the place, and what to do.
+
+use super::{Answer, typed};
+use hyper::header::{ALLOW, HeaderValue};
+use hyper::{Method, StatusCode};
+use serde_json::json;
+
+/// An error that goes to the caller.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub(crate) status: StatusCode,
+    pub(crate) title: &'static str,
+    pub(crate) detail: String,
+    /// The part of the body that is wrong, as a path such as `descriptors[0].entries[1].value`.
+    pub(crate) place: Option<String>,
+    pub(crate) allow: Option<Method>,
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, title: &'static str, detail: impl Into<String>) -> Self {
+        Self { status, title, detail: detail.into(), place: None, allow: None }
+    }
+
+    pub(crate) fn bad(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "Bad request", detail)
+    }
+
+    pub(crate) fn at(mut self, place: impl Into<String>) -> Self {
+        self.place = Some(place.into());
+        self
+    }
+
+    pub(crate) fn not_found(path: &str) -> Self {
+        let shown: String = path.chars().take(100).collect();
+        Self::new(StatusCode::NOT_FOUND, "Not found", format!("there is nothing at `{shown}`; try POST /v1/check"))
+    }
+
+    pub(crate) fn wrong_method(allowed: &Method) -> Self {
+        let mut problem =
+            Self::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", format!("use {allowed} here"));
+        problem.allow = Some(allowed.clone());
+        problem
+    }
+
+    pub(crate) fn into_answer(self) -> Answer {
+        let mut body = json!({
+            "type": "about:blank",
+            "title": self.title,
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        if let Some(place) = self.place {
+            body["place"] = place.into();
+        }
+        let mut answer = typed(self.status, "application/problem+json", body.to_string());
+        if let Some(method) = self.allow
+            && let Ok(value) = HeaderValue::from_str(method.as_str())
+        {
+            answer.headers_mut().insert(ALLOW, value);
+        }
+        answer
+    }
+}

@@ -1,0 +1,92 @@
+//! Accepting connections: bounded in number, headers in bounded time, drained before the end.
+
+use super::{App, handle};
+use crate::Status;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tollgate_core::CounterStore;
+use tollgate_engine::Limiter;
+
+/// What callers may do.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpConfig {
+    /// Connections open at once; more wait to be accepted.
+    pub connections: usize,
+    /// The time that a request's headers may take, the wait for the next request included.
+    pub header_timeout: Duration,
+    /// How long requests under way may take to end when the process is told to.
+    pub drain: Duration,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self { connections: 65_536, header_timeout: Duration::from_secs(60), drain: Duration::from_secs(10) }
+    }
+}
+
+/// Serves until `drain` is ready, then takes no more connections and ends when those open have been answered.
+pub async fn serve<S: CounterStore + 'static>(
+    listener: TcpListener,
+    limiter: Arc<Limiter<S>>,
+    status: Arc<dyn Status>,
+    config: HttpConfig,
+    drain: impl Future<Output = ()> + Send,
+) {
+    let app = Arc::new(App { limiter, status });
+    let places = Arc::new(Semaphore::new(config.connections));
+    let open = GracefulShutdown::new();
+    let mut drain = std::pin::pin!(drain);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut drain => break,
+            accepted = accept(&listener, &places) => accepted,
+        };
+        let Some((stream, place)) = accepted else { continue };
+        let app = Arc::clone(&app);
+        let service = service_fn(move |request| {
+            let app = Arc::clone(&app);
+            async move { Ok::<_, Infallible>(handle(&app, request).await) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(config.header_timeout)
+            .max_buf_size(64 * 1024)
+            .pipeline_flush(true)
+            .serve_connection(TokioIo::new(stream), service);
+        let connection = open.watch(connection);
+        tokio::spawn(async move {
+            // A connection that ends badly is its caller's affair.
+            let _ = connection.await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    let _ = tokio::time::timeout(config.drain, open.shutdown()).await;
+}
+
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> Option<(tokio::net::TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, _)) => {
+            let _ = stream.set_nodelay(true);
+            Some((stream, place))
+        }
+        Err(error) => {
+            // Out of file descriptors, most likely: wait for some to come back rather than spin.
+            tracing::warn!(%error, "could not accept a connection");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            None
+        }
+    }
+}

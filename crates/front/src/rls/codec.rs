@@ -1,0 +1,63 @@
+//! Protobuf on gRPC, where bytes that are no message are the caller's error.
+//!
+//! tonic's own codec calls them an internal error of the server, which would page its operator for a client's bug.
+
+use prost::Message;
+use std::marker::PhantomData;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+
+/// Encodes `T`, decodes `U`.
+#[derive(Debug)]
+pub(crate) struct StrictCodec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for StrictCodec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> Codec for StrictCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = StrictEncoder<T>;
+    type Decoder = StrictDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        StrictEncoder(PhantomData)
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        StrictDecoder(PhantomData)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct StrictEncoder<T>(PhantomData<T>);
+
+impl<T: Message> Encoder for StrictEncoder<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        item.encode(buffer).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct StrictDecoder<U>(PhantomData<U>);
+
+impl<U: Message + Default> Decoder for StrictDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        U::decode(buffer)
+            .map(Some)
+            .map_err(|error| Status::invalid_argument(format!("the bytes are not this message: {error}")))
+    }
+}

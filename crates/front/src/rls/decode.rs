@@ -1,0 +1,104 @@
+//! From the wire to a check. Limits on everything that a caller can send.
+
+use super::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use smallvec::SmallVec;
+use std::fmt;
+use tollgate_core::Cost;
+use tollgate_rules::{Descriptor, Unit};
+
+const MOST_DESCRIPTORS: usize = 256;
+const MOST_ENTRIES: usize = 64;
+const LONGEST: usize = 8 * 1024;
+
+/// Why a request is not one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadRequest(pub String);
+
+impl fmt::Display for BadRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadRequest {}
+
+fn bad<T>(message: impl Into<String>) -> Result<T, BadRequest> {
+    Err(BadRequest(message.into()))
+}
+
+type Entries<'a> = SmallVec<[(&'a str, &'a str); 8]>;
+
+/// The entries of all descriptors, one after another.
+pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequest> {
+    if request.domain.is_empty() {
+        return bad("rate limit domain must not be empty");
+    }
+    if request.descriptors.is_empty() {
+        return bad("rate limit descriptor list must not be empty");
+    }
+    if request.descriptors.len() > MOST_DESCRIPTORS {
+        return bad(format!("descriptors: at most {MOST_DESCRIPTORS} in a request"));
+    }
+    let mut all = Entries::new();
+    for (d, descriptor) in request.descriptors.iter().enumerate() {
+        if descriptor.entries.len() > MOST_ENTRIES {
+            return bad(format!("descriptors[{d}].entries: at most {MOST_ENTRIES} in a descriptor"));
+        }
+        for (e, entry) in descriptor.entries.iter().enumerate() {
+            if entry.key.len() > LONGEST || entry.value.len() > LONGEST {
+                return bad(format!("descriptors[{d}].entries[{e}]: a key or value has at most {LONGEST} bytes"));
+            }
+            all.push((entry.key.as_str(), entry.value.as_str()));
+        }
+    }
+    Ok(all)
+}
+
+/// The descriptors, over entries that [`entries`] has laid out.
+pub(crate) fn descriptors<'a>(
+    request: &RateLimitRequest,
+    mut entries: &'a [(&'a str, &'a str)],
+) -> Result<SmallVec<[Descriptor<'a>; 4]>, BadRequest> {
+    let mut all = SmallVec::new();
+    for (d, descriptor) in request.descriptors.iter().enumerate() {
+        let (own, rest) = entries.split_at(descriptor.entries.len());
+        entries = rest;
+        let limit = match &descriptor.limit {
+            None => None,
+            Some(limit) => match unit(limit.unit) {
+                Some(unit) => Some((limit.requests_per_unit, unit)),
+                None => return bad(format!("descriptors[{d}].limit.unit: {} is not a unit", limit.unit)),
+            },
+        };
+        let hits = descriptor.hits_addend;
+        let hits = match (hits, descriptor.is_negative_hits) {
+            (None, false) => None,
+            (Some(units), false) => Some(Cost::take(units)),
+            (units, true) => Some(Cost::refund(units.unwrap_or(hits_of(request)))),
+        };
+        all.push(Descriptor { entries: own, hits, limit });
+    }
+    Ok(all)
+}
+
+fn hits_of(request: &RateLimitRequest) -> u64 {
+    u64::from(request.hits_addend.max(1))
+}
+
+/// The request's own hits, where zero counts as one.
+pub(crate) fn hits(request: &RateLimitRequest) -> Cost {
+    Cost::take(hits_of(request))
+}
+
+/// The unit of an override; this enumeration has no week.
+fn unit(number: i32) -> Option<Unit> {
+    Some(match number {
+        1 => Unit::Second,
+        2 => Unit::Minute,
+        3 => Unit::Hour,
+        4 => Unit::Day,
+        5 => Unit::Month,
+        6 => Unit::Year,
+        _ => return None,
+    })
+}

@@ -1,0 +1,117 @@
+//! From a decision to the wire. A denial names its rule, the revision and the decision; an allowance stays small.
+
+use super::proto::envoy::config::core::v3::HeaderValue;
+use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit as WireUnit;
+use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use super::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use prost_types::value::Kind;
+use prost_types::{Duration, Struct, Value};
+use tollgate_core::{Span, Verdict};
+use tollgate_engine::{Decision, LimitStatus, Origin};
+use tollgate_rules::{Match, Role, Unit};
+
+/// The answer on the wire.
+pub fn response(decision: &Decision) -> RateLimitResponse {
+    let code = if decision.is_allowed() { Code::Ok } else { Code::OverLimit };
+    RateLimitResponse {
+        overall_code: code.into(),
+        statuses: decision.descriptors.iter().map(|status| descriptor(decision, status)).collect(),
+        response_headers_to_add: headers(decision),
+        request_headers_to_add: Vec::new(),
+        raw_body: Vec::new(),
+        dynamic_metadata: metadata(decision),
+    }
+}
+
+fn descriptor(decision: &Decision, status: &tollgate_engine::DescriptorStatus) -> DescriptorStatus {
+    let mut wire = DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
+    if status.matched == Match::Unlimited {
+        wire.limit_remaining = u32::MAX;
+    }
+    let Some(limit) = status.tightest.and_then(|at| decision.limits.get(at)) else {
+        return wire;
+    };
+    if limit.outcome.verdict.is_denied() && matches!(limit.role, Role::Live | Role::Quota) {
+        wire.code = Code::OverLimit.into();
+    }
+    wire.current_limit = Some(RateLimit {
+        requests_per_unit: u32::try_from(limit.count).unwrap_or(u32::MAX),
+        unit: limit.unit.map_or(WireUnit::Unknown, wire_unit).into(),
+        name: name(decision, limit),
+    });
+    wire.limit_remaining = u32::try_from(limit.outcome.remaining).unwrap_or(u32::MAX);
+    wire.duration_until_reset = Some(whole_seconds(until(limit)));
+    wire
+}
+
+/// The time that matters to a caller: until the same request would pass, or until the limit is as good as unused.
+fn until(limit: &LimitStatus) -> Span {
+    match limit.outcome.verdict {
+        Verdict::Denied { retry_after: Some(wait) } => wait,
+        _ => limit.outcome.reset_after,
+    }
+}
+
+/// Envoy cuts fractions off: so they are rounded up here.
+fn whole_seconds(span: Span) -> Duration {
+    Duration { seconds: i64::try_from(span.ceil_secs()).unwrap_or(i64::MAX), nanos: 0 }
+}
+
+fn name(decision: &Decision, limit: &LimitStatus) -> String {
+    let rule = limit.rule.and_then(|id| decision.rules().rule(id));
+    rule.filter(|rule| rule.named).map_or_else(String::new, |rule| rule.name.clone())
+}
+
+const fn wire_unit(unit: Unit) -> WireUnit {
+    match unit {
+        Unit::Second => WireUnit::Second,
+        Unit::Minute => WireUnit::Minute,
+        Unit::Hour => WireUnit::Hour,
+        Unit::Day => WireUnit::Day,
+        Unit::Week => WireUnit::Week,
+        Unit::Month => WireUnit::Month,
+        Unit::Year => WireUnit::Year,
+    }
+}
+
+fn headers(decision: &Decision) -> Vec<HeaderValue> {
+    let denied = decision.denied_by_name().map(|name| ("x-ratelimit-denied-by", name));
+    let degraded = decision.degraded_by.map(|by| ("x-ratelimit-degraded", decision.name(by)));
+    denied.into_iter().chain(degraded).map(|(key, value)| header(key, value)).collect()
+}
+
+fn header(key: &str, value: &str) -> HeaderValue {
+    // A rule's name may have any character; a header's value may not.
+    let value = value.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect();
+    HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() }
+}
+
+fn metadata(decision: &Decision) -> Option<Struct> {
+    let mut fields = std::collections::BTreeMap::new();
+    let mut text = |key: &str, value: String| {
+        fields.insert(key.to_owned(), Value { kind: Some(Kind::StringValue(value)) });
+    };
+    for status in &decision.descriptors {
+        let rule = status.rule.and_then(|id| decision.rules().rule(id));
+        for (key, value) in rule.into_iter().flat_map(|rule| &rule.metadata) {
+            text(key, value.clone());
+        }
+    }
+    if decision.delay() > Span::ZERO {
+        text("delay_ms", decision.delay().ceil_millis().to_string());
+    }
+    let policy = matches!(decision.origin, Origin::FailOpen | Origin::FailClosed);
+    if policy || !decision.is_allowed() || decision.degraded_by.is_some() || decision.warned_by.is_some() {
+        text("decision_id", decision.id.to_string());
+        text("revision", decision.revision().to_owned());
+        text("origin", decision.origin.name().to_owned());
+    }
+    let owed =
+        [("denied_by", decision.denied_by), ("degraded_by", decision.degraded_by), ("warned_by", decision.warned_by)];
+    for (key, by) in owed {
+        if let Some(by) = by {
+            text(key, decision.name(by).to_owned());
+        }
+    }
+    (!fields.is_empty()).then_some(Struct { fields })
+}

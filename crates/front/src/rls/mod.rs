@@ -1,0 +1,52 @@
+//! Envoy's rate limit service.
+//!
+//! [`answer`] is the protocol: messages in, messages out, no transport in sight, so that another HTTP/2 server can carry
+//! it. `service` puts it on tonic. A malformed request is the caller's error and nobody else's.
+
+pub(crate) mod codec;
+mod decode;
+mod encode;
+mod service;
+
+pub use decode::BadRequest;
+pub use service::{RlsConfig, serve};
+
+/// The protocol's messages.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod proto {
+    include!(concat!(env!("OUT_DIR"), "/envoy.rs"));
+    /// All messages, for reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rls.fds"));
+}
+
+use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tollgate_core::CounterStore;
+use tollgate_engine::{Check, Decision, Limiter};
+
+/// Answers one request.
+///
+/// # Errors
+/// [`BadRequest`] if the request is not one.
+pub async fn answer<S: CounterStore>(
+    limiter: &Limiter<S>,
+    request: &RateLimitRequest,
+) -> Result<RateLimitResponse, BadRequest> {
+    let decision = decide(limiter, request).await?;
+    Ok(encode::response(&decision))
+}
+
+/// Decides on one request, without putting the answer on the wire.
+///
+/// # Errors
+/// [`BadRequest`] if the request is not one.
+pub async fn decide<S: CounterStore>(
+    limiter: &Limiter<S>,
+    request: &RateLimitRequest,
+) -> Result<Decision, BadRequest> {
+    let entries = decode::entries(request)?;
+    let descriptors = decode::descriptors(request, &entries)?;
+    let check = Check::descriptors(&request.domain, &descriptors).costing(decode::hits(request));
+    Ok(limiter.check(&check).await)
+}
+
+pub use encode::response;

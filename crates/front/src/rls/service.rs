@@ -1,0 +1,78 @@
+//! The rate limit service on tonic, with the standard health and reflection services beside it.
+
+use super::proto::DESCRIPTORS;
+use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tollgate_core::CounterStore;
+use tollgate_engine::Limiter;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+/// What a caller may send.
+#[derive(Clone, Copy, Debug)]
+pub struct RlsConfig {
+    /// Bytes of one message.
+    pub message_bytes: usize,
+    /// Requests under way on one connection.
+    pub streams: u32,
+}
+
+impl Default for RlsConfig {
+    fn default() -> Self {
+        Self { message_bytes: 256 * 1024, streams: 1024 }
+    }
+}
+
+struct Service<S>(Arc<Limiter<S>>);
+
+#[tonic::async_trait]
+impl<S: CounterStore + 'static> RateLimitService for Service<S> {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        match super::answer(&self.0, request.get_ref()).await {
+            Ok(response) => Ok(Response::new(response)),
+            Err(bad) => Err(Status::invalid_argument(bad.to_string())),
+        }
+    }
+}
+
+/// Serves until `drain` is ready; then tells health checks so, takes no new connections, and ends when the requests
+/// under way have been answered. A caller's own deadline (`grpc-timeout`) ends its request.
+///
+/// # Errors
+/// What the transport could not do.
+pub async fn serve<S: CounterStore + 'static>(
+    listener: TcpListener,
+    limiter: Arc<Limiter<S>>,
+    config: RlsConfig,
+    drain: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<RateLimitServiceServer<Service<S>>>().await;
+    let reflection = || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
+    let service = RateLimitServiceServer::new(Service(limiter)).max_decoding_message_size(config.message_bytes);
+    let drained = async move {
+        drain.await;
+        health.set_not_serving::<RateLimitServiceServer<Service<S>>>().await;
+        health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+    };
+    Server::builder()
+        .max_concurrent_streams(config.streams)
+        .http2_keepalive_interval(Some(Duration::from_secs(60)))
+        .add_service(service)
+        .add_service(health_service)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), drained)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! The command line. Raw words become typed values here, once.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// A rate limiter that decides, for every request, whether it may pass.
+#[derive(Debug, Parser)]
+#[command(name = "tollgate", version, about, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Answer requests. With no flags: in memory, by sample rules, on loopback.
+    Serve(ServeFlags),
+    /// Check rule files: errors and lint warnings with line and column. Exits with 1 on errors.
+    Check(CheckFlags),
+    /// Print the JSON schema of rule files, for editors.
+    Schema,
+    /// Say which rules a request meets, and why it does not meet the others.
+    Explain(ExplainFlags),
+    /// Run unit tests of rule files, on a clock that only the tests move.
+    Test(TestFlags),
+}
+
+/// Everything here can also be set in the file of `--config`; a flag wins over the environment, that over the file.
+#[derive(Debug, Args)]
+pub(crate) struct ServeFlags {
+    /// A YAML file with these settings.
+    #[arg(long, env = "TOLLGATE_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// A rule file, or a directory of them; may be repeated. Changes act within a second.
+    #[arg(long, env = "TOLLGATE_RULES", value_name = "PATH", value_delimiter = ',')]
+    pub(crate) rules: Vec<PathBuf>,
+    /// Where counters live.
+    #[arg(long, env = "TOLLGATE_STORE", value_name = "STORE")]
+    pub(crate) store: Option<StoreKind>,
+    /// The most memory that counters may take, such as 512MiB.
+    #[arg(long, env = "TOLLGATE_MEMORY", value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<usize>,
+    /// Where Envoy's rate limit service listens.
+    #[arg(long, env = "TOLLGATE_GRPC", value_name = "ADDRESS")]
+    pub(crate) grpc: Option<SocketAddr>,
+    /// Where HTTP listens.
+    #[arg(long, env = "TOLLGATE_HTTP", value_name = "ADDRESS")]
+    pub(crate) http: Option<SocketAddr>,
+    /// Decide all domains by this arithmetic, whatever their files say.
+    #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
+    pub(crate) profile: Option<ProfileName>,
+    /// Count and tell, but deny nothing.
+    #[arg(long, env = "TOLLGATE_GLOBAL_SHADOW", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) global_shadow: Option<bool>,
+    /// The least important messages to log.
+    #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVEL", default_value = "info")]
+    pub(crate) log: tracing::Level,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StoreKind {
+    /// In this process.
+    Memory,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ProfileName {
+    /// Tollgate's own: all limits of a request in one atomic decision.
+    Native,
+    /// The arithmetic of envoyproxy/ratelimit.
+    Envoy,
+}
+
+impl From<ProfileName> for tollgate_rules::Profile {
+    fn from(name: ProfileName) -> Self {
+        match name {
+            ProfileName::Native => Self::Native,
+            ProfileName::Envoy => Self::Envoy,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckFlags {
+    /// Rule files, or directories of them.
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Check as this profile would read them.
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<ProfileName>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainFlags {
+    /// A rule file, or a directory of them; may be repeated.
+    #[arg(long, required = true, value_name = "PATH")]
+    pub(crate) rules: Vec<PathBuf>,
+    /// An attribute of the request; may be repeated.
+    #[arg(long = "attr", value_name = "KEY=VALUE", value_parser = parse_attribute)]
+    pub(crate) attributes: Vec<(String, String)>,
+    /// The domain; not needed where there is only one.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) domain: Option<String>,
+    /// Explain by this profile.
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<ProfileName>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TestFlags {
+    /// Test files.
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+fn parse_attribute(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write key=value")?;
+    if key.is_empty() {
+        return Err("the key is empty; write key=value".to_owned());
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// `512MiB`, `1GiB`, `64MB`, `1048576`.
+pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let scale: usize = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        _ => return Err(format!("`{text}` is no size; write one such as 512MiB or 2GiB")),
+    };
+    let number: usize = digits.parse().map_err(|_| format!("`{text}` is no size; write one such as 512MiB"))?;
+    number.checked_mul(scale).ok_or_else(|| format!("{text} is more than this machine can address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        assert_eq!(parse_size("512MiB"), Ok(512 << 20));
+        assert_eq!(parse_size("2GB"), Ok(2_000_000_000));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        for wrong in ["", "MiB", "5 parsecs", "-1", "99999999999999999999GiB", "1.5GiB"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

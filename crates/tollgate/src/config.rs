@@ -1,0 +1,72 @@
+//! The settings of `serve`: flags over environment over file over defaults, joined once.
+
+use crate::cli::{ProfileName, ServeFlags, StoreKind, parse_size};
+use anyhow::Context;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use tollgate_rules::{Options, Profile};
+
+/// Everything that `serve` needs to know.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) rules: Vec<PathBuf>,
+    pub(crate) store: StoreKind,
+    pub(crate) memory: usize,
+    pub(crate) grpc: SocketAddr,
+    pub(crate) http: SocketAddr,
+    pub(crate) profile: Option<ProfileName>,
+    pub(crate) global_shadow: bool,
+}
+
+/// The file of `--config`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    rules: Vec<PathBuf>,
+    store: Option<StoreKind>,
+    memory: Option<String>,
+    grpc: Option<SocketAddr>,
+    http: Option<SocketAddr>,
+    profile: Option<ProfileName>,
+    global_shadow: Option<bool>,
+}
+
+impl Config {
+    pub(crate) fn new(flags: &ServeFlags) -> anyhow::Result<Self> {
+        let file = flags.config.as_deref().map(read).transpose()?.unwrap_or_default();
+        let memory = file.memory.as_deref().map(parse_size).transpose();
+        let memory = memory.map_err(anyhow::Error::msg).context("`memory` in the file of --config")?;
+        Ok(Self {
+            rules: if flags.rules.is_empty() { file.rules } else { flags.rules.clone() },
+            store: flags.store.or(file.store).unwrap_or(StoreKind::Memory),
+            memory: flags.memory.or(memory).unwrap_or(512 << 20),
+            grpc: flags.grpc.or(file.grpc).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8081))),
+            http: flags.http.or(file.http).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            profile: flags.profile.or(file.profile),
+            global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
+        })
+    }
+
+    pub(crate) fn rule_options(&self) -> Options {
+        options(self.profile)
+    }
+}
+
+/// How rule files are read.
+pub(crate) fn options(profile: Option<ProfileName>) -> Options {
+    Options { profile: profile.map(Profile::from), ..Options::default() }
+}
+
+/// Paths in the file are relative to it.
+fn read(path: &Path) -> anyhow::Result<File> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut file: File =
+        serde_saphyr::from_str(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
+    let base = path.parent().unwrap_or(Path::new(""));
+    for rules in &mut file.rules {
+        *rules = base.join(&*rules);
+    }
+    Ok(file)
+}

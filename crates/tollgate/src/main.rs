@@ -1,0 +1,34 @@
+//! The binary: parse, dispatch, nothing else. `serve` is assembled in `build`.
+
+mod build;
+mod cli;
+mod config;
+mod reload;
+mod ruleinfo;
+mod serve;
+mod sources;
+mod status;
+mod test;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let outcome = match cli::Cli::parse().command {
+        cli::Command::Serve(flags) => serve::run(&flags),
+        cli::Command::Check(flags) => ruleinfo::check(&flags),
+        cli::Command::Schema => ruleinfo::schema(),
+        cli::Command::Explain(flags) => ruleinfo::explain(&flags),
+        cli::Command::Test(flags) => test::run(&flags),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("tollgate: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! New rules while traffic flows: by a change on disk (a write, a rename, a ConfigMap's symlink swap) or by SIGHUP.
+//!
+//! Directories are watched, not files: an editor that renames and a ConfigMap that swaps a link leave a watched file
+//! behind. A glance at sizes and times every half second catches what notifications miss (network file systems, lost
+//! events). A set that does not load changes nothing but the status and the log; the last good rules stay.
+
+use crate::build::Store;
+use crate::config::Config;
+use crate::sources;
+use crate::status::ServerStatus;
+use notify::{RecursiveMode, Watcher};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tollgate_engine::Limiter;
+use tollgate_rules::Ruleset;
+
+const GLANCE: Duration = Duration::from_millis(500);
+/// Writers need a moment: many changes in this time are one.
+const SETTLE: Duration = Duration::from_millis(50);
+
+pub(crate) async fn watch(config: Config, limiter: Arc<Limiter<Store>>, status: Arc<ServerStatus>) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    let (tell, mut told) = mpsc::channel(1);
+    let _watcher = notified(&config.rules, tell);
+    let mut seen = sources::glimpse(&config.rules);
+    loop {
+        let asked = tokio::select! {
+            _ = hangup.recv() => true,
+            Some(()) = told.recv() => {
+                tokio::time::sleep(SETTLE).await;
+                while told.try_recv().is_ok() {}
+                false
+            }
+            () = tokio::time::sleep(GLANCE) => false,
+        };
+        let now = sources::glimpse(&config.rules);
+        if !asked && now == seen {
+            continue;
+        }
+        seen = now;
+        let (config, limiter, status) = (config.clone(), Arc::clone(&limiter), Arc::clone(&status));
+        let _ = tokio::task::spawn_blocking(move || reload(&config, &limiter, &status)).await;
+    }
+}
+
+/// Loads the files and, if they are good and say something new, puts their rules in force.
+fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus) {
+    if config.rules.is_empty() {
+        return;
+    }
+    let loaded = sources::read(&config.rules).map_err(|error| format!("{error:#}")).and_then(|sources| {
+        Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())
+    });
+    match loaded {
+        Err(error) => {
+            tracing::error!("the changed rules cannot be used; the last good ones stay\n{error}");
+            status.refused(error);
+        }
+        Ok(rules) if rules.revision() == limiter.rules().revision() => status.set_refused(None),
+        Ok(rules) => {
+            for warning in rules.warnings() {
+                tracing::warn!("{warning}");
+            }
+            tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "new rules act");
+            limiter.replace_rules(Arc::new(rules));
+            status.reloaded();
+        }
+    }
+}
+
+/// Watches the directories that the paths are in, and those that they are.
+fn notified(paths: &[PathBuf], tell: mpsc::Sender<()>) -> Option<impl Watcher> {
+    let watcher = notify::recommended_watcher(move |_| {
+        // Full means that a look is due already.
+        let _ = tell.try_send(());
+    });
+    let mut watcher = watcher.inspect_err(|error| tracing::warn!(%error, "rule changes are found by polling")).ok()?;
+    let mut folders = BTreeSet::new();
+    for path in paths {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        folders.insert(parent.unwrap_or(Path::new(".")).to_owned());
+        if path.is_dir() {
+            folders.insert(path.clone());
+        }
+    }
+    for folder in folders {
+        if let Err(error) = watcher.watch(&folder, RecursiveMode::NonRecursive) {
+            tracing::warn!(%error, "changes in {} are found by polling", folder.display());
+        }
+    }
+    Some(watcher)
+}

@@ -1,0 +1,97 @@
+//! `tollgate serve`: run until told to stop, then drain.
+
+use crate::build::{Built, build};
+use crate::cli::ServeFlags;
+use crate::config::Config;
+use crate::reload;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tollgate_front::{http, rls};
+
+/// The longest that draining may take before the process ends all the same.
+const DRAIN: Duration = Duration::from_secs(15);
+
+pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
+    tracing_subscriber::fmt().with_max_level(flags.log).with_writer(std::io::stderr).with_target(false).init();
+    let config = Config::new(flags)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(config))?;
+    // What is still running past the drain is not waited for.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let Built { limiter, status, grpc, http } = build(&config).await?;
+    greet(&config, &grpc, &http)?;
+    let (stop, stopping) = watch::channel(false);
+    let drain = || {
+        let mut stopping = stopping.clone();
+        async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        }
+    };
+    let reloading = reload::watch(config, Arc::clone(&limiter), Arc::clone(&status));
+    let reloading = tokio::spawn(reloading);
+    let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls::RlsConfig::default(), drain()));
+    let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
+    let web = tokio::spawn(http::serve(http, limiter, asked, http::HttpConfig::default(), drain()));
+
+    told_to_stop().await?;
+    tracing::info!("draining: no new connections, requests under way are answered");
+    status.drain();
+    let _ = stop.send(true);
+    let drained = async {
+        let _ = web.await;
+        rls.await
+    };
+    match tokio::time::timeout(DRAIN, drained).await {
+        Ok(Ok(Err(error))) => tracing::warn!(%error, "the gRPC server ended badly"),
+        Ok(_) => tracing::info!("drained"),
+        Err(_) => tracing::warn!("some requests did not end within {} s", DRAIN.as_secs()),
+    }
+    reloading.abort();
+    Ok(())
+}
+
+async fn told_to_stop() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+#[allow(clippy::print_stdout, reason = "this is what a person who starts the server reads")]
+fn greet(
+    config: &Config,
+    grpc: &tokio::net::TcpListener,
+    http: &tokio::net::TcpListener,
+) -> anyhow::Result<()> {
+    let (grpc, http) = (grpc.local_addr()?, http.local_addr()?);
+    println!("tollgate {} is listening", env!("CARGO_PKG_VERSION"));
+    println!("  http  {http}");
+    println!("  grpc  {grpc}  (envoy.service.ratelimit.v3)");
+    if config.rules.is_empty() {
+        println!("  rules: the sample that is compiled in; --rules PATH for your own");
+        println!("\nTry:");
+        println!(
+            "  curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{\"api_key\":\"abc\"}}}}'"
+        );
+        println!(
+            "  for i in 1 2 3 4 5 6; do curl -s {http}/v1/check -d \
+             '{{\"domain\":\"sample\",\"attributes\":{{\"api_key\":\"abc\",\"endpoint\":\"POST /login\"}}}}'; echo; done"
+        );
+        println!("  curl -s '{http}/readyz?verbose'");
+    } else {
+        for path in &config.rules {
+            println!("  rules {}", path.display());
+        }
+    }
+    Ok(())
+}
