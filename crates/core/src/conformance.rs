@@ -18,6 +18,7 @@
 mod cases;
 mod dice;
 mod ledger;
+mod material;
 #[cfg(test)]
 mod tests;
 

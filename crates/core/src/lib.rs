@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`time`](Timestamp), [`clock`](Clock) | when is it? |
 //! | [`quota`](Quota), [`calendar`](Calendar) | how many, in which period? |
-//! | [`limit`](Limit) | a quota and an algorithm, validated; its pure `step` |
+//! | [`algorithm`](Algorithm), [`spec`](LimitSpec), [`limit`](Limit) | how it is held: checked once, then a pure `step` |
+//! | [`refund`](Limit::refundable) | how much of an old charge may still be given back |
 //! | [`state`](State) | what a limit remembers of one key |
 //! | `bucket`, `window`, `sliding`, `strict`, `log`, `permits` | one algorithm family each |
 //! | `refund` | how much of an old charge may still be given back |
@@ -12,6 +13,7 @@
 //! | [`key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the seam between the engine and the counters |
 //! | `conformance` (feature) | what every store must do |
 
+mod algorithm;
 mod bucket;
 mod calendar;
 mod charge;
@@ -28,23 +30,26 @@ mod permits;
 mod quota;
 mod refund;
 mod sliding;
+mod spec;
 mod state;
 mod store;
 mod strict;
 mod time;
 mod window;
 
+pub use algorithm::Algorithm;
 pub use bucket::Tat;
 pub use calendar::{Calendar, CalendarUnit, UnknownZone};
 pub use charge::{Admission, Charge, Enforcement, Outcomes, Permit};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
 pub use key::{CounterKey, Part, Scope, StableHasher};
-pub use limit::{Algorithm, Limit, LimitError, LimitSpec};
+pub use limit::Limit;
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
 pub use permits::PermitId;
 pub use quota::{Period, Quota};
+pub use spec::{LimitError, LimitSpec};
 pub use state::State;
 pub use store::{CounterStore, StoreError};
 pub use time::{Span, Timestamp};

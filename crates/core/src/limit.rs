@@ -4,11 +4,11 @@
 //! nothing (but for a state that a clock set back has left in the future, which is mended). Memory runs it as it stands
 //! here; other stores translate it and are held to bit-equal outcomes.
 
-use crate::bucket::{Bucket, Shaping};
+use crate::algorithm::Algorithm;
+use crate::bucket::Bucket;
 use crate::cost::Cost;
-use crate::log::AdmissionLog;
 use crate::outcome::{Outcome, Verdict};
-use crate::permits::{PermitId, Permits};
+use crate::permits::PermitId;
 use crate::quota::{Period, Quota};
 use crate::sliding::window_start;
 use crate::state::State;
@@ -16,263 +16,6 @@ use crate::strict::Slots;
 use crate::time::{Span, Timestamp};
 use crate::window::{Counting, WindowCount};
 use std::fmt;
-
-/// The eight algorithms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Algorithm {
-    /// Burst plus a steady rate, one word of state. The default.
-    Gcra,
-    /// The same arithmetic in the words of buckets and tokens.
-    TokenBucket,
-    /// The same arithmetic as a queue that drains at the steady rate: answers carry a delay where asked to.
-    LeakyBucket,
-    /// A count a window.
-    FixedWindow,
-    /// Two counts, weighted.
-    SlidingWindow,
-    /// k slots, the oldest counted whole.
-    StrictWindow,
-    /// Every admitted unit.
-    SlidingLog,
-    /// Permits held at once.
-    Concurrency,
-}
-
-impl Algorithm {
-    /// All of them, in the order of the documentation.
-    pub const ALL: [Self; 8] = [
-        Self::Gcra,
-        Self::TokenBucket,
-        Self::LeakyBucket,
-        Self::FixedWindow,
-        Self::SlidingWindow,
-        Self::StrictWindow,
-        Self::SlidingLog,
-        Self::Concurrency,
-    ];
-
-    /// The name in rules, metrics and documents.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Gcra => "gcra",
-            Self::TokenBucket => "token_bucket",
-            Self::LeakyBucket => "leaky_bucket",
-            Self::FixedWindow => "fixed_window",
-            Self::SlidingWindow => "sliding_window",
-            Self::StrictWindow => "strict_window",
-            Self::SlidingLog => "sliding_log",
-            Self::Concurrency => "concurrency",
-        }
-    }
-
-    /// Whether `burst` means something to it.
-    #[must_use]
-    pub const fn has_burst(self) -> bool {
-        matches!(self, Self::Gcra | Self::TokenBucket | Self::LeakyBucket)
-    }
-
-    /// Whether its windows start together for all keys unless they are jittered.
-    #[must_use]
-    pub const fn has_windows(self) -> bool {
-        matches!(self, Self::FixedWindow | Self::SlidingWindow | Self::StrictWindow)
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// What a limit is made from. [`LimitSpec::build`] checks it.
-///
-/// ```
-/// use tollgate_core::{Algorithm, LimitSpec, Quota};
-/// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(100)).burst(20).build()?;
-/// assert_eq!(limit.capacity(), 20);
-/// # Ok::<(), tollgate_core::LimitError>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitSpec {
-    /// How it is held.
-    pub algorithm: Algorithm,
-    /// What is held.
-    pub quota: Quota,
-    /// Units that may pass at once, for the buckets; the quota's count if absent.
-    pub burst: Option<u64>,
-    /// A leaky bucket that answers with delays rather than passing its burst at once.
-    pub delays: bool,
-    /// Slots of a strict window; 10 if absent.
-    pub slots: Option<u64>,
-    /// Windows start at an instant of their own for each key.
-    pub jitter: bool,
-    /// A fixed window that also counts what it denies, as the Envoy service does.
-    pub counts_attempts: bool,
-}
-
-impl LimitSpec {
-    /// The plainest limit with this algorithm and quota. For concurrency the count is the number of permits and the
-    /// period is the longest time that one may be held.
-    #[must_use]
-    pub const fn new(algorithm: Algorithm, quota: Quota) -> Self {
-        Self {
-            algorithm,
-            quota,
-            burst: None,
-            delays: false,
-            slots: None,
-            jitter: false,
-            counts_attempts: false,
-        }
-    }
-
-    /// Sets the burst.
-    #[must_use]
-    pub fn burst(mut self, burst: u64) -> Self {
-        self.burst = Some(burst);
-        self
-    }
-
-    /// Makes a leaky bucket answer with delays.
-    #[must_use]
-    pub fn delays(mut self) -> Self {
-        self.delays = true;
-        self
-    }
-
-    /// Sets the number of slots of a strict window.
-    #[must_use]
-    pub fn slots(mut self, slots: u64) -> Self {
-        self.slots = Some(slots);
-        self
-    }
-
-    /// Gives each key's windows a start of their own.
-    #[must_use]
-    pub fn jitter(mut self) -> Self {
-        self.jitter = true;
-        self
-    }
-
-    /// Makes a fixed window count what it denies.
-    #[must_use]
-    pub fn counts_attempts(mut self) -> Self {
-        self.counts_attempts = true;
-        self
-    }
-
-    /// Checks it and works out what stepping needs.
-    ///
-    /// # Errors
-    /// A [`LimitError`] that says what cannot be.
-    pub fn build(self) -> Result<Limit, LimitError> {
-        let LimitSpec { algorithm, quota, burst, delays, slots, jitter, counts_attempts } = self;
-        let length = quota.period.length();
-        if quota.count > Quota::LARGEST || burst.is_some_and(|burst| burst > Quota::LARGEST) {
-            return Err(LimitError::TooMany);
-        }
-        if length < Period::SHORTEST || length > Period::LONGEST {
-            return Err(LimitError::Period(length));
-        }
-        let calendar = matches!(quota.period, Period::Calendar(_));
-        if calendar && algorithm != Algorithm::FixedWindow {
-            return Err(LimitError::CalendarNeedsFixedWindow(algorithm));
-        }
-        if burst.is_some() && !algorithm.has_burst() {
-            return Err(LimitError::NoBurst(algorithm));
-        }
-        if jitter && (calendar || !algorithm.has_windows()) {
-            return Err(LimitError::NoJitter(algorithm));
-        }
-        if delays && algorithm != Algorithm::LeakyBucket {
-            return Err(LimitError::OnlyLeakyDelays(algorithm));
-        }
-        if slots.is_some() && algorithm != Algorithm::StrictWindow {
-            return Err(LimitError::NoSlots(algorithm));
-        }
-        if counts_attempts && algorithm != Algorithm::FixedWindow {
-            return Err(LimitError::OnlyFixedCountsAttempts(algorithm));
-        }
-        let capacity = burst.unwrap_or(quota.count);
-        let shape = match algorithm {
-            Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-                if quota.count == 0 || capacity == 0 {
-                    Shape::Blocked
-                } else {
-                    let shaping = if delays { Shaping::Delay } else { Shaping::Police };
-                    let bucket = Bucket::new(quota.count, length, capacity, shaping);
-                    Shape::Bucket(bucket.ok_or(LimitError::TooSlow)?)
-                }
-            }
-            Algorithm::FixedWindow if counts_attempts => Shape::Fixed(Counting::Attempts),
-            Algorithm::FixedWindow => Shape::Fixed(Counting::Admitted),
-            Algorithm::SlidingWindow => Shape::Sliding,
-            Algorithm::StrictWindow => {
-                let k = slots.unwrap_or(Slots::DEFAULT);
-                if k == 0 || k > Slots::MOST {
-                    return Err(LimitError::Slots(k));
-                }
-                Shape::Strict(Slots::new(k, length))
-            }
-            Algorithm::SlidingLog if quota.count > AdmissionLog::LARGEST => {
-                return Err(LimitError::LogTooLarge);
-            }
-            Algorithm::SlidingLog => Shape::Log,
-            Algorithm::Concurrency if quota.count > Permits::LARGEST => {
-                return Err(LimitError::TooManyPermits);
-            }
-            Algorithm::Concurrency => Shape::Permits,
-        };
-        Ok(Limit { algorithm, quota, capacity, jitter, shape })
-    }
-}
-
-/// Why a limit cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LimitError {
-    /// A count beyond [`Quota::LARGEST`].
-    #[error("a count or burst can be at most {max}", max = Quota::LARGEST)]
-    TooMany,
-    /// A period out of range.
-    #[error("a period of {0} is out of range; write one from 1ms to 10 years")]
-    Period(Span),
-    /// A bucket that would take decades to fill.
-    #[error(
-        "this burst would take more than 35 years to come back at this rate; lower `burst` or raise the rate"
-    )]
-    TooSlow,
-    /// A burst where there is none.
-    #[error("`burst` has no meaning for {0}; use gcra, token_bucket or leaky_bucket, or leave it out")]
-    NoBurst(Algorithm),
-    /// Jitter where there are no windows.
-    #[error(
-        "`jitter` has no meaning for {0} here; it shifts the windows of fixed, sliding and strict windows"
-    )]
-    NoJitter(Algorithm),
-    /// Delays from something that has no queue.
-    #[error("only leaky_bucket can delay, not {0}; leave `algorithm` out or write leaky_bucket")]
-    OnlyLeakyDelays(Algorithm),
-    /// A calendar period with an algorithm that needs a fixed length.
-    #[error("calendar periods need fixed_window, not {0}")]
-    CalendarNeedsFixedWindow(Algorithm),
-    /// Slots where there are none.
-    #[error("`slots` has no meaning for {0}; use strict_window, or leave it out")]
-    NoSlots(Algorithm),
-    /// Counted attempts where there is no plain count.
-    #[error("only fixed_window can count what it denies, not {0}")]
-    OnlyFixedCountsAttempts(Algorithm),
-    /// A number of slots out of range.
-    #[error("{0} slots are out of range; write 1 to {most}", most = Slots::MOST)]
-    Slots(u64),
-    /// A log beyond reason.
-    #[error("sliding_log keeps an entry a unit: at most {max}; use strict_window for larger limits", max = AdmissionLog::LARGEST)]
-    LogTooLarge,
-    /// Too many permits.
-    #[error("at most {max} permits can be held at once", max = Permits::LARGEST)]
-    TooManyPermits,
-}
 
 /// What stepping needs, worked out once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,10 +33,10 @@ pub(crate) enum Shape {
 /// A validated limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    algorithm: Algorithm,
-    quota: Quota,
-    capacity: u64,
-    jitter: bool,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) quota: Quota,
+    pub(crate) capacity: u64,
+    pub(crate) jitter: bool,
     pub(crate) shape: Shape,
 }
 
