@@ -5,7 +5,7 @@
 
 use crate::traces::{START, costs, gaps, limits, micros};
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Cost, Limit, Span, State, Timestamp};
+use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, Quota, Span, State, Timestamp};
 
 /// A move of the clock, and a cost.
 type Move = (i64, u64);
@@ -87,5 +87,23 @@ proptest! {
         let fill = micros(&limit).saturating_mul(limit.capacity()).div_ceil(limit.quota().count);
         let longest = if limit.algorithm().has_burst() { 2 * fill } else { 3 * (micros(&limit) + 120) };
         prop_assert!(limit.memory().as_micros() <= longest);
+    }
+}
+
+/// Without it threads that read the clock a microsecond apart, just where a window turns, pass a limit each time they
+/// take turns.
+#[test]
+fn a_clock_that_swings_over_a_border_passes_two_windows_at_most() {
+    for algorithm in Algorithm::ALL {
+        let limit = LimitSpec::new(algorithm, Quota::per_second(10)).build().expect("in range");
+        for border in [START, START + Span::from_millis(100)] {
+            let (mut state, mut passed) = (State::default(), 0);
+            for swing in 0..1_000_u64 {
+                let now = border + Span::from_micros(swing % 2) - Span::from_micros(1);
+                passed += u64::from(limit.step(&mut state, now, Cost::ONE).verdict.is_allowed());
+            }
+            let most = if algorithm == Algorithm::FixedWindow { 20 } else { 10 };
+            assert!(passed <= most, "{algorithm} passed {passed} of 10 a second within a microsecond");
+        }
     }
 }
