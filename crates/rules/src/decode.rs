@@ -33,9 +33,13 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
         }
     };
     let mut draft = FileDraft::default();
+    let mut misread = false;
     for (key, node) in reader.mapping(&root, "a rule file", "{domain: api, descriptors: [...]}")? {
         match scalar(key) {
-            "domain" => draft.domain = reader.text(node, "domain", "api"),
+            "domain" => {
+                draft.domain = reader.text(node, "domain", "api");
+                misread = draft.domain.is_none();
+            }
             "descriptors" => draft.rules = descriptors(reader, node, 1),
             "profile" => draft.profile = profile(reader, node),
             "algorithm" => draft.shape.algorithm = algorithm(reader, node),
@@ -45,7 +49,7 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
             _ => reader.unknown_key(key, "a rule file", &FILE_KEYS),
         }
     }
-    if draft.domain.as_ref().is_none_or(|domain| domain.value.is_empty()) {
+    if !misread && draft.domain.as_ref().is_none_or(|domain| domain.value.is_empty()) {
         let at = draft.domain.as_ref().map_or(root.at, |domain| domain.at);
         reader.error_help(at, "empty domain: a rule file needs a `domain`", "write `domain: name`");
         draft.domain = None;

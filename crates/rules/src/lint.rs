@@ -1,13 +1,182 @@
-//! Rules that load and do nothing.
+//! Rules that load and do nothing: those that can never match, and those that can never bite.
+//!
+//! Few and right: a warning that is wrong once is never read again. So each check holds only where it can be proved
+//! from the file alone, and says nothing about anything else.
 
 use crate::compile::NodePlace;
-use crate::diagnostic::Diagnostic;
-use crate::ruleset::{Domain, Source};
+use crate::read::Reader;
+use crate::rule::{Action, Profile, Role, Rule, RuleLimit};
+use crate::ruleset::Domain;
+use crate::tree::{KeyIndex, Test, TreeNode};
+use std::collections::HashSet;
+use tollgate_core::{Algorithm, Limit, Period};
 
-pub(crate) fn domain(
-    _domain: &Domain,
-    _places: &[NodePlace],
-    _source: &Source,
-    _warnings: &mut Vec<Diagnostic>,
-) {
+/// Wildcards of one key that are compared with each other; more would take long.
+const MOST_COMPARED: usize = 1_000;
+
+pub(crate) fn domain(domain: &Domain, places: &[NodePlace], reader: &mut Reader<'_>) {
+    let names: HashSet<&str> =
+        domain.own_rules().filter(|rule| rule.named).map(|rule| rule.name.as_str()).collect();
+    for (id, node) in domain.tree.iter().enumerate() {
+        for index in node.children.keys() {
+            never_reached(domain, index, places, reader);
+        }
+        let Some(rule) = node.rule.map(|id| &domain.rules[id as usize]) else { continue };
+        let place = &places[id];
+        does_nothing(rule, node, place, reader);
+        never_bites(rule, place, reader);
+        soft_at_the_limit(rule, place, reader);
+        under_a_stricter_parent(domain, rule, node, place, reader);
+        for name in rule.replaces.iter().filter(|name| !names.contains(name.as_str())) {
+            let message = format!("no rule of this domain has the name `{name}`: nothing is replaced");
+            reader.warning(
+                place.at,
+                message,
+                "give the other rule that `name`, or take it out of `replaces`",
+            );
+        }
+    }
 }
+
+/// Wildcards after one that takes all they could, and a key alone after a `*`.
+fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodePlace], reader: &mut Reader<'_>) {
+    let patterns: Vec<_> = index.patterns.iter().take(MOST_COMPARED).collect();
+    for (i, (pattern, node)) in patterns.iter().enumerate() {
+        if let Some((earlier, _)) = patterns[..i].iter().find(|(earlier, _)| earlier.covers(pattern)) {
+            let message = format!(
+                "`{}` can never match: the earlier `{}={}` takes all its values",
+                domain.tree[*node as usize].element,
+                index.name,
+                earlier.text()
+            );
+            reader.warning(places[*node as usize].at, message, "put it before the wider one");
+        }
+    }
+    if let Some(any) = index.any
+        && let Some((all, _)) = patterns.iter().find(|(pattern, _)| pattern.takes_all())
+    {
+        let message =
+            format!("`{0}` alone can never match: `{0}={1}` takes every value", index.name, all.text());
+        reader.warning(places[any as usize].at, message, "keep one of them");
+    }
+}
+
+/// A key alone without a limit: leaving it out changes nothing.
+fn does_nothing(rule: &Rule, node: &TreeNode, place: &NodePlace, reader: &mut Reader<'_>) {
+    let idle = rule.limits.limits.is_empty() && rule.tiers.is_empty() && !rule.unlimited;
+    if idle && matches!(node.element.test, Test::Any) {
+        let message = format!("`{}` has no limit and nothing below it", node.element.key);
+        reader.warning(place.at, message, "give it a `limit`, or `descriptors`, or take it out");
+    }
+}
+
+/// A window beside a stricter one that is always reached first.
+fn never_bites(rule: &Rule, place: &NodePlace, reader: &mut Reader<'_>) {
+    let limits = &rule.limits.limits;
+    for (limit, at) in limits.iter().zip(&place.limits) {
+        let stricter = limits
+            .iter()
+            .zip(&place.limits)
+            .map(|(other, _)| other)
+            .find(|other| !std::ptr::eq(*other, limit) && holds_back(&other.limit, &limit.limit));
+        if let Some(stricter) = stricter.filter(|other| !holds_back(&limit.limit, &other.limit)) {
+            let message = format!(
+                "`{}` never bites: `{}` beside it is always reached first",
+                limit.limit.quota(),
+                stricter.limit.quota()
+            );
+            reader.warning(*at, message, "lower it, or take it out");
+        }
+    }
+}
+
+fn soft_at_the_limit(rule: &Rule, place: &NodePlace, reader: &mut Reader<'_>) {
+    let Some(at) = place.soft else { return };
+    let sets = std::iter::once(&rule.limits).chain(rule.tiers.iter().map(|(_, set)| set));
+    let mut marks = sets
+        .flat_map(|set| &set.limits)
+        .filter_map(|limit| limit.soft.map(|soft| soft.at >= limit.limit.capacity()))
+        .peekable();
+    if marks.peek().is_some() && marks.all(|late| late) {
+        reader.warning(
+            at,
+            "this soft mark is not below the limit: it never acts first",
+            "lower it, as in `soft: 80%`",
+        );
+    }
+}
+
+/// With attributes, every request that meets a child has met its parent, whose counter is the wider one.
+fn under_a_stricter_parent(
+    domain: &Domain,
+    rule: &Rule,
+    node: &TreeNode,
+    place: &NodePlace,
+    reader: &mut Reader<'_>,
+) {
+    if domain.profile == Profile::Envoy || !rule.tiers.is_empty() {
+        return;
+    }
+    let mut above = node.parent;
+    while above != 0 {
+        let parent = &domain.tree[above as usize];
+        above = parent.parent;
+        let Some(parent) = parent.rule.map(|id| &domain.rules[id as usize]) else { continue };
+        if !parent.tiers.is_empty()
+            || parent.action != Action::Reject
+            || parent.cost != rule.cost
+            || parent.unlimited
+        {
+            continue;
+        }
+        for (limit, at) in rule.limits.limits.iter().zip(&place.limits) {
+            let stricter = parent.limits.limits.iter().find(|parent| {
+                parent.role == Role::Live
+                    && same_period(parent, limit)
+                    && holds_back(&parent.limit, &limit.limit)
+            });
+            if let Some(stricter) = stricter {
+                let message = format!(
+                    "`{}` never bites for attributes: `{}` of `{}` above it is always reached first",
+                    limit.limit.quota(),
+                    stricter.limit.quota(),
+                    parent.name
+                );
+                let help = "lower it; only an RLS descriptor that ends here meets it alone";
+                reader.warning(*at, message, help);
+                return;
+            }
+        }
+    }
+}
+
+fn same_period(a: &RuleLimit, b: &RuleLimit) -> bool {
+    a.limit.quota().period == b.limit.quota().period
+}
+
+/// Whether all that passes `strict` passes `loose`, whatever is asked and when.
+fn holds_back(strict: &Limit, loose: &Limit) -> bool {
+    let (Period::Rolling(short), Period::Rolling(long)) = (&strict.quota().period, &loose.quota().period)
+    else {
+        return strict.algorithm() == loose.algorithm()
+            && strict.quota().period == loose.quota().period
+            && strict.capacity() <= loose.capacity();
+    };
+    let (short, long) = (u128::from(short.as_micros()), u128::from(long.as_micros()));
+    let (few, many) = (u128::from(strict.quota().count), u128::from(loose.quota().count));
+    match (strict.algorithm(), loose.algorithm()) {
+        // Burst plus rate over time: one line under the other.
+        (a, b) if a.has_burst() && b.has_burst() => {
+            strict.capacity() <= loose.capacity() && few * long <= many * short
+        }
+        // Windows of one grid: a long one is a whole number of short ones.
+        (Algorithm::FixedWindow, Algorithm::FixedWindow) => {
+            !strict.is_jittered() && !loose.is_jittered() && long % short == 0 && few * (long / short) <= many
+        }
+        (Algorithm::SlidingLog, Algorithm::SlidingLog) => few * long.div_ceil(short) <= many,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -73,6 +73,11 @@ impl Pattern {
         true
     }
 
+    /// Whether it matches every value.
+    pub(crate) fn takes_all(&self) -> bool {
+        self.text.bytes().all(|byte| byte == b'*')
+    }
+
     /// Whether everything that `other` matches is surely matched by this one. May say no where yes is true.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         self.middles.is_empty()

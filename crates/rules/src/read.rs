@@ -17,6 +17,7 @@ pub(crate) struct Placed<T> {
 pub(crate) struct Reader<'s> {
     pub(crate) source: &'s Source,
     pub(crate) errors: &'s mut Diagnostics,
+    pub(crate) warnings: &'s mut Vec<Diagnostic>,
 }
 
 /// Longer texts are refused: keys, values and names end up in counters' names and on metrics' pages.
@@ -33,6 +34,14 @@ impl Reader<'_> {
     pub(crate) fn error_help(&mut self, at: At, message: impl Into<String>, help: impl Into<String>) {
         let source = self.source;
         self.errors.push(|| Diagnostic::new(Severity::Error, source, at, message.into()).help(help));
+    }
+
+    /// Reports what loads and is hardly meant.
+    pub(crate) fn warning(&mut self, at: At, message: impl Into<String>, help: impl Into<String>) {
+        if self.warnings.len() < Diagnostics::MOST {
+            self.warnings
+                .push(Diagnostic::new(Severity::Warning, self.source, at, message.into()).help(help));
+        }
     }
 
     /// Reports a node of the wrong type.

@@ -84,11 +84,12 @@ impl Ruleset {
     /// Everything that is wrong with any of the files.
     pub fn load(sources: &[Source], options: &Options) -> Result<Self, Diagnostics> {
         let mut errors = Diagnostics::default();
+        let mut warnings = Vec::new();
         let mut rules = Vec::new();
         let mut compiled: Vec<(Domain, Vec<compile::NodePlace>, &Source)> = Vec::new();
         let mut by_name = HashMap::default();
         for source in sources {
-            let mut reader = Reader { source, errors: &mut errors };
+            let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
             let Some(mut file) = decode::file(&mut reader) else { continue };
             refuse_second(&mut reader, &mut file, &by_name, &compiled);
             if let Some((domain, places)) = compile::domain(&mut reader, file, options.profile, &mut rules) {
@@ -100,13 +101,13 @@ impl Ruleset {
             return Err(errors);
         }
         let rules: Arc<[Rule]> = rules.into();
-        let mut warnings = Vec::new();
         let mut domains = Vec::with_capacity(compiled.len());
         for (mut domain, places, source) in compiled {
             domain.rules = Arc::clone(&rules);
             let replaces = domain.own_rules().any(|rule| !rule.replaces.is_empty());
             domain.replaces = replaces;
-            lint::domain(&domain, &places, source, &mut warnings);
+            let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
+            lint::domain(&domain, &places, &mut reader);
             domains.push(domain);
         }
         Ok(Self { domains, by_name, rules, warnings, revision: revision(sources, options) })

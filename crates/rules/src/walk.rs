@@ -31,17 +31,21 @@ impl Domain {
             cost,
             path: Path::new(),
             plan: Plan { tier: find(request, &self.tier_key), ..Plan::default() },
-            matched: (Match::None, None),
+            quiet: (Match::None, None),
+            replacing: SmallVec::new(),
         };
         walk.level(&self.tree[0].children);
-        let BagWalk { mut plan, matched, .. } = walk;
+        let BagWalk { mut plan, quiet, replacing, .. } = walk;
         if !plan.hits.is_sorted_by_key(|hit| hit.rule.map(|rule| rule.id)) {
             plan.hits.sort_by_key(|hit| hit.rule.map(|rule| rule.id));
         }
-        plan.matches.push(matched);
-        if self.replaces {
-            drop_replaced(&mut plan);
+        if !replacing.is_empty() {
+            drop_replaced(&mut plan, &replacing);
         }
+        plan.matches.push(match plan.hits.first() {
+            Some(hit) => (Match::Limited, hit.rule),
+            None => quiet,
+        });
         plan
     }
 
@@ -63,7 +67,8 @@ impl Domain {
             plan.matches.push(matched);
         }
         if self.replaces {
-            drop_replaced(&mut plan);
+            let replacing: SmallVec<[&Rule; 4]> = plan.matches.iter().filter_map(|(_, rule)| *rule).collect();
+            drop_replaced(&mut plan, &replacing);
         }
         plan
     }
@@ -150,7 +155,10 @@ struct BagWalk<'p> {
     cost: Cost,
     path: Path<'p>,
     plan: Plan<'p>,
-    matched: (Match, Option<&'p Rule>),
+    /// The strongest match that charges nothing.
+    quiet: (Match, Option<&'p Rule>),
+    /// Matched rules that replace others.
+    replacing: SmallVec<[&'p Rule; 1]>,
 }
 
 impl<'p> BagWalk<'p> {
@@ -196,24 +204,20 @@ impl<'p> BagWalk<'p> {
             let look = CostOf { cost: self.cost, attributes: self.request };
             let tier = self.plan.tier;
             let matched = push_hits(&mut self.plan, self.domain.profile, rule, tier, &self.path, look, 0);
-            if rank(matched) > rank(self.matched.0) {
-                self.matched = (matched, Some(rule));
+            if matches!(
+                (matched, self.quiet.0),
+                (Match::Exempt, Match::None) | (Match::Unlimited, Match::None | Match::Exempt)
+            ) {
+                self.quiet = (matched, Some(rule));
+            }
+            if !rule.replaces.is_empty() {
+                self.replacing.push(rule);
             }
         }
         if !node.children.is_empty() {
             self.level(&node.children);
         }
         self.path.truncate(above);
-    }
-}
-
-/// Among all that a bag meets, the strongest answers for it.
-const fn rank(matched: Match) -> u8 {
-    match matched {
-        Match::None => 0,
-        Match::Exempt => 1,
-        Match::Unlimited => 2,
-        Match::Limited => 3,
     }
 }
 
@@ -302,16 +306,10 @@ fn push_parts<'p>(plan: &mut Plan<'p>, parts: impl Iterator<Item = Part<'p>>) ->
 
 /// A matched rule drops the matched rules it replaces, whatever the order. What is unlimited stays so.
 #[cold]
-fn drop_replaced(plan: &mut Plan<'_>) {
-    let matched: SmallVec<[&Rule; 8]> = plan
-        .hits
-        .iter()
-        .filter_map(|hit| hit.rule)
-        .chain(plan.matches.iter().filter_map(|(_, rule)| *rule))
-        .collect();
+fn drop_replaced(plan: &mut Plan<'_>, replacing: &[&Rule]) {
     let replaced = |rule: Option<&Rule>| {
         rule.is_some_and(|rule| {
-            rule.named && matched.iter().any(|other| other.replaces.iter().any(|name| *name == rule.name))
+            rule.named && replacing.iter().any(|other| other.replaces.contains(&rule.name))
         })
     };
     plan.hits.retain(|hit| !replaced(hit.rule));

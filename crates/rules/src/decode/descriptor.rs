@@ -43,9 +43,13 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
     let pairs = reader.mapping(node, "a descriptor", "{key: user, limit: 100/minute}")?;
     let mut draft = RuleDraft { at: node.at, ..RuleDraft::default() };
     let (mut rate_limit, mut limit_at, mut shadow, mut shadow_mode) = (None, None, None, None);
+    let mut misread = false;
     for (key, node) in pairs {
         match scalar(key) {
-            "key" => draft.key = reader.text(node, "key", "user"),
+            "key" => {
+                draft.key = reader.text(node, "key", "user");
+                misread = draft.key.is_none();
+            }
             "value" => {
                 draft.value = reader.text(node, "value", "alice").filter(|value| !value.value.is_empty())
             }
@@ -114,7 +118,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
         );
     }
     draft.shadow = shadow.or(shadow_mode).is_some_and(|on| on.value);
-    if draft.key.as_ref().is_none_or(|key| key.value.is_empty()) {
+    if !misread && draft.key.as_ref().is_none_or(|key| key.value.is_empty()) {
         let at = draft.key.as_ref().map_or(node.at, |key| key.at);
         reader.error_help(at, "empty key: a descriptor needs a `key`", "write `key: name_of_the_attribute`");
         draft.key = None;

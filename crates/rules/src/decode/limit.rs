@@ -21,15 +21,17 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: At, node: &Node<'_>, draft
     draft.limits = Some(Vec::new());
     let example = "{unit: minute, requests_per_unit: 100}";
     let Some(pairs) = reader.mapping(node, "rate_limit", example) else { return };
-    let (mut unit, mut count, mut unlimited) = (None, Some(0), false);
+    let (mut unit, mut count, mut counted, mut unlimited) = (None, Some(0), false, false);
     let mut shape = ShapeDraft::default();
     for (key, node) in pairs {
         match scalar(key) {
             "unit" => unit = reader.text(node, "unit", "minute").filter(|unit| !unit.value.is_empty()),
             "requests_per_unit" => {
+                counted = true;
                 count = reader.count(node, "requests_per_unit", u64::from(u32::MAX)).map(|count| count.value);
             }
-            "unlimited" => unlimited = reader.boolean(node, "unlimited").is_some_and(|on| on.value),
+            // Unreadable counts as said, so that no unit is asked for.
+            "unlimited" => unlimited = reader.boolean(node, "unlimited").is_none_or(|on| on.value),
             "name" => {
                 let name = reader.text(node, "name", "per_user").filter(|name| !name.value.is_empty());
                 if let (Some(_), Some(second)) = (&draft.name, &name) {
@@ -58,6 +60,11 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: At, node: &Node<'_>, draft
         (false, Some(Placed { at: unit_at, value })) => match Unit::from_name(&value) {
             Some(unit) => {
                 let Some(count) = count else { return };
+                if !counted {
+                    let message =
+                        "`rate_limit` has no `requests_per_unit`: it is 0, which turns everything away";
+                    reader.warning(at, message, "write `requests_per_unit: 0` if that is meant");
+                }
                 let period = Period::Rolling(unit.length());
                 draft.limits = Some(vec![LimitDraft { at, count, period, shape }]);
             }

@@ -1,0 +1,105 @@
+//! Large rule files: they load in time, and a match costs the same however many rules there are.
+//!
+//! Times are only held in release builds: `cargo test --release -p tollgate-rules --test scale -- --nocapture`.
+
+use std::fmt::Write;
+use std::hint::black_box;
+use tollgate_core::{Clock, Cost, SystemClock};
+use tollgate_rules::{Descriptor, Domain, Options, Ruleset, Source};
+
+fn load(text: String) -> Ruleset {
+    Ruleset::load(&[Source::new("t", text)], &Options::default()).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+/// A hundred thousand rules, in block style as people write them: values, wildcards, and rules below rules.
+fn large() -> String {
+    let mut text = "domain: d\ndescriptors:\n".to_owned();
+    for i in 0..80_000 {
+        let _ = write!(
+            text,
+            "  - key: user\n    value: user-{i}\n    rate_limit:\n      unit: minute\n      requests_per_unit: {i}\n"
+        );
+    }
+    for i in 0..10_000 {
+        let _ = write!(
+            text,
+            "  - key: path\n    value: \"/v1/{i}/*\"\n    limit: [{}/second, {}/hour]\n    descriptors:\n      - key: method\n        value: POST\n        limit: 5/second\n",
+            i + 10,
+            i + 20
+        );
+    }
+    text
+}
+
+/// Nanoseconds a call, the best of some rounds.
+fn nanos(mut call: impl FnMut()) -> u64 {
+    let clock = SystemClock::new();
+    let rounds = if cfg!(debug_assertions) { 100 } else { 100_000 };
+    (0..10)
+        .map(|_| {
+            let start = clock.now();
+            (0..rounds).for_each(|_| call());
+            clock.now().since(start).as_micros() * 1_000 / rounds
+        })
+        .min()
+        .unwrap_or(0)
+}
+
+fn report(what: &str, nanos: u64) {
+    // The figures are what this test is run for.
+    #[allow(clippy::print_stdout)]
+    {
+        println!("{what}: {nanos} ns");
+    }
+}
+
+fn plan_nanos(domain: &Domain, bag: &[(&str, &str)]) -> u64 {
+    nanos(|| {
+        black_box(domain.plan(black_box(bag), Cost::ONE));
+    })
+}
+
+#[test]
+fn a_hundred_thousand_rules_load_in_two_seconds_and_match_as_fast_as_ten() {
+    let text = large();
+    let clock = SystemClock::new();
+    let start = clock.now();
+    let rules = load(text);
+    let took = clock.now().since(start);
+    report("load of 100,000 rules", took.as_micros() * 1_000);
+    assert_eq!(rules.rules().len(), 100_000);
+    let bag = [("user", "user-79999"), ("path", "/v1/9999/x"), ("method", "POST")];
+    let domain = rules.domain("d").unwrap();
+    assert_eq!(domain.plan(&bag, Cost::ONE).hits.len(), 4);
+    let many = plan_nanos(domain, &bag);
+    let small = load(
+        "domain: d\ndescriptors:\n- {key: user, value: user-79999, limit: 5/m}\n- {key: path, value: \"/v1/9999/*\", limit: [1/s, 5/h], descriptors: [{key: method, value: POST, limit: 5/s}]}"
+            .to_owned(),
+    );
+    let few = plan_nanos(small.domain("d").unwrap(), &bag);
+    report("plan of 4 hits among 100,000 rules", many);
+    report("plan of 4 hits among 3 rules", few);
+    if !cfg!(debug_assertions) {
+        assert!(took.as_micros() < 2_000_000, "{took}");
+        assert!(many < 10 * few + 1_000, "{many} ns among many, {few} ns among few");
+    }
+}
+
+#[test]
+fn one_rule_is_planned_in_tens_of_nanoseconds() {
+    let rules = load("domain: d\ndescriptors:\n- {key: user, limit: 100/minute}".to_owned());
+    let domain = rules.domain("d").unwrap();
+    let one = plan_nanos(domain, &[("user", "0123456789abcdef")]);
+    let three = plan_nanos(domain, &[("path", "/"), ("user", "0123456789abcdef"), ("global", "aggregate")]);
+    let entries = [("user", "0123456789abcdef")];
+    let descriptors = [Descriptor { entries: &entries, ..Descriptor::default() }];
+    let rls = nanos(|| {
+        black_box(domain.plan_descriptors(black_box(&descriptors), Cost::ONE));
+    });
+    report("plan of 1 rule, bag of 1", one);
+    report("plan of 1 rule, bag of 3", three);
+    report("plan of 1 rule, 1 descriptor", rls);
+    if !cfg!(debug_assertions) {
+        assert!(one < 300 && three < 300 && rls < 300, "{one} {three} {rls}");
+    }
+}
