@@ -69,9 +69,7 @@ pub(super) fn charge_all<L: Lines>(counters: &Counters<L>, items: &mut [Item<'_>
     for i in 0..items.len() {
         let Some(ask) = items[i].in_set() else { continue };
         if items[i].outcome.verdict.is_denied() {
-            if items[i].has_changed_word() {
-                counters.charge(ask, Manner::Attempt);
-            }
+            counters.charge(ask, Manner::Attempt);
             items[i].receipt = Receipt::NOTHING;
             continue;
         }
@@ -130,7 +128,7 @@ fn refuse<L: Lines>(counters: &Counters<L>, items: &mut [Item<'_>], taken: usize
             // What remains without this charge.
             let (seen, _) = counters.draft(&Ask { cost: Cost::LOOK, ..*ask });
             item.outcome = Outcome { verdict: item.outcome.verdict, ..seen };
-        } else if i >= taken && item.has_changed_word() {
+        } else if i >= taken {
             counters.charge(ask, Manner::Attempt);
         }
     }

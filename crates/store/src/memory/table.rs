@@ -6,11 +6,11 @@
 //! **A name is never in two filled slots.** Two threads that miss the same name would each fill a slot of their own
 //! choice. So a newcomer first *reserves* a slot (one compare-exchange, with a number never used before), then looks
 //! through the window once more, and only then fills it (another compare-exchange, from that very reservation). In the
-//! second look a filled slot of the name sends it back; of two reservations the lower place stays: the higher
-//! withdraws, the lower cancels the other. Proof: let x and y be filled, x reserved before y. y's second look came
-//! after x was reserved, so it saw x filled (y withdraws), x reserved (y withdraws, or cancels x, and x's filling
-//! fails, since no later reservation has its number), or x gone (its filling fails). So one of them is not filled.
-//! This needs one order of all writes and looks: they are sequentially consistent. `model` checks it with loom.
+//! second look a filled slot of the name sends it back, and another's reservation of the name is cancelled. Proof: let
+//! x and y be filled, x reserved before y. y's second look came after x was reserved, so it saw x filled (y withdraws),
+//! x reserved (y cancels it, and x's filling fails, since no later reservation has its number), or x gone (its filling
+//! fails). So one of them is not filled. This needs one order of all writes and looks: they are sequentially
+//! consistent. Nobody waits for a thread that has stopped; `model` checks it all with loom.
 //!
 //! **A full window** gives up a slot that has expired; else the one whose key has used least of its limit, if that is
 //! less than the mark of protection; else none, and the newcomer is turned away.
@@ -41,7 +41,7 @@ pub(super) struct Table<L> {
 pub(super) enum Insertion {
     /// It is in this slot.
     Filled(usize),
-    /// The name is there by now, or about to be: look again.
+    /// Somebody was faster, perhaps with this very name: look again.
     Raced,
     /// Every slot of the window is worth more.
     Full,
@@ -127,10 +127,7 @@ impl<L: Lines> Table<L> {
     pub(super) fn insert(&self, name: u64, now: Timestamp, new: Snapshot, counts: &Counts) -> Insertion {
         let (at, seen) = match self.choose(name, now) {
             Choice::Slot(at, seen) => (at, seen),
-            Choice::Taken => {
-                self.lines.relax();
-                return Insertion::Raced;
-            }
+            Choice::Taken => return Insertion::Raced,
             Choice::None => return Insertion::Full,
         };
         let mine = Snapshot::reservation(name, self.reservations.fetch_add(1, Ordering::Relaxed));
@@ -140,20 +137,21 @@ impl<L: Lines> Table<L> {
         if !self.is_alone(name, at) {
             // Fails if the reservation was cancelled: then there is nothing to withdraw.
             self.replace(at, mine, Snapshot::EMPTY);
-            self.lines.relax();
             return Insertion::Raced;
         }
         if !self.replace(at, mine, new) {
+            // Two that cancel each other in step could go on for long: let the other one finish.
+            self.lines.relax();
             return Insertion::Raced;
         }
         counts.note(name, Event::Inserted);
-        if seen.meta != 0 {
+        if seen.meta != 0 && !seen.is_reservation() {
             counts.note(name, if seen.is_free(now) { Event::Reused } else { Event::Evicted });
         }
         Insertion::Filled(at)
     }
 
-    /// The second look: whether the reservation at `mine` is the only slot of its name, cancelling those above it.
+    /// The second look: whether no filled slot has the name of the reservation at `mine`; others' are cancelled.
     fn is_alone(&self, name: u64, mine: usize) -> bool {
         for at in self.window_of(name).filter(|at| *at != mine) {
             loop {
@@ -161,7 +159,7 @@ impl<L: Lines> Table<L> {
                 if !seen.is_of(name) {
                     break;
                 }
-                if !seen.is_reservation() || at < mine {
+                if !seen.is_reservation() {
                     return false;
                 }
                 if self.replace(at, seen, Snapshot::EMPTY) {
@@ -184,7 +182,8 @@ impl<L: Lines> Table<L> {
         for at in self.window_of(name) {
             let seen = self.lines.read(at);
             if seen.is_of(name) {
-                return Choice::Taken;
+                // A reservation is taken over where it stands.
+                return if seen.is_reservation() { Choice::Slot(at, seen) } else { Choice::Taken };
             }
             if free.is_some() || seen.is_reservation() {
                 continue;

@@ -1,0 +1,77 @@
+//! Decisions in one process: the store beside its peers and the floor.
+
+use crate::contest::{fill, measure};
+use crate::contestants::{
+    Bare, ClockAlone, Contestant, GovernorByNumber, GovernorByString, Ours, Throttlecrab, Way,
+};
+use crate::report::{at_least, at_most, heading, note, rows};
+use crate::traffic::Law;
+use tollgate_core::SystemClock;
+use tollgate_store::HugePages;
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    Full,
+    Short,
+}
+
+pub(crate) fn run(length: Length) {
+    let (rounds, blocks, sizes): (usize, usize, &[u64]) = match length {
+        Length::Full => (7, 400, &[1_000, 1_000_000, 10_000_000]),
+        Length::Short => (5, 100, &[1_000, 1_000_000]),
+    };
+    for keys in sizes {
+        size(*keys, rounds, blocks);
+    }
+}
+
+fn size(keys: u64, rounds: usize, blocks: usize) {
+    let ours = Ours::new(keys, Way::OneLimit, HugePages::WhenDense);
+    let batch = Ours::new(keys, Way::Batch, HugePages::WhenDense);
+    let bare = Bare::new(keys, 1);
+    let bare_batch = Bare::new(keys, 32);
+    let by_string = GovernorByString::new();
+    let by_number = GovernorByNumber::new();
+    let crab = Throttlecrab::new(keys);
+    let clock = ClockAlone(SystemClock::new());
+    // Place for `Limiter::check` beside the store.
+    let all: [&dyn Contestant; 8] =
+        [&ours, &bare, &by_string, &by_number, &crab, &batch, &bare_batch, &clock];
+    for contestant in &all {
+        fill(*contestant, keys);
+    }
+    let names: Vec<String> = all.iter().map(|contestant| contestant.name()).collect();
+    for law in [Law::Uniform, Law::Zipf] {
+        for threads in [1, 2] {
+            heading(&format!("{keys} keys, {law:?}, {threads} thread(s)"));
+            let nanos = measure(&all, keys, law, threads, rounds, blocks);
+            rows(&names, &nanos);
+            match keys {
+                1_000 => at_least("times governor by String", nanos[2] / nanos[0], 1.5),
+                10_000_000 => at_least("times governor by String", nanos[2] / nanos[0], 4.0),
+                _ => {}
+            }
+            at_most("the bare flat table", nanos[0] / nanos[1], 1.5);
+            at_most("batches beside the bare table's", nanos[5] / nanos[6], 1.5);
+        }
+    }
+    let figures = ours.store.figures();
+    note(&format!(
+        "\n{keys} keys in a cap of {} bytes: {:.1} bytes a key, {} slots, {} evicted, {} overflowed",
+        figures.bytes_cap,
+        figures.bytes_cap as f64 / keys as f64,
+        figures.slots,
+        figures.evicted,
+        figures.overflowed
+    ));
+    if keys <= 1_000_000 {
+        let four = Ours::new(keys, Way::FourLimits, HugePages::WhenDense);
+        fill(&four, keys);
+        heading(&format!("{keys} keys, four limits in one check"));
+        let pair: [&dyn Contestant; 2] = [&ours, &four];
+        let nanos = measure(&pair, keys, Law::Uniform, 1, rounds, blocks);
+        rows(&[ours.name(), four.name()], &nanos);
+        at_most("four limits beside one", nanos[1] / nanos[0], 3.5);
+    }
+}

@@ -1,0 +1,79 @@
+//! Who asks: keys of 16 characters, drawn uniformly or by Zipf's law.
+//!
+//! Keys are written into a small block before each measurement, as a caller has them: in its cache, as text. Reading
+//! them from a list of millions would measure the list.
+
+/// Requests drawn before each measurement.
+pub(crate) const BLOCK: usize = 1_024;
+
+/// How keys are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Law {
+    /// All alike.
+    Uniform,
+    /// The n-th most frequent key as often as 1/n.
+    Zipf,
+}
+
+pub(crate) struct Traffic {
+    dice: u64,
+    keys: u64,
+    law: Law,
+    /// The present block.
+    pub(crate) block: Vec<String>,
+    /// The same keys as numbers.
+    pub(crate) numbers: Vec<u64>,
+}
+
+impl Traffic {
+    pub(crate) fn new(keys: u64, law: Law, seed: u64) -> Self {
+        Self { dice: seed, keys, law, block: vec![String::with_capacity(16); BLOCK], numbers: vec![0; BLOCK] }
+    }
+
+    fn roll(&mut self) -> u64 {
+        self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.dice)
+    }
+
+    fn draw(&mut self) -> u64 {
+        match self.law {
+            Law::Uniform => ((u128::from(self.roll()) * u128::from(self.keys)) >> 64) as u64,
+            Law::Zipf => {
+                // The inverse of the continuous law's distribution: x = N^u.
+                let u = (self.roll() >> 11) as f64 / (1_u64 << 53) as f64;
+                ((self.keys as f64).powf(u) as u64 - 1).min(self.keys - 1)
+            }
+        }
+    }
+
+    /// Draws the next block.
+    pub(crate) fn next_block(&mut self) {
+        for n in 0..BLOCK {
+            let key = self.draw();
+            self.put(n, key);
+        }
+    }
+
+    /// A block of the keys from `first` on, in order, to fill a table.
+    pub(crate) fn block_from(&mut self, first: u64) {
+        for n in 0..BLOCK {
+            self.put(n, (first + n as u64) % self.keys);
+        }
+    }
+
+    fn put(&mut self, n: usize, key: u64) {
+        let number = mix(key.wrapping_add(0x5eed));
+        self.numbers[n] = number;
+        let text = &mut self.block[n];
+        text.clear();
+        for nibble in (0..16).rev() {
+            text.push(char::from(b"0123456789abcdef"[(number >> (4 * nibble) & 15) as usize]));
+        }
+    }
+}
+
+pub(crate) fn mix(mut x: u64) -> u64 {
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
