@@ -1,0 +1,70 @@
+//! An allowed check allocates nothing: a program that embeds the limiter pays no allocator on the path of each request.
+
+mod rig;
+
+use rig::rig;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use tollgate_engine::{Check, Decision};
+use tollgate_rules::Descriptor;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+#[allow(unsafe_code, reason = "an allocator that counts is a wrapper of the system's; it adds no memory access")]
+// SAFETY: every call is handed on unchanged to the system's allocator, which upholds the contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as above.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn now(check: impl Future<Output = Decision>) -> Decision {
+    match pin!(check).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(decision) => decision,
+        Poll::Pending => panic!("memory answers at once"),
+    }
+}
+
+#[test]
+fn allowed_checks_of_one_and_of_four_limits_allocate_nothing() {
+    let rig = rig("
+domain: d
+descriptors:
+  - {key: user, limit: 1000000/second}
+  - {key: remote_address/24/64, limit: 1000000/minute}
+  - {key: path, limit: 1000000/hour, algorithm: fixed_window}
+  - {key: global, limit: 1000000/day}
+");
+    let one: [(&str, &str); 1] = [("user", "0123456789abcdef")];
+    let four: [(&str, &str); 4] =
+        [("user", "0123456789abcdef"), ("remote_address", "10.1.2.3"), ("path", "/x"), ("global", "aggregate")];
+    let entries = [("user", "0123456789abcdef")];
+    let descriptors = [Descriptor { entries: &entries, ..Descriptor::default() }];
+    let checks =
+        [Check::attributes("d", &one), Check::attributes("d", &four), Check::descriptors("d", &descriptors)];
+    for (check, limits) in checks.iter().zip([1, 4, 1]) {
+        // The first one puts the thread's own state in place.
+        assert_eq!(now(rig.limiter.check(check)).limits.len(), limits);
+        let before = ALLOCATIONS.with(Cell::get);
+        for _ in 0..100 {
+            assert!(now(rig.limiter.check(check)).is_allowed());
+        }
+        assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0, "a check of {limits} limits");
+    }
+}
