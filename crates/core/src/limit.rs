@@ -8,6 +8,7 @@ use crate::algorithm::Algorithm;
 use crate::bucket::Bucket;
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
+use crate::packed::Packed;
 use crate::permits::PermitId;
 use crate::quota::{Period, Quota};
 use crate::sliding::window_start;
@@ -38,6 +39,8 @@ pub struct Limit {
     pub(crate) capacity: u64,
     pub(crate) jitter: bool,
     pub(crate) shape: Shape,
+    /// How the state fits a word, worked out once: every charge asks.
+    pub(crate) packed: Option<Packed>,
 }
 
 impl Limit {

@@ -93,8 +93,14 @@ pub struct Packed {
 
 impl Limit {
     /// How this limit's state fits a word; `None` if it does not.
+    #[inline]
     #[must_use]
-    pub fn packed(&self) -> Option<Packed> {
+    pub const fn packed(&self) -> Option<Packed> {
+        self.packed
+    }
+
+    /// Works out [`Limit::packed`].
+    pub(crate) fn fit(&self) -> Option<Packed> {
         let tag = match self.shape {
             Shape::Blocked => Tag::new(Tag::BUCKET, 0),
             Shape::Bucket(bucket) => {
@@ -197,7 +203,8 @@ impl Limit {
             return 0;
         }
         let used = self.capacity().saturating_sub(outcome.remaining);
-        let share = (u128::from(used) * 255) / u128::from(self.capacity().max(1));
+        // No limit is beyond 2^40, so this does not overflow.
+        let share = used * 255 / self.capacity().max(1);
         u8::try_from(share).unwrap_or(u8::MAX)
     }
 

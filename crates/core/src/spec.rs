@@ -151,7 +151,8 @@ impl LimitSpec {
             }
             Algorithm::Concurrency => Shape::Permits,
         };
-        Ok(Limit { algorithm, quota, capacity, jitter, shape })
+        let limit = Limit { algorithm, quota, capacity, jitter, shape, packed: None };
+        Ok(Limit { packed: limit.fit(), ..limit })
     }
 }
 
