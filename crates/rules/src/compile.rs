@@ -79,24 +79,33 @@ struct Compiler<'c, 's> {
 
 impl Compiler<'_, '_> {
     fn level(&mut self, drafts: Vec<RuleDraft>, parent: u32, scope: &ScopePath, path: &str) {
-        let mut seen: HashMap<(String, Option<String>), At, foldhash::fast::RandomState> = HashMap::default();
-        let alone = drafts.len() == 1;
-        for mut draft in drafts {
+        let twice = self.duplicates(&drafts);
+        for (mut draft, twice) in drafts.into_iter().zip(twice) {
             let Some(key) = draft.key.take() else { continue };
-            if !alone {
-                let identity = (key.value.clone(), draft.value.as_ref().map(|value| value.value.clone()));
-                if let Some(first) = seen.insert(identity, draft.at) {
-                    let message =
-                        format!("duplicate descriptor `{}` at one level", shorten(&named(&key, &draft)));
-                    let help = format!("the first stands in line {}; put both into one", first.line);
-                    self.reader.error_help(key.at, message, help);
-                    continue;
-                }
+            if twice {
+                continue;
             }
             if let Some(element) = self.element(&key, &draft) {
                 self.node(draft, element, parent, scope, path);
             }
         }
+    }
+
+    /// Which of the descriptors of one level repeat an earlier one; each is reported.
+    fn duplicates(&mut self, drafts: &[RuleDraft]) -> Vec<bool> {
+        let mut seen: HashMap<(&str, Option<&str>), At, foldhash::fast::RandomState> = HashMap::default();
+        let mut twice = vec![false; drafts.len()];
+        for (draft, twice) in drafts.iter().zip(&mut twice) {
+            let Some(key) = &draft.key else { continue };
+            let identity = (key.value.as_str(), draft.value.as_ref().map(|value| value.value.as_str()));
+            if let Some(first) = seen.insert(identity, draft.at) {
+                *twice = true;
+                let message = format!("duplicate descriptor `{}` at one level", shorten(&named(key, draft)));
+                let help = format!("the first stands in line {}; put both into one", first.line);
+                self.reader.error_help(key.at, message, help);
+            }
+        }
+        twice
     }
 
     fn element(&mut self, key: &Placed<String>, draft: &RuleDraft) -> Option<Element> {

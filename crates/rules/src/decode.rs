@@ -68,7 +68,9 @@ fn descriptors(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Vec<Ru
     let Some(items) = reader.sequence(node, "descriptors", "[{key: user, limit: 100/minute}]") else {
         return Vec::new();
     };
-    items.iter().filter_map(|item| descriptor::read(reader, item, depth)).collect()
+    let mut drafts = Vec::with_capacity(items.len());
+    drafts.extend(items.iter().filter_map(|item| descriptor::read(reader, item, depth)));
+    drafts
 }
 
 fn profile(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Profile>> {

@@ -25,17 +25,18 @@ impl Domain {
     /// What a request with these attributes meets, in the order of the file. A cost of zero only looks.
     #[must_use]
     pub fn plan<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost) -> Plan<'p> {
+        let mut plan = Plan { tier: find(request, &self.tier_key), ..Plan::default() };
         let mut walk = BagWalk {
             domain: self,
             request,
             cost,
             path: Path::new(),
-            plan: Plan { tier: find(request, &self.tier_key), ..Plan::default() },
+            plan: &mut plan,
             quiet: (Match::None, None),
             replacing: SmallVec::new(),
         };
         walk.level(&self.tree[0].children);
-        let BagWalk { mut plan, quiet, replacing, .. } = walk;
+        let BagWalk { quiet, replacing, .. } = walk;
         if !plan.hits.is_sorted_by_key(|hit| hit.rule.map(|rule| rule.id)) {
             plan.hits.sort_by_key(|hit| hit.rule.map(|rule| rule.id));
         }
@@ -130,8 +131,8 @@ impl Domain {
         };
         // A count that the domain's algorithm cannot hold (a log of millions) is still held, by windows.
         let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (Match::None, None) };
-        let Some(parts) = push_parts(plan, descriptor.entries.iter().map(|(_, value)| Part::Text(value)))
-        else {
+        let values: Path<'p> = descriptor.entries.iter().map(|(_, value)| Part::Text(value)).collect();
+        let Some(parts) = push_parts(plan, &values) else {
             return (Match::None, None);
         };
         let scope = self.scope.own(descriptor.entries).limit(Kind::Own, &limit, None);
@@ -149,19 +150,19 @@ impl Domain {
     }
 }
 
-struct BagWalk<'p> {
+struct BagWalk<'w, 'p> {
     domain: &'p Domain,
     request: &'p Attributes<'p>,
     cost: Cost,
     path: Path<'p>,
-    plan: Plan<'p>,
+    plan: &'w mut Plan<'p>,
     /// The strongest match that charges nothing.
     quiet: (Match, Option<&'p Rule>),
     /// Matched rules that replace others.
     replacing: SmallVec<[&'p Rule; 1]>,
 }
 
-impl<'p> BagWalk<'p> {
+impl<'p> BagWalk<'_, 'p> {
     fn level(&mut self, level: &'p Level) {
         if let Some(keys) = level.few() {
             for index in keys {
@@ -203,7 +204,7 @@ impl<'p> BagWalk<'p> {
             let rule = &self.domain.rules[id as usize];
             let look = CostOf { cost: self.cost, attributes: self.request };
             let tier = self.plan.tier;
-            let matched = push_hits(&mut self.plan, self.domain.profile, rule, tier, &self.path, look, 0);
+            let matched = push_hits(self.plan, self.domain.profile, rule, tier, &self.path, look, 0);
             if matches!(
                 (matched, self.quiet.0),
                 (Match::Exempt, Match::None) | (Match::Unlimited, Match::None | Match::Exempt)
@@ -262,7 +263,7 @@ fn push_hits<'p>(
     profile: Profile,
     rule: &'p Rule,
     tier: Option<&str>,
-    path: &Path<'p>,
+    path: &[Part<'p>],
     cost: CostOf<'_>,
     descriptor: u16,
 ) -> Match {
@@ -273,7 +274,7 @@ fn push_hits<'p>(
     if limits.is_empty() {
         return Match::Exempt;
     }
-    let Some(parts) = push_parts(plan, path.iter().copied()) else { return Match::None };
+    let Some(parts) = push_parts(plan, path) else { return Match::None };
     let cost = cost.of(rule);
     for limit in limits {
         let cost = if limit.limit.algorithm() == Algorithm::Concurrency { permits(cost) } else { cost };
@@ -297,10 +298,10 @@ fn permits(cost: Cost) -> Cost {
 
 /// `None` beyond 65,535 values, which no front lets a request have.
 #[inline]
-fn push_parts<'p>(plan: &mut Plan<'p>, parts: impl Iterator<Item = Part<'p>>) -> Option<(u16, u16)> {
+fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[Part<'p>]) -> Option<(u16, u16)> {
     let start = u16::try_from(plan.parts.len()).ok()?;
-    plan.parts.extend(parts);
-    let end = u16::try_from(plan.parts.len()).ok()?;
+    let end = u16::try_from(plan.parts.len() + parts.len()).ok()?;
+    plan.parts.extend_from_slice(parts);
     Some((start, end))
 }
 
@@ -319,6 +320,3 @@ fn drop_replaced(plan: &mut Plan<'_>, replacing: &[&Rule]) {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -7,6 +7,9 @@ use std::fmt::Write;
 use tollgate_core::{Cost, Part};
 use tollgate_rules::{Descriptor, Match, Options, Plan, Ruleset, Source};
 
+/// Keys, each with or without a value.
+type KeyPath = Vec<(String, Option<String>)>;
+
 /// A descriptor as the tests know it.
 #[derive(Clone, Debug)]
 struct Spec {
@@ -190,7 +193,7 @@ proptest! {
             proptest::collection::vec(("[ab|=~%/_]{1,3}", proptest::option::of("[ab|=~%/_]{1,3}")), 1..4), 1..12),
         domains in proptest::collection::vec("[ab|%]{1,2}", 1..3),
     ) {
-        let mut names: HashMap<String, (String, Vec<(String, Option<String>)>)> = HashMap::new();
+        let mut names: HashMap<String, (String, KeyPath)> = HashMap::new();
         for domain in &domains {
             for path in &paths {
                 let inner = path.iter().rev().enumerate().fold(String::new(), |inner, (i, (key, value))| {

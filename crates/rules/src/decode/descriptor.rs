@@ -51,7 +51,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
                 misread = draft.key.is_none();
             }
             "value" => {
-                draft.value = reader.text(node, "value", "alice").filter(|value| !value.value.is_empty())
+                draft.value = reader.text(node, "value", "alice").filter(|value| !value.value.is_empty());
             }
             "rate_limit" => rate_limit = Some((key.at, node)),
             "limit" => {
@@ -87,7 +87,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
             "cost" => draft.cost = cost(reader, node),
             "replaces" => draft.replaces = replaces(reader, node),
             "region" => {
-                not_yet(reader, node.at, "`region`", "leave it out: every limit is counted in one place")
+                not_yet(reader, node.at, "`region`", "leave it out: every limit is counted in one place");
             }
             "requests_per_unit" | "unit" => {
                 let message = format!("`{}` belongs inside `rate_limit`", scalar(key));

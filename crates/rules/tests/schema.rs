@@ -1,0 +1,30 @@
+//! The schema for editors knows every key that the language does. Without this an editor would underline what loads.
+
+use tollgate_rules::{Options, Ruleset, Source};
+
+/// The keys that a place may have, as the language's own error lists them.
+fn known(text: &str) -> Vec<String> {
+    let errors = Ruleset::load(&[Source::new("t", text)], &Options::default()).expect_err("an unknown key");
+    let help = errors.all()[0].help.clone().expect("the keys there are");
+    help.split_once(": ").expect("a list").1.split(", ").map(ToOwned::to_owned).collect()
+}
+
+#[test]
+fn every_key_of_the_language_is_in_the_schema() {
+    for text in [
+        "{zzzzzzzz: 1, domain: d}",
+        "{domain: d, descriptors: [{key: k, zzzzzzzz: 1}]}",
+        "{domain: d, descriptors: [{key: k, rate_limit: {unlimited: true, zzzzzzzz: 1}}]}",
+        "{domain: d, descriptors: [{key: k, limit: {count: 1, unit: day, zzzzzzzz: 1}}]}",
+        "{domain: d, descriptors: [{key: k, concurrency: {limit: 1, zzzzzzzz: 1}}]}",
+    ] {
+        let keys = known(text);
+        assert!(keys.len() > 1, "{keys:?}");
+        for key in keys {
+            assert!(
+                tollgate_rules::schema().contains(&format!("\"{key}\": {{")),
+                "`{key}` is not in the schema"
+            );
+        }
+    }
+}
