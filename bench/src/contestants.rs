@@ -53,7 +53,7 @@ impl Ours {
         let counters = keys as usize * if way == Way::FourLimits { 4 } else { 1 };
         // Small sets run in the default's half gigabyte; large ones in 32 bytes a key, all told.
         let mut config = if counters < 1_000_000 {
-            MemoryConfig::default()
+            MemoryConfig::with_bytes(1 << 20)
         } else {
             MemoryConfig::with_bytes(counters * 32)
         };
@@ -79,7 +79,7 @@ impl Contestant for Ours {
             Way::OneLimit => {
                 for key in &traffic.block {
                     let key = CounterKey { scope: &self.scopes[0], parts: &[Part::Text(key)] };
-                    black_box(self.store.charge_now(&[Charge::new(key, &self.limit, Cost::ONE)]));
+                    black_box(&self.store.charge_now(&[Charge::new(key, &self.limit, Cost::ONE)]));
                 }
             }
             Way::FourLimits => {
@@ -92,7 +92,7 @@ impl Contestant for Ours {
                             Cost::ONE,
                         )
                     };
-                    black_box(self.store.charge_now(&[charge(0), charge(1), charge(2), charge(3)]));
+                    black_box(&self.store.charge_now(&[charge(0), charge(1), charge(2), charge(3)]));
                 }
             }
             Way::Batch => {
@@ -139,7 +139,7 @@ impl Contestant for Bare {
         if self.batch == 1 {
             for key in &traffic.block {
                 let hash = self.floor.hash(7, key);
-                black_box(self.floor.charge(hash, &self.limit, self.clock.now()));
+                black_box(&self.floor.charge(hash, &self.limit, self.clock.now()));
             }
             return;
         }

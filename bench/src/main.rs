@@ -1,10 +1,11 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
-//! `cargo run --release -p bench -- inprocess [--short]`
+//! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`
 
 mod contest;
 mod contestants;
 mod floor;
+mod grpc;
 mod inprocess;
 mod report;
 mod traffic;
@@ -15,8 +16,11 @@ fn main() -> std::process::ExitCode {
     match arguments[..] {
         ["inprocess"] => inprocess::run(inprocess::Length::Full),
         ["inprocess", "--short"] => inprocess::run(inprocess::Length::Short),
+        ["grpc"] => return report::outcome(grpc::run(grpc::Length::Full)),
+        ["grpc", "--short"] => return report::outcome(grpc::run(grpc::Length::Short)),
+        ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
-            eprintln!("usage: bench inprocess [--short]");
+            eprintln!("usage: bench inprocess [--short] | bench grpc [--short]");
             return std::process::ExitCode::FAILURE;
         }
     }

@@ -31,3 +31,14 @@ pub(crate) fn at_most(what: &str, ratio: f64, bar: f64) {
     let verdict = if ratio <= bar { "reached" } else { "MISSED" };
     println!("- {what}: {ratio:.2} (bar: ≤ {bar}) {verdict}");
 }
+
+/// Prints why a benchmark could not run, if it could not.
+pub(crate) fn outcome(result: Result<(), String>) -> std::process::ExitCode {
+    match result {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

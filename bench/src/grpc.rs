@@ -1,0 +1,182 @@
+//! The rate limit service over gRPC beside a bare tonic server that always answers OK: the price of deciding.
+//!
+//! Server on one core, `h2load` on the other: 8 connections, 16 streams each, one message over and over. Contestants
+//! take turns in every round, so that a slow spell of the machine hits all of them; the medians are compared.
+
+use prost::Message as _;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tollgate_front::rls::proto::envoy::extensions::common::ratelimit::v3::{
+    RateLimitDescriptor, rate_limit_descriptor::Entry,
+};
+use tollgate_front::rls::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use tollgate_front::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tonic::{Request, Response, Status};
+
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const SERVER_CORE: &str = "0";
+const CLIENT_CORE: &str = "1";
+
+const RULES: &str = "domain: bench
+descriptors:
+  - {key: user, limit: 1000000000/second}
+  - {key: api_key, limit: 1000000000/second}
+  - {key: path, limit: 1000000000/minute}
+  - {key: tenant, limit: 1000000000/hour}
+";
+
+/// How long to measure.
+#[derive(Clone, Copy)]
+pub(crate) enum Length {
+    Short,
+    Full,
+}
+
+/// Runs the comparison; needs the release binary and `h2load`.
+pub(crate) fn run(length: Length) -> Result<(), String> {
+    let (requests, rounds) = match length {
+        Length::Short => (100_000, 3),
+        Length::Full => (400_000, 7),
+    };
+    let folder = std::env::temp_dir().join(format!("tollgate-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    let rules = folder.join("rules.yaml");
+    std::fs::write(&rules, RULES).map_err(|error| error.to_string())?;
+    let payload = |name: &str, limits: usize| {
+        let path = folder.join(name);
+        std::fs::write(&path, message(limits)).map(|()| path).map_err(|error| error.to_string())
+    };
+    let (one, four) = (payload("one", 1)?, payload("four", 4)?);
+
+    let myself = std::env::current_exe().map_err(|error| error.to_string())?;
+    let bare = Server::start(&myself, &["bare-tonic"], "grpc")?;
+    let tollgate = tollgate_binary(&myself)?;
+    let rules = rules.display().to_string();
+    let flags = ["serve", "--rules", &rules, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
+    let ours = Server::start(&tollgate, &flags, "grpc")?;
+
+    let contests = [("one limit", &one, 0.9), ("four limits", &four, 0.85)];
+    println!("requests/s over gRPC: 8 connections x 16 streams, server on one core, median of {rounds} rounds");
+    println!("{:<14} {:>12} {:>12} {:>8} {:>6}", "", "bare tonic", "tollgate", "ratio", "bar");
+    for (name, payload, bar) in contests {
+        let (mut theirs, mut own) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            theirs.push(load(&bare.address, payload, requests)?);
+            own.push(load(&ours.address, payload, requests)?);
+        }
+        let (theirs, own) = (median(theirs), median(own));
+        println!("{name:<14} {theirs:>12.0} {own:>12.0} {:>8.2} {bar:>6.2}", own / theirs);
+    }
+    std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())
+}
+
+/// One message as gRPC frames it: no compression, its length, its bytes.
+fn message(limits: usize) -> Vec<u8> {
+    let keys = [("user", "0123456789abcdef"), ("api_key", "k-0123456789"), ("path", "GET /orders"), ("tenant", "acme")];
+    let descriptor = |(key, value): &(&str, &str)| RateLimitDescriptor {
+        entries: vec![Entry { key: (*key).to_owned(), value: (*value).to_owned() }],
+        ..RateLimitDescriptor::default()
+    };
+    let request = RateLimitRequest {
+        domain: "bench".to_owned(),
+        descriptors: keys[..limits].iter().map(descriptor).collect(),
+        hits_addend: 0,
+    };
+    let bytes = request.encode_to_vec();
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
+    [&[0], &length[..], &bytes[..]].concat()
+}
+
+/// A server process on its own core, ended when this is dropped.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
+        let mut child = Command::new("taskset")
+            .args(["-c", SERVER_CORE])
+            .arg(program)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        let output = child.stdout.take().ok_or("no output")?;
+        for line in BufReader::new(output).lines() {
+            let line = line.map_err(|error| error.to_string())?;
+            let mut words = line.split_whitespace();
+            if words.next() == Some(word)
+                && let Some(address) = words.next()
+            {
+                return Ok(Self { child, address: address.to_owned() });
+            }
+        }
+        Err(format!("{} did not say where it listens", program.display()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The release binary lies beside this one.
+fn tollgate_binary(myself: &Path) -> Result<PathBuf, String> {
+    let path = myself.with_file_name("tollgate");
+    if path.exists() { Ok(path) } else { Err(format!("{} is missing: cargo build --release -p tollgate", path.display())) }
+}
+
+fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
+    let output = Command::new("taskset")
+        .args(["-c", CLIENT_CORE, "h2load", "-c8", "-m16", "-t1", "-n", &requests.to_string()])
+        .arg(format!("--data={}", payload.display()))
+        .args(["-H", "content-type: application/grpc", "-H", "te: trailers"])
+        .arg(format!("http://{address}{METHOD}"))
+        .output()
+        .map_err(|error| format!("cannot run h2load (package nghttp2-client): {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let all = format!("{requests} succeeded");
+    if !text.contains(&all) {
+        return Err(format!("not all requests succeeded:\n{text}"));
+    }
+    let line = text.lines().find(|line| line.starts_with("finished in")).ok_or("h2load printed no result")?;
+    let rate = line.split(", ").find_map(|part| part.strip_suffix(" req/s")).ok_or("h2load printed no rate")?;
+    rate.parse().map_err(|_| format!("no rate in `{line}`"))
+}
+
+fn median(mut rates: Vec<f64>) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates[rates.len() / 2]
+}
+
+struct AlwaysOk;
+
+#[tonic::async_trait]
+impl RateLimitService for AlwaysOk {
+    async fn should_rate_limit(
+        &self,
+        _: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        Ok(Response::new(RateLimitResponse { overall_code: 1, ..RateLimitResponse::default() }))
+    }
+}
+
+/// The floor: the same messages and transport, nothing decided.
+pub(crate) fn bare_tonic() -> Result<(), Box<dyn std::error::Error>> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        println!("grpc {}", listener.local_addr()?);
+        let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+        let service = RateLimitServiceServer::new(AlwaysOk);
+        tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await?;
+        Ok(())
+    })
+}
