@@ -24,7 +24,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodePlace], reader: &mut Reader<
         let Some(rule) = node.rule.map(|id| &domain.rules[id as usize]) else { continue };
         let place = &places[id];
         does_nothing(rule, node, place, reader);
-        never_bites(rule, place, reader);
+        never_bites(domain, rule, place, reader);
         soft_at_the_limit(rule, place, reader);
         under_a_stricter_parent(domain, rule, node, place, reader);
         for name in rule.replaces.iter().filter(|name| !names.contains(name.as_str())) {
@@ -71,7 +71,10 @@ fn does_nothing(rule: &Rule, node: &TreeNode, place: &NodePlace, reader: &mut Re
 }
 
 /// A window beside a stricter one that is always reached first.
-fn never_bites(rule: &Rule, place: &NodePlace, reader: &mut Reader<'_>) {
+fn never_bites(domain: &Domain, rule: &Rule, place: &NodePlace, reader: &mut Reader<'_>) {
+    if !all_or_none(domain, rule) {
+        return;
+    }
     let limits = &rule.limits.limits;
     for (limit, at) in limits.iter().zip(&place.limits) {
         let stricter = limits
@@ -114,7 +117,7 @@ fn under_a_stricter_parent(
     place: &NodePlace,
     reader: &mut Reader<'_>,
 ) {
-    if domain.profile == Profile::Envoy || !rule.tiers.is_empty() {
+    if !all_or_none(domain, rule) || !rule.tiers.is_empty() {
         return;
     }
     let mut above = node.parent;
@@ -148,6 +151,12 @@ fn under_a_stricter_parent(
             }
         }
     }
+}
+
+/// Whether what one limit denies is not counted by the others: only then does a stricter one shield a looser one.
+fn all_or_none(domain: &Domain, rule: &Rule) -> bool {
+    let live = rule.limits.limits.iter().all(|limit| matches!(limit.role, Role::Live | Role::Candidate));
+    domain.profile == Profile::Native && rule.action != Action::Degrade && live
 }
 
 fn same_period(a: &RuleLimit, b: &RuleLimit) -> bool {

@@ -28,7 +28,10 @@ pub(crate) fn split(key: &str) -> Result<Option<(&str, Prefix)>, String> {
 /// `name/24` as its two parts.
 fn numbered(key: &str) -> Option<(&str, u32)> {
     let (name, digits) = key.rsplit_once('/')?;
-    let plain = !name.is_empty() && digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    // `/024` is no other spelling of `/24`: two rules would share counters.
+    let spelled = digits == "0" || !digits.starts_with('0');
+    let plain =
+        !name.is_empty() && spelled && digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
     if plain { digits.parse().ok().map(|number| (name, number)) } else { None }
 }
 
@@ -69,6 +72,7 @@ mod tests {
             ("remote_address/24/32", Some(("remote_address", "/24/32"))),
             ("path/users", None),
             ("/24", None),
+            ("a/024", None),
             ("a/b/8", Some(("a/b", "/8"))),
         ] {
             let found = split(key).expect(key).map(|(name, prefix)| (name, prefix.to_string()));

@@ -103,3 +103,39 @@ fn one_rule_is_planned_in_tens_of_nanoseconds() {
         assert!(one < 300 && three < 300 && rls < 300, "{one} {three} {rls}");
     }
 }
+
+#[test]
+fn thousands_of_wildcards_are_not_tried_one_by_one() {
+    for (what, pattern, value) in [
+        ("beginnings", "/v1/{}/*", "/v1/19999/x"),
+        ("ends", "*.host{}.example", "www.host19999.example"),
+        ("inner parts", "*agent{};*", "Mozilla/5.0 (X11; Linux x86_64) agent19999; and more"),
+    ] {
+        let mut text = "domain: d\ndescriptors:\n".to_owned();
+        for i in 0..20_000 {
+            let _ = writeln!(
+                text,
+                "- {{key: k, value: \"{}\", limit: 5/s}}",
+                pattern.replace("{}", &i.to_string())
+            );
+        }
+        let rules = load(text);
+        let domain = rules.domain("d").unwrap();
+        let bag = [("k", value)];
+        assert_eq!(domain.plan(&bag, Cost::ONE).hits[0].rule.unwrap().id, 19_999, "{what}");
+        let took = plan_nanos(domain, &bag);
+        report(&format!("plan among 20,000 wildcards by {what}"), took);
+        if !cfg!(debug_assertions) {
+            assert!(took < 10_000, "{what}: {took} ns");
+        }
+    }
+}
+
+#[test]
+fn a_usual_plan_stays_in_place() {
+    let rules = load("domain: d\ndescriptors:\n- {key: a, limit: [1/s, 5/m], descriptors: [{key: b, limit: 1/s}]}\n- {key: c, limit: 1/s}".to_owned());
+    let bag = [("a", "1"), ("b", "2"), ("c", "3")];
+    let plan = rules.domain("d").unwrap().plan(&bag, Cost::ONE);
+    assert_eq!((plan.hits.len(), plan.parts.len()), (4, 4));
+    assert!(!plan.hits.spilled() && !plan.parts.spilled() && !plan.matches.spilled(), "allocated");
+}

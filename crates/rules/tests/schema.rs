@@ -1,6 +1,21 @@
-//! The schema for editors knows every key that the language does. Without this an editor would underline what loads.
+//! The schema for editors and the reference know every key that the language does. Without this an editor would
+//! underline what loads, and a reader would not find it.
 
 use tollgate_rules::{Options, Ruleset, Source};
+
+const REFERENCE: &str = include_str!("../../../docs/rules.md");
+
+#[test]
+fn the_examples_of_the_reference_load() {
+    let blocks: Vec<&str> =
+        REFERENCE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(!blocks.is_empty());
+    for text in blocks {
+        let rules = Ruleset::load(&[Source::new("docs/rules.md", text)], &Options::default());
+        let rules = rules.unwrap_or_else(|errors| panic!("{errors}"));
+        assert!(rules.warnings().is_empty(), "{:?}", rules.warnings());
+    }
+}
 
 /// The keys that a place may have, as the language's own error lists them.
 fn known(text: &str) -> Vec<String> {

@@ -74,6 +74,11 @@ fn rules_that_act_are_left_alone() {
         "- {key: a, limit: [10/second, 200/minute, 5000/day]}",
         "- {key: a, algorithm: fixed_window, limit: [10/second, 599/minute]}",
         "- {key: a, limit: [{count: 10, period: second, burst: 700}, 601/minute]}",
+        // where denied requests are counted all the same, the looser window is reached
+        "- {key: a, shadow: true, limit: [10/second, 1000/minute]}",
+        "- {key: a, quota_mode: true, limit: [10/second, 1000/minute]}",
+        "- {key: a, action: degrade, limit: [10/second, 1000/minute]}",
+        "- {key: a, limit: 10/minute, descriptors: [{key: b, shadow: true, limit: 20/minute}]}",
         // a parent that never denies, or counts other units, or is looser
         "- {key: a, shadow: true, limit: 10/minute, descriptors: [{key: b, limit: 20/minute}]}",
         "- {key: a, action: degrade, limit: 10/minute, descriptors: [{key: b, limit: 20/minute}]}",

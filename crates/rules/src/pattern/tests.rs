@@ -61,7 +61,7 @@ proptest! {
 
     #[test]
     fn the_index_finds_the_first_in_file_order(
-        patterns in proptest::collection::vec(pattern_text(), 0..40),
+        patterns in proptest::collection::vec(prop_oneof![pattern_text(), "[abé]{1,3}".prop_map(|m| format!("*{m}*"))], 0..120),
         values in proptest::collection::vec("[abé]{0,8}", 1..20),
     ) {
         let mut index = PatternIndex::default();

@@ -1,0 +1,140 @@
+//! Finding the first of thousands of patterns that matches a value.
+//!
+//! Patterns are grouped by the lengths of their first and last fixed part: for one group, a hash of the value's ends
+//! finds the few that can match. Where many have the same ends (`*chrome*`, `*firefox*`, ...), a hash of each stretch
+//! of the value finds those whose first inner part it has. So the cost grows with the number of different lengths and
+//! the length of the value, not with the number of patterns. A trie was rejected: it handles prefixes only. A set of
+//! regular expressions was rejected: it compiles slowly, and cannot say which came first without trying all.
+
+use super::Pattern;
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+
+/// Patterns in the order of the file, each with what it stands for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PatternIndex {
+    patterns: Vec<(Pattern, u32)>,
+    /// Only beyond [`Self::FEW`] patterns.
+    groups: Vec<Group>,
+    hasher: RandomState,
+}
+
+/// Patterns whose outer parts have the same lengths.
+#[derive(Clone, Debug)]
+struct Group {
+    prefix: usize,
+    suffix: usize,
+    /// The first of them in the file.
+    first: u32,
+    by_ends: HashMap<u64, Bucket, RandomState>,
+}
+
+/// Patterns with the same outer parts, but for a rare collision of hashes, which costs a look.
+#[derive(Clone, Debug, Default)]
+struct Bucket {
+    /// Those tried one by one, in order: all while they are few, those without an inner part beyond that.
+    tried: Vec<u32>,
+    /// The others, by the hash of their first inner part.
+    by_middle: HashMap<u64, Vec<u32>, RandomState>,
+    /// The lengths that such parts have.
+    middles: Vec<usize>,
+}
+
+impl PatternIndex {
+    /// Up to here trying one after the other is faster.
+    const FEW: usize = 8;
+
+    pub(crate) fn push(&mut self, pattern: Pattern, target: u32) {
+        self.patterns.push((pattern, target));
+        let last = self.patterns.len() - 1;
+        match self.patterns.len() {
+            n if n <= Self::FEW => {}
+            n if n == Self::FEW + 1 => (0..n).for_each(|i| self.file(i)),
+            _ => self.file(last),
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Pattern, u32)> {
+        self.patterns.iter()
+    }
+
+    fn file(&mut self, i: usize) {
+        let pattern = &self.patterns[i].0;
+        let hash = self.hasher.hash_one((pattern.prefix(), pattern.suffix()));
+        let id = u32::try_from(i).unwrap_or(u32::MAX);
+        let (prefix, suffix) = (pattern.prefix, pattern.suffix);
+        let at = self.groups.iter().position(|group| (group.prefix, group.suffix) == (prefix, suffix));
+        let at = at.unwrap_or_else(|| {
+            self.groups.push(Group { prefix, suffix, first: id, by_ends: HashMap::default() });
+            self.groups.len() - 1
+        });
+        self.groups[at].by_ends.entry(hash).or_default().push(id, &self.patterns, &self.hasher);
+    }
+
+    /// What the first pattern that matches stands for.
+    #[inline]
+    pub(crate) fn find(&self, value: &str) -> Option<u32> {
+        if self.groups.is_empty() {
+            return self
+                .patterns
+                .iter()
+                .find(|(pattern, _)| pattern.matches(value))
+                .map(|(_, target)| *target);
+        }
+        self.find_in_groups(value)
+    }
+
+    fn find_in_groups(&self, value: &str) -> Option<u32> {
+        let bytes = value.as_bytes();
+        let mut best = u32::MAX;
+        for group in &self.groups {
+            if group.first >= best {
+                // Groups stand in the order of their first pattern: none of the rest can be earlier.
+                break;
+            }
+            if bytes.len() < group.prefix + group.suffix {
+                continue;
+            }
+            let (prefix, rest) = bytes.split_at(group.prefix);
+            let (inner, suffix) = rest.split_at(rest.len() - group.suffix);
+            if let Some(bucket) = group.by_ends.get(&self.hasher.hash_one((prefix, suffix))) {
+                best = self.earlier(&bucket.tried, value, best);
+                for length in &bucket.middles {
+                    for stretch in inner.windows(*length) {
+                        if let Some(ids) = bucket.by_middle.get(&self.hasher.hash_one(stretch)) {
+                            best = self.earlier(ids, value, best);
+                        }
+                    }
+                }
+            }
+        }
+        self.patterns.get(best as usize).map(|(_, target)| *target)
+    }
+
+    /// The first of `ids` that matches, if it is before `best`.
+    fn earlier(&self, ids: &[u32], value: &str, best: u32) -> u32 {
+        let mut before = ids.iter().take_while(|id| **id < best);
+        before.find(|id| self.patterns[**id as usize].0.matches(value)).map_or(best, |id| *id)
+    }
+}
+
+impl Bucket {
+    /// Up to here trying one after the other is faster than hashing every stretch of a value.
+    const FEW: usize = 32;
+
+    fn push(&mut self, id: u32, patterns: &[(Pattern, u32)], hasher: &RandomState) {
+        self.tried.push(id);
+        if self.tried.len() <= Self::FEW && self.middles.is_empty() {
+            return;
+        }
+        self.tried.retain(|id| {
+            let Some(middle) = patterns[*id as usize].0.middle() else { return true };
+            if !self.middles.contains(&middle.len()) {
+                self.middles.push(middle.len());
+            }
+            self.by_middle.entry(hasher.hash_one(middle)).or_default().push(*id);
+            false
+        });
+    }
+}
