@@ -51,11 +51,13 @@ impl Reader<'_> {
             Value::Scalar { text, plain: false } => format!("the text \"{}\"", shorten(text)),
             _ => node.kind().to_owned(),
         };
-        self.error_help(
-            node.at,
-            format!("`{name}` must be {wanted}, not {found}"),
-            format!("write it as in `{name}: {example}`"),
-        );
+        // A key is quoted; what is described in words is not.
+        let (name, help) = if name.contains(' ') {
+            (name.to_owned(), format!("write it as in `{example}`"))
+        } else {
+            (format!("`{name}`"), format!("write it as in `{name}: {example}`"))
+        };
+        self.error_help(node.at, format!("{name} must be {wanted}, not {found}"), help);
     }
 
     /// Reports a key that means nothing where it stands.

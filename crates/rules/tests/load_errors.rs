@@ -94,7 +94,10 @@ fn wrong_types() {
     check(
         &[
             ("  key: a", "3:3 `descriptors` must be a list, not a mapping | write it as in"),
-            ("- a", "3:3 `a descriptor` must be a mapping, not `a`"),
+            (
+                "- a",
+                "3:3 a descriptor must be a mapping, not `a` | write it as in `{key: user, limit: 100/minute}`",
+            ),
             ("- {key: [a]}", "3:9 `key` must be text, not a list"),
             ("- {key: a, value: {b: c}}", "3:19 `value` must be text, not a mapping"),
             ("- {key: a, rate_limit: 5}", "3:24 `rate_limit` must be a mapping, not `5`"),
@@ -261,7 +264,7 @@ fn files_that_are_no_rule_file() {
         ("descriptors: []\n", "1:1 empty domain"),
         ("domain: \"\"\n", "1:9 empty domain"),
         ("domain: [a]\n", "1:9 `domain` must be text"),
-        ("- a\n", "1:1 `a rule file` must be a mapping, not a list"),
+        ("- a\n", "1:1 a rule file must be a mapping, not a list"),
         ("domain: d\ndescriptors: []\nlimits: []\n", "3:1 unknown key `limits` in a rule file"),
         ("domain: d\nprofile: envoi\n", "2:10 unknown profile `envoi` | did you mean `envoy`?"),
         ("domain: d\ndomain: e\n", "2:1 the key `domain` stands twice in one mapping"),
