@@ -91,6 +91,8 @@ const DEEPEST: usize = 72;
 const MOST_NODES: usize = 8 << 20;
 /// Nodes that all aliases together may repeat.
 const MOST_REPEATED: usize = 1 << 18;
+/// Nodes that all anchors together may hold.
+const MOST_ANCHORED: usize = 1 << 20;
 /// Keys of a mapping that others are merged into.
 const MOST_MERGED: usize = 1_000;
 
@@ -104,6 +106,7 @@ pub(crate) fn parse(text: &str) -> Result<Option<Node<'_>>, SyntaxError> {
         anchors: HashMap::new(),
         nodes: 0,
         repeated: 0,
+        anchored: 0,
     };
     let mut document = None;
     loop {
@@ -132,6 +135,7 @@ struct Builder<'t> {
     anchors: HashMap<usize, Node<'t>>,
     nodes: usize,
     repeated: usize,
+    anchored: usize,
 }
 
 impl<'t> Builder<'t> {
@@ -171,6 +175,11 @@ impl<'t> Builder<'t> {
         };
         let node = Node { at, value };
         if anchor > 0 {
+            // Anchors inside anchors are each kept whole.
+            self.anchored += node.weight();
+            if self.anchored > MOST_ANCHORED {
+                return Err(refuse(span, "the anchors hold too much", Some("write the values out")));
+            }
             self.anchors.insert(anchor, node.clone());
         }
         Ok(node)

@@ -255,6 +255,7 @@ fn files_that_are_no_rule_file() {
         "*b,".repeat(50),
         "*c,".repeat(50)
     );
+    let hoard = format!("domain: {}{}{}", "&a [".repeat(60), "1,".repeat(20_000), "]".repeat(60));
     let nested =
         (0..40).fold("descriptors: []".to_owned(), |inner, _| format!("descriptors: [{{key: a, {inner}}}]"));
     let nested = format!("{{domain: d, {nested}}}");
@@ -276,6 +277,7 @@ fn files_that_are_no_rule_file() {
         ("domain: d\ndescriptors: *nowhere\n", "not valid YAML"),
         (&deep, "nested too deeply"),
         (&bomb, "the aliases repeat too much"),
+        (&hoard, "the anchors hold too much"),
         (&nested, "nested"),
     ] {
         let errors = errors_of(text, &Options::default());
