@@ -24,7 +24,8 @@ pub(crate) struct Built {
 }
 
 pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
-    let sources = if config.rules.is_empty() { vec![sources::sample()] } else { sources::read(&config.rules)? };
+    let sources =
+        if config.rules.is_empty() { vec![sources::sample()] } else { sources::read(&config.rules)? };
     let rules = Ruleset::load(&sources, &config.rule_options())
         .map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))?;
     for warning in rules.warnings() {
@@ -37,11 +38,14 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
             MemoryStore::new(&memory, clock).context("--memory")?
         }
     };
-    let limiter = Limiter::new(Arc::new(rules), store, Arc::new(clock)).with_global_shadow(config.global_shadow);
+    let limiter =
+        Limiter::new(Arc::new(rules), store, Arc::new(clock)).with_global_shadow(config.global_shadow);
     let limiter = Arc::new(limiter);
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), config));
     let listen = async |address, flag| {
-        TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}; set {flag} to another"))
+        TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot listen on {address}; set {flag} to another"))
     };
     let grpc = listen(config.grpc, "--grpc").await?;
     let http = listen(config.http, "--http").await?;

@@ -137,7 +137,8 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
         "gb" => 1_000_000_000,
         _ => return Err(format!("`{text}` is no size; write one such as 512MiB or 2GiB")),
     };
-    let number: usize = digits.parse().map_err(|_| format!("`{text}` is no size; write one such as 512MiB"))?;
+    let number: usize =
+        digits.parse().map_err(|_| format!("`{text}` is no size; write one such as 512MiB"))?;
     number.checked_mul(scale).ok_or_else(|| format!("{text} is more than this machine can address"))
 }
 

@@ -6,7 +6,7 @@
 
 use crate::build::Store;
 use crate::config::Config;
-use crate::sources;
+use crate::sources::{self, Glimpse};
 use crate::status::ServerStatus;
 use notify::{RecursiveMode, Watcher};
 use std::collections::BTreeSet;
@@ -22,11 +22,16 @@ const GLANCE: Duration = Duration::from_millis(500);
 /// Writers need a moment: many changes in this time are one.
 const SETTLE: Duration = Duration::from_millis(50);
 
-pub(crate) async fn watch(config: Config, limiter: Arc<Limiter<Store>>, status: Arc<ServerStatus>) {
+/// Watches for changes from `seen` on: what the files looked like before they were loaded.
+pub(crate) async fn watch(
+    config: Config,
+    mut seen: Glimpse,
+    limiter: Arc<Limiter<Store>>,
+    status: Arc<ServerStatus>,
+) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     let (tell, mut told) = mpsc::channel(1);
     let _watcher = notified(&config.rules, tell);
-    let mut seen = sources::glimpse(&config.rules);
     loop {
         let asked = tokio::select! {
             _ = hangup.recv() => true,
@@ -78,7 +83,8 @@ fn notified(paths: &[PathBuf], tell: mpsc::Sender<()>) -> Option<impl Watcher> {
         // Full means that a look is due already.
         let _ = tell.try_send(());
     });
-    let mut watcher = watcher.inspect_err(|error| tracing::warn!(%error, "rule changes are found by polling")).ok()?;
+    let mut watcher =
+        watcher.inspect_err(|error| tracing::warn!(%error, "rule changes are found by polling")).ok()?;
     let mut folders = BTreeSet::new();
     for path in paths {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());

@@ -3,7 +3,7 @@
 use crate::build::{Built, build};
 use crate::cli::ServeFlags;
 use crate::config::Config;
-use crate::reload;
+use crate::{reload, sources};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,11 @@ use tollgate_front::{http, rls};
 const DRAIN: Duration = Duration::from_secs(15);
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
-    tracing_subscriber::fmt().with_max_level(flags.log).with_writer(std::io::stderr).with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_max_level(flags.log)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
     let config = Config::new(flags)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(config))?;
@@ -25,6 +29,8 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
+    // Before the files are read: a change in between must not be missed.
+    let seen = sources::glimpse(&config.rules);
     let Built { limiter, status, grpc, http } = build(&config).await?;
     greet(&config, &grpc, &http)?;
     let (stop, stopping) = watch::channel(false);
@@ -34,7 +40,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let reloading = reload::watch(config, Arc::clone(&limiter), Arc::clone(&status));
+    let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
     let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls::RlsConfig::default(), drain()));
     let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;

@@ -31,7 +31,10 @@ pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             }
         }
         if files.len() == before {
-            bail!("there is no rule file in {}; put one there whose name ends in .yaml or .yml", path.display());
+            bail!(
+                "there is no rule file in {}; put one there whose name ends in .yaml or .yml",
+                path.display()
+            );
         }
         files[before..].sort();
     }
@@ -48,7 +51,8 @@ fn is_rule_file(file: &Path) -> bool {
 /// Reads the rule files at these paths.
 pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
     let read = |file: PathBuf| {
-        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text =
+            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         Ok(Source { name: file.display().to_string(), text })
     };
     files(paths)?.into_iter().map(read).collect()

@@ -6,19 +6,29 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::StatusCode;
 use hyper::body::Incoming;
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 const LARGEST: usize = 64 * 1024;
 const SLOWEST: Duration = Duration::from_secs(10);
+/// How much of a body that is too large is still read. A connection closed over bytes that nobody has read takes the
+/// answer with it, and the caller would never learn what was wrong.
+const DISCARDED: usize = 1024 * 1024;
 
-pub(crate) async fn read(body: Incoming) -> Result<Bytes, Problem> {
+pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
     let too_large = || {
         let detail = format!("a body has at most {LARGEST} bytes");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail)
     };
-    match tokio::time::timeout(SLOWEST, Limited::new(body, LARGEST).collect()).await {
+    match tokio::time::timeout(SLOWEST, Limited::new(&mut body, LARGEST).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            let _ = tokio::time::timeout(SLOWEST, discard(body)).await;
+            Err(too_large())
+        }
         Ok(Err(error)) => Err(Problem::bad(format!("the body could not be read: {error}"))),
         Err(_) => {
             let detail = format!("the body did not arrive within {} s", SLOWEST.as_secs());
@@ -27,15 +37,46 @@ pub(crate) async fn read(body: Incoming) -> Result<Bytes, Problem> {
     }
 }
 
-/// Decodes a body. The place of a mistake is worked out only once there is one.
-pub(crate) fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
-    serde_json::from_slice(body).map_err(|first| {
-        let mut decoder = serde_json::Deserializer::from_slice(body);
-        match serde_path_to_error::deserialize::<_, T>(&mut decoder) {
-            Err(error) if error.path().iter().next().is_some() => {
-                Problem::bad(error.inner().to_string()).at(error.path().to_string())
-            }
-            _ => Problem::bad(first.to_string()),
+async fn discard(mut body: Incoming) {
+    let mut read = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        read += frame.data_ref().map_or(0, Bytes::len);
+        if read > DISCARDED {
+            return;
         }
+    }
+}
+
+/// Decodes a body, which is an object. The place of a mistake is worked out only once there is one.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
+    serde_json::from_slice::<Object<T>>(body).map(|object| object.0).map_err(|first| {
+        let mut decoder = serde_json::Deserializer::from_slice(body);
+        let Err(error) = serde_path_to_error::deserialize::<_, Object<T>>(&mut decoder) else {
+            return Problem::bad(first.to_string());
+        };
+        // A body that ends too early has no name for the place where it does.
+        let place = error.path().to_string();
+        let place = place.trim_end_matches(['?', '.']);
+        let problem = Problem::bad(error.inner().to_string());
+        if place.is_empty() { problem } else { problem.at(place) }
     })
+}
+
+/// A `T` that is written as a JSON object. Without this, a list of its fields' values would do as well.
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = T;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        decoder.deserialize_map(ObjectVisitor(PhantomData)).map(Self)
+    }
 }

@@ -1,9 +1,10 @@
 //! `POST /v1/check`: `{domain, attributes, cost}` or `{domain, descriptors, cost}`.
 
+use super::body::Object;
 use super::problem::Problem;
 use super::{Answer, body, decision};
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
@@ -23,7 +24,7 @@ pub(crate) struct Ask<'a> {
     #[serde(borrow, default)]
     attributes: Option<Pairs<'a>>,
     #[serde(borrow, default)]
-    descriptors: Option<Vec<AskDescriptor<'a>>>,
+    descriptors: Option<Vec<Object<AskDescriptor<'a>>>>,
     #[serde(default)]
     cost: Option<u64>,
     /// For reservations alone.
@@ -42,7 +43,7 @@ struct AskDescriptor<'a> {
     #[serde(default)]
     hits: Option<u64>,
     #[serde(default)]
-    limit: Option<AskLimit>,
+    limit: Option<Object<AskLimit>>,
 }
 
 #[derive(Deserialize)]
@@ -57,7 +58,12 @@ struct UnitName(Unit);
 impl<'de> Deserialize<'de> for UnitName {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         let name = Text::deserialize(decoder)?;
-        let known = || D::Error::custom(format!("`{}` is no unit; write second, minute, hour, day, week, month or year", name.0));
+        let known = || {
+            D::Error::custom(format!(
+                "`{}` is no unit; write second, minute, hour, day, week, month or year",
+                name.0
+            ))
+        };
         Unit::from_name(&name.0).map(Self).ok_or_else(known)
     }
 }
@@ -172,7 +178,9 @@ impl Ask<'_> {
         let mut pairs = SmallVec::new();
         let spans = match (&self.attributes, &self.descriptors) {
             (Some(attributes), None) => {
-                pairs.extend(attributes.0.iter().filter(|(key, _)| key != "global").map(|(k, v)| (&**k, &**v)));
+                pairs.extend(
+                    attributes.0.iter().filter(|(key, _)| key != "global").map(|(k, v)| (&**k, &**v)),
+                );
                 // Every request is part of the total.
                 pairs.push(("global", "aggregate"));
                 None
@@ -182,13 +190,16 @@ impl Ask<'_> {
                     return Err(Problem::bad(format!("write 1 to {MOST} descriptors")).at("descriptors"));
                 }
                 let mut spans = Vec::with_capacity(descriptors.len());
-                for (at, descriptor) in descriptors.iter().enumerate() {
+                for (at, Object(descriptor)) in descriptors.iter().enumerate() {
                     if descriptor.entries.is_empty() || descriptor.entries.len() > MOST {
                         let place = format!("descriptors[{at}].entries");
                         return Err(Problem::bad(format!("write 1 to {MOST} entries")).at(place));
                     }
                     pairs.extend(descriptor.entries.iter().map(|entry| (&*entry.0, &*entry.1)));
-                    let limit = descriptor.limit.as_ref().map(|limit| (limit.requests_per_unit, limit.unit.0));
+                    let limit = descriptor
+                        .limit
+                        .as_ref()
+                        .map(|Object(limit)| (limit.requests_per_unit, limit.unit.0));
                     spans.push((descriptor.entries.len(), descriptor.hits.map(Cost::take), limit));
                 }
                 Some(spans)

@@ -2,23 +2,27 @@
 //!
 //! Protobuf's JSON allows both spellings of a name and numbers as text; both are taken, unknown names are refused.
 
+use super::body::Object;
 use super::problem::Problem;
 use super::{Answer, body, json_answer};
 use crate::rls;
-use crate::rls::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
+use crate::rls::proto::envoy::extensions::common::ratelimit::v3::{
+    RateLimitDescriptor, rate_limit_descriptor,
+};
 use crate::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, RateLimit, rate_limit};
 use crate::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use hyper::StatusCode;
 use prost_types::value::Kind;
-use serde::de::{Deserializer, Error};
 use serde::Deserialize;
+use serde::de::{Deserializer, Error};
 use serde_json::{Map, Value, json};
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
 
 pub(crate) async fn answer<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -> Result<Answer, Problem> {
     let request: Request = body::decode(body)?;
-    let decision = rls::decide(limiter, &request.into()).await.map_err(|bad| Problem::bad(bad.to_string()))?;
+    let decision =
+        rls::decide(limiter, &request.into()).await.map_err(|bad| Problem::bad(bad.to_string()))?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     Ok(json_answer(status, encode(&rls::response(&decision)).to_string().into_bytes()))
 }
@@ -29,7 +33,7 @@ struct Request {
     #[serde(default)]
     domain: String,
     #[serde(default)]
-    descriptors: Vec<Descriptor>,
+    descriptors: Vec<Object<Descriptor>>,
     #[serde(default, alias = "hitsAddend")]
     hits_addend: Number,
 }
@@ -38,9 +42,9 @@ struct Request {
 #[serde(deny_unknown_fields)]
 struct Descriptor {
     #[serde(default)]
-    entries: Vec<Entry>,
+    entries: Vec<Object<Entry>>,
     #[serde(default)]
-    limit: Option<Limit>,
+    limit: Option<Object<Limit>>,
     #[serde(default, alias = "hitsAddend")]
     hits_addend: Option<Number>,
     #[serde(default, alias = "isNegativeHits")]
@@ -100,7 +104,11 @@ impl From<Request> for RateLimitRequest {
     fn from(request: Request) -> Self {
         Self {
             domain: request.domain,
-            descriptors: request.descriptors.into_iter().map(RateLimitDescriptor::from).collect(),
+            descriptors: request
+                .descriptors
+                .into_iter()
+                .map(|Object(descriptor)| descriptor.into())
+                .collect(),
             hits_addend: u32::try_from(request.hits_addend.0).unwrap_or(u32::MAX),
         }
     }
@@ -108,10 +116,13 @@ impl From<Request> for RateLimitRequest {
 
 impl From<Descriptor> for RateLimitDescriptor {
     fn from(descriptor: Descriptor) -> Self {
-        let entry = |entry: Entry| rate_limit_descriptor::Entry { key: entry.key, value: entry.value };
+        let entry = |Object(entry): Object<Entry>| rate_limit_descriptor::Entry {
+            key: entry.key,
+            value: entry.value,
+        };
         Self {
             entries: descriptor.entries.into_iter().map(entry).collect(),
-            limit: descriptor.limit.map(|limit| rate_limit_descriptor::RateLimitOverride {
+            limit: descriptor.limit.map(|Object(limit)| rate_limit_descriptor::RateLimitOverride {
                 requests_per_unit: u32::try_from(limit.requests_per_unit.0).unwrap_or(u32::MAX),
                 unit: limit.unit.0,
             }),

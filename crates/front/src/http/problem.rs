@@ -32,7 +32,11 @@ impl Problem {
 
     pub(crate) fn not_found(path: &str) -> Self {
         let shown: String = path.chars().take(100).collect();
-        Self::new(StatusCode::NOT_FOUND, "Not found", format!("there is nothing at `{shown}`; try POST /v1/check"))
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "Not found",
+            format!("there is nothing at `{shown}`; try POST /v1/check"),
+        )
     }
 
     pub(crate) fn wrong_method(allowed: &Method) -> Self {

@@ -34,7 +34,9 @@ pub(crate) async fn reserve<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) 
     let check = laid.check(&descriptors);
     let made = limiter.reserve(&check, Span::from_millis(within), ask.idempotency_key.as_deref()).await;
     let made = made.map_err(|error| match error {
-        ReserveError::UnderWay => Problem::new(StatusCode::CONFLICT, "Reservation under way", error.to_string()),
+        ReserveError::UnderWay => {
+            Problem::new(StatusCode::CONFLICT, "Reservation under way", error.to_string())
+        }
         _ => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many reservations", error.to_string()),
     })?;
     let reserved = Reserved {
@@ -68,7 +70,8 @@ pub(crate) async fn cancel<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -
 }
 
 fn name(text: &str) -> Result<ReservationId, Problem> {
-    text.parse().map_err(|_| Problem::bad("write the `reservation` that /v1/reserve answered").at("reservation"))
+    text.parse()
+        .map_err(|_| Problem::bad("write the `reservation` that /v1/reserve answered").at("reservation"))
 }
 
 fn ended(result: Result<Settlement, SettleError>) -> Result<Answer, Problem> {

@@ -32,7 +32,11 @@ impl Default for HttpConfig {
     }
 }
 
-/// Serves until `drain` is ready, then takes no more connections and ends when those open have been answered.
+/// What those get who come while others are being drained.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Serves until `drain` is ready, and then until those who were there have been answered. Who comes in that time is
+/// answered too, so that a probe can read that the process is not ready any more; who comes later finds nobody.
 pub async fn serve<S: CounterStore + 'static>(
     listener: TcpListener,
     limiter: Arc<Limiter<S>>,
@@ -42,15 +46,30 @@ pub async fn serve<S: CounterStore + 'static>(
 ) {
     let app = Arc::new(App { limiter, status });
     let places = Arc::new(Semaphore::new(config.connections));
-    let open = GracefulShutdown::new();
-    let mut drain = std::pin::pin!(drain);
+    let (early, late) = (GracefulShutdown::new(), GracefulShutdown::new());
+    tokio::select! {
+        () = drain => {}
+        () = accept_all(&listener, &app, &places, config, &early) => {}
+    }
+    tokio::select! {
+        _ = tokio::time::timeout(config.drain, early.shutdown()) => {}
+        () = accept_all(&listener, &app, &places, config, &late) => {}
+    }
+    drop(listener);
+    let _ = tokio::time::timeout(LATE, late.shutdown()).await;
+}
+
+/// Takes connections for as long as it is asked to.
+async fn accept_all<S: CounterStore + 'static>(
+    listener: &TcpListener,
+    app: &Arc<App<S>>,
+    places: &Arc<Semaphore>,
+    config: HttpConfig,
+    open: &GracefulShutdown,
+) {
     loop {
-        let accepted = tokio::select! {
-            () = &mut drain => break,
-            accepted = accept(&listener, &places) => accepted,
-        };
-        let Some((stream, place)) = accepted else { continue };
-        let app = Arc::clone(&app);
+        let Some((stream, place)) = accept(listener, places).await else { continue };
+        let app = Arc::clone(app);
         let service = service_fn(move |request| {
             let app = Arc::clone(&app);
             async move { Ok::<_, Infallible>(handle(&app, request).await) }
@@ -68,8 +87,6 @@ pub async fn serve<S: CounterStore + 'static>(
             drop(place);
         });
     }
-    drop(listener);
-    let _ = tokio::time::timeout(config.drain, open.shutdown()).await;
 }
 
 async fn accept(

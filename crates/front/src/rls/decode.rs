@@ -46,7 +46,9 @@ pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequ
         }
         for (e, entry) in descriptor.entries.iter().enumerate() {
             if entry.key.len() > LONGEST || entry.value.len() > LONGEST {
-                return bad(format!("descriptors[{d}].entries[{e}]: a key or value has at most {LONGEST} bytes"));
+                return bad(format!(
+                    "descriptors[{d}].entries[{e}]: a key or value has at most {LONGEST} bytes"
+                ));
             }
             all.push((entry.key.as_str(), entry.value.as_str()));
         }

@@ -1,9 +1,9 @@
 //! From a decision to the wire. A denial names its rule, the revision and the decision; an allowance stays small.
 
 use super::proto::envoy::config::core::v3::HeaderValue;
+use super::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit as WireUnit;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
-use super::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use prost_types::value::Kind;
 use prost_types::{Duration, Struct, Value};
 use tollgate_core::{Span, Verdict};
@@ -106,8 +106,11 @@ fn metadata(decision: &Decision) -> Option<Struct> {
         text("revision", decision.revision().to_owned());
         text("origin", decision.origin.name().to_owned());
     }
-    let owed =
-        [("denied_by", decision.denied_by), ("degraded_by", decision.degraded_by), ("warned_by", decision.warned_by)];
+    let owed = [
+        ("denied_by", decision.denied_by),
+        ("degraded_by", decision.degraded_by),
+        ("warned_by", decision.warned_by),
+    ];
     for (key, by) in owed {
         if let Some(by) = by {
             text(key, decision.name(by).to_owned());

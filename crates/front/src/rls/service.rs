@@ -58,8 +58,10 @@ pub async fn serve<S: CounterStore + 'static>(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<RateLimitServiceServer<Service<S>>>().await;
-    let reflection = || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
-    let service = RateLimitServiceServer::new(Service(limiter)).max_decoding_message_size(config.message_bytes);
+    let reflection =
+        || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
+    let service =
+        RateLimitServiceServer::new(Service(limiter)).max_decoding_message_size(config.message_bytes);
     let drained = async move {
         drain.await;
         health.set_not_serving::<RateLimitServiceServer<Service<S>>>().await;

@@ -125,9 +125,9 @@ pub(crate) struct Advance(pub(crate) Span);
 impl<'de> Deserialize<'de> for Advance {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         let text = String::deserialize(decoder)?;
-        parse_span(&text)
-            .map(Self)
-            .ok_or_else(|| de::Error::custom(format!("`{text}` is no time; write one such as 19s, 250ms or 2h")))
+        parse_span(&text).map(Self).ok_or_else(|| {
+            de::Error::custom(format!("`{text}` is no time; write one such as 19s, 250ms or 2h"))
+        })
     }
 }
 

@@ -15,22 +15,30 @@ use std::process::ExitCode;
 #[allow(clippy::print_stdout, reason = "the report is the program's output")]
 pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     let (mut passed, mut failed) = (0_u32, 0_u32);
-    for path in &flags.files {
-        for (number, case) in read(path)?.into_iter().enumerate() {
-            let name = case.name.clone().unwrap_or_else(|| format!("case {}", number + 1));
-            match runner::run(&case, path.parent().unwrap_or(Path::new(""))) {
-                Ok(()) => {
-                    passed += 1;
-                    println!("ok      {}: {name}", path.display());
-                }
-                Err(difference) => {
-                    failed += 1;
-                    println!("FAILED  {}: {name}", path.display());
-                    for line in difference.lines() {
-                        println!("          {line}");
-                    }
+    let mut report = |path: &Path, name: &str, outcome: Result<(), String>| {
+        match &outcome {
+            Ok(()) => println!("ok      {}: {name}", path.display()),
+            Err(difference) => {
+                println!("FAILED  {}: {name}", path.display());
+                for line in difference.lines() {
+                    println!("          {line}");
                 }
             }
+        }
+        *if outcome.is_ok() { &mut passed } else { &mut failed } += 1;
+    };
+    for path in &flags.files {
+        // A file that cannot be read fails like a case, so that the others are run and counted all the same.
+        let cases = match read(path) {
+            Ok(cases) => cases,
+            Err(error) => {
+                report(path, "cannot be run", Err(format!("{error:#}")));
+                continue;
+            }
+        };
+        for (number, case) in cases.into_iter().enumerate() {
+            let name = case.name.clone().unwrap_or_else(|| format!("case {}", number + 1));
+            report(path, &name, runner::run(&case, path.parent().unwrap_or(Path::new(""))));
         }
     }
     println!("{passed} passed, {failed} failed");
@@ -38,8 +46,8 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<file::Case>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let file: file::File =
-        serde_saphyr::from_str(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
+    let text = std::fs::read_to_string(path).context("the file cannot be read")?;
+    let file: file::File = serde_saphyr::from_str(&text)?;
+    anyhow::ensure!(!file.0.is_empty(), "there is no case in the file");
     Ok(file.0)
 }

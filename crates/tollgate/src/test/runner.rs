@@ -96,7 +96,12 @@ fn take(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
     }
 }
 
-fn by_descriptors(limiter: &TestLimiter, domain: String, descriptors: &[StepDescriptor], step: &Step) -> Actual {
+fn by_descriptors(
+    limiter: &TestLimiter,
+    domain: String,
+    descriptors: &[StepDescriptor],
+    step: &Step,
+) -> Actual {
     let request = RateLimitRequest {
         domain,
         descriptors: descriptors.iter().map(wire_descriptor).collect(),
