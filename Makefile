@@ -1,0 +1,94 @@
+# Each command does its own set-up, and nothing twice: on a Debian machine with a Rust toolchain,
+#   make run     builds the server and starts it on its sample rules (make run ARGS="--rules my.yaml")
+#   make test    every check there is; what CI runs
+#   make bench   the short benchmarks
+#   make fmt     formats the code
+#   make setup   all of the set-up, for working without a network afterwards
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+DEBUG := $(TARGET)/debug/tollgate
+RELEASE := $(TARGET)/release/tollgate
+
+# Programs nobody here wrote, that the end-to-end tests talk to: Envoy, and gRPC's own client.
+# They have an environment each, for both own the Python package `envoy`.
+VENVS := $(CURDIR)/.venv
+export TOLLGATE_TEST_ENVOY := $(VENVS)/envoy/bin/envoy
+export TOLLGATE_TEST_PYTHON := $(VENVS)/foreign/bin/python
+FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed
+
+# Rule files among the examples, and the tests of them.
+EXAMPLE_TESTS := $(sort $(wildcard examples/*.test.yaml examples/*/*.test.yaml))
+EXAMPLE_RULES := $(filter-out $(EXAMPLE_TESTS) %/envoy.yaml,$(sort $(wildcard examples/*.yaml examples/*/*.yaml)))
+
+.PHONY: help
+help:
+	@sed -n '/^#   make/s/^#   //p' Makefile
+
+.PHONY: run
+run: toolchain
+	$(CARGO) build --release --locked -p tollgate
+	exec $(RELEASE) serve $(ARGS)
+
+.PHONY: test
+test: format lint unit model examples
+	@echo "make test: every check has passed"
+
+.PHONY: format
+format: toolchain
+	$(CARGO) fmt --all --check
+
+.PHONY: lint
+lint: toolchain
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+# Unit, property, integration, end-to-end and documentation tests.
+.PHONY: unit
+unit: toolchain $(FOREIGN)
+	$(CARGO) test --workspace --locked --no-fail-fast
+
+# The counter table under every order of its threads' steps. The flags are others than the tests', so are the files.
+.PHONY: model
+model: toolchain
+	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off \
+	  $(CARGO) test -p tollgate-store --release --locked --lib --target-dir $(TARGET)/loom model
+
+# The rules that we show to users say what we say they do.
+.PHONY: examples
+examples: $(DEBUG)
+	@for file in $(EXAMPLE_RULES); do echo "check $$file"; $(DEBUG) check "$$file"; done
+	$(DEBUG) test $(EXAMPLE_TESTS)
+
+# The binary that the tests drive. `unit` has built it: this is for `make examples` on its own.
+$(DEBUG): toolchain
+	@test -x $@ || $(CARGO) build --workspace --locked
+
+.PHONY: bench
+bench: toolchain tools-bench
+	$(CARGO) run --release --locked -p bench -- inprocess --short
+	@# Over gRPC, with h2load: when the bench has it.
+
+.PHONY: fmt
+fmt: toolchain
+	$(CARGO) fmt --all
+
+.PHONY: setup
+setup: toolchain tools-bench $(FOREIGN)
+	$(CARGO) fetch --locked
+
+.PHONY: toolchain
+toolchain:
+	@scripts/setup toolchain
+
+.PHONY: tools-bench
+tools-bench:
+	@scripts/setup packages h2load=nghttp2-client
+
+$(VENVS)/%/installed: scripts/requirements/%.txt scripts/setup
+	scripts/setup venv $* $(dir $@) $<

@@ -1,0 +1,69 @@
+//! Ending without dropping anyone: rolling updates send SIGTERM while requests are under way.
+
+mod harness;
+
+use harness::{LONG, Open, Server, Stopwatch, eventually};
+use std::time::Duration;
+
+const BODY: &[u8] = br#"{"domain":"sample","attributes":{"api_key":"k"}}"#;
+
+fn head(path: &str, length: usize) -> Vec<u8> {
+    format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n\r\n").into_bytes()
+}
+
+/// A deployment must not fail the requests that it finds under way, nor hang on them.
+#[test]
+fn requests_under_way_are_answered_and_then_the_process_ends() {
+    let mut server = Server::start(&[]);
+    // Half a request: it is under way when the signal comes. So is a connection that has been answered and waits.
+    let mut half = Open::to(server.http).expect("a connection");
+    half.send(&head("/v1/check", BODY.len())).expect("sent");
+    half.send(&BODY[..10]).expect("sent");
+    let mut idle = Open::to(server.http).expect("a connection");
+    idle.send(b"GET /readyz HTTP/1.1\r\nhost: test\r\n\r\n").expect("sent");
+    assert_eq!(idle.answer().expect("an answer").status, 200);
+
+    let watch = Stopwatch::start();
+    server.signal("TERM");
+    let probe = eventually("a probe that reads `not ready`", || {
+        let probe = server.get("/readyz?verbose");
+        (probe.status == 503).then_some(probe)
+    });
+    assert_eq!(probe.json()["draining"], true);
+    assert!(idle.is_at_end(), "a connection without a request is closed");
+    assert!(!server.has_ended(), "the half request is waited for");
+
+    half.send(&BODY[10..]).expect("the server still reads");
+    let answer = half.answer().expect("an answer");
+    assert_eq!((answer.status, &answer.json()["allowed"]), (200, &true.into()));
+    let status = server.wait();
+    assert_eq!(status.code(), Some(0), "{}", server.log());
+    println!("drained after {} ms", watch.elapsed().as_millis());
+    assert!(server.log().contains("drained"), "{}", server.log());
+}
+
+/// With nothing under way an end is quick: orchestrators restart hundreds of these one after another.
+#[test]
+fn an_idle_server_ends_at_once() {
+    for signal in ["TERM", "INT"] {
+        let mut server = Server::start(&[]);
+        let watch = Stopwatch::start();
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(0));
+        assert!(watch.elapsed() < Duration::from_secs(5), "SIG{signal}: {:?}", watch.elapsed());
+    }
+}
+
+/// A caller that never finishes its request cannot keep the process alive.
+#[test]
+fn a_request_that_never_ends_does_not_hold_the_process() {
+    let mut server = Server::start(&[]);
+    let mut half = Open::to(server.http).expect("a connection");
+    half.send(&head("/v1/check", 1000)).expect("sent");
+    half.send(b"{").expect("sent");
+    let watch = Stopwatch::start();
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    println!("ended after {} ms", watch.elapsed().as_millis());
+    assert!(watch.elapsed() < LONG);
+}

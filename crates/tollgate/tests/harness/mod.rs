@@ -1,0 +1,19 @@
+//! The real binary, started on free ports of loopback and ended by its own id; and what tests talk to it with.
+//!
+//! | file | what |
+//! |---|---|
+//! | `server` | a running `tollgate serve`, and commands that end by themselves |
+//! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
+//! | `folder` | a folder that is gone when the test is over |
+//! | `wait` | waiting for what can be observed |
+#![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
+
+mod folder;
+mod server;
+mod wait;
+mod web;
+
+pub(crate) use folder::Folder;
+pub(crate) use server::{Run, Server, foreign_client, run};
+pub(crate) use wait::{LONG, Stopwatch, eventually};
+pub(crate) use web::{Answer, Open, exchange, request};

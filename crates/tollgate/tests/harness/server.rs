@@ -1,0 +1,228 @@
+//! A running `tollgate serve`, and commands that end by themselves.
+
+use super::web::{self, Answer};
+use super::{Folder, LONG, Stopwatch, eventually};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
+
+/// What a command said and how it ended.
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// The binary, with none of the settings that the caller's environment may hold.
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("TOLLGATE_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(args: &[&str]) -> Run {
+    run_with(args, &[])
+}
+
+fn run_with(args: &[&str], environment: &[(&str, &str)]) -> Run {
+    let mut command = command(args);
+    command.envs(environment.iter().copied());
+    let child = command.spawn().expect("the binary runs");
+    let mut ended = Ended(child);
+    let (mut stdout, mut stderr) =
+        (ended.0.stdout.take().expect("piped"), ended.0.stderr.take().expect("piped"));
+    let errors = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = stderr.read_to_string(&mut text);
+        text
+    });
+    let output = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = stdout.read_to_string(&mut text);
+        text
+    });
+    let status = ended.wait(&args.join(" "));
+    Run { code: status.code(), out: output.join().expect("output"), err: errors.join().expect("errors") }
+}
+
+/// A child that never outlives its test. Only its own id is ever signalled.
+struct Ended(Child);
+
+impl Ended {
+    fn wait(&mut self, what: &str) -> ExitStatus {
+        eventually(&format!("the end of `{what}`"), || self.0.try_wait().expect("a child"))
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server on free ports of loopback.
+pub(crate) struct Server {
+    child: Ended,
+    pub(crate) http: SocketAddr,
+    pub(crate) grpc: SocketAddr,
+    /// All that it printed before and after it listened.
+    pub(crate) greeting: String,
+    log: Arc<Mutex<String>>,
+    rules: Option<Folder>,
+}
+
+impl Server {
+    /// With these rules, in a folder of their own.
+    pub(crate) fn with_rules(text: &str) -> Self {
+        let folder = Folder::new();
+        let path = folder.write("rules.yaml", text);
+        let mut server = Self::start(&["--rules", path.to_str().expect("a plain path")]);
+        server.rules = Some(folder);
+        server
+    }
+
+    /// With these flags beside the addresses.
+    pub(crate) fn start(flags: &[&str]) -> Self {
+        Self::start_with(flags, &[])
+    }
+
+    pub(crate) fn start_with(flags: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut args = vec!["serve"];
+        if !environment.iter().any(|(name, _)| *name == "TOLLGATE_HTTP") && !flags.contains(&"--config") {
+            args.extend(["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
+        }
+        // Tests are many and their keys few.
+        if !flags.contains(&"--memory") {
+            args.extend(["--memory", "16MiB"]);
+        }
+        args.extend(flags);
+        let mut command = command(&args);
+        command.envs(environment.iter().copied());
+        let mut child = Ended(command.spawn().expect("the binary runs"));
+        let log = Arc::new(Mutex::new(String::new()));
+        let stderr = BufReader::new(child.0.stderr.take().expect("piped"));
+        let sink = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                let mut log = sink.lock().expect("a log");
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        let greeted = Arc::new(Mutex::new(String::new()));
+        let stdout = BufReader::new(child.0.stdout.take().expect("piped"));
+        let sink = Arc::clone(&greeted);
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                let mut greeted = sink.lock().expect("a greeting");
+                greeted.push_str(&line);
+                greeted.push('\n');
+            }
+        });
+        let address = |greeting: &str, front: &str| -> Option<SocketAddr> {
+            let line = greeting.lines().find(|line| line.trim_start().starts_with(front))?;
+            line.split_whitespace().nth(1)?.parse().ok()
+        };
+        let (http, grpc, greeting) = eventually("the server's greeting", || {
+            let greeting = greeted.lock().expect("a greeting").clone();
+            if let Ok(Some(status)) = child.0.try_wait() {
+                panic!("the server ended with {status}:\n{greeting}{}", log.lock().expect("a log"));
+            }
+            let both = (address(&greeting, "http"), address(&greeting, "grpc"));
+            // The last line is about the rules.
+            let whole = greeting.contains("\n  rules ") || greeting.contains("readyz?verbose");
+            if let ((Some(http), Some(grpc)), true) = (both, whole) {
+                Some((http, grpc, greeting))
+            } else {
+                None
+            }
+        });
+        let server = Self { child, http, grpc, greeting, log, rules: None };
+        eventually("readiness", || (server.get("/readyz").status == 200).then_some(()));
+        server
+    }
+
+    pub(crate) fn rules_path(&self) -> PathBuf {
+        self.rules.as_ref().expect("started with rules").join("rules.yaml")
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.exchange(&web::request("GET", path, b""))
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        self.exchange(&web::request("POST", path, body.to_string().as_bytes()))
+    }
+
+    /// `POST /v1/check` with attributes.
+    pub(crate) fn check(&self, domain: &str, attributes: &Value) -> Answer {
+        self.post("/v1/check", &json!({"domain": domain, "attributes": attributes}))
+    }
+
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
+        web::exchange(self.http, bytes).unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.log()))
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().expect("a log").clone()
+    }
+
+    /// Sends a signal to this process and no other. The shell's own `kill` is there on every machine.
+    pub(crate) fn signal(&self, name: &str) {
+        let order = format!("kill -{name} {}", self.child.0.id());
+        let status = Command::new("sh").args(["-c", &order]).status().expect("a shell");
+        assert!(status.success(), "{order}");
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.0.try_wait().expect("a child").is_some()
+    }
+
+    /// Waits for the end.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.child.wait("tollgate serve")
+    }
+}
+
+/// Runs one of the clients in `tests/foreign` against a server; its output is the evidence when it fails.
+pub(crate) fn foreign_client(script: &str, server: &Server) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let python = std::env::var_os("TOLLGATE_TEST_PYTHON")
+        .map_or_else(|| root.join(".venv/foreign/bin/python"), PathBuf::from);
+    assert!(
+        python.exists(),
+        "no gRPC client at {}: run `make setup`, or set TOLLGATE_TEST_PYTHON to a Python with \
+         scripts/requirements/foreign.txt installed",
+        python.display()
+    );
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign").join(script);
+    let mut command = Command::new(python);
+    command.arg(&script).arg(server.grpc.to_string()).arg(server.http.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Ended(command.spawn().expect("Python runs"));
+    let mut stdout = child.0.stdout.take().expect("piped");
+    let mut stderr = child.0.stderr.take().expect("piped");
+    let errors = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = stderr.read_to_string(&mut text);
+        text
+    });
+    let mut output = String::new();
+    let _ = stdout.read_to_string(&mut output);
+    let status = child.wait(&script.display().to_string());
+    let errors = errors.join().expect("errors");
+    assert!(status.success(), "{}:\n{output}{errors}\nthe server said:\n{}", script.display(), server.log());
+    output
+}
