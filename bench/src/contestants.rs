@@ -51,13 +51,9 @@ pub(crate) enum Way {
 impl Ours {
     pub(crate) fn new(keys: u64, way: Way, huge_pages: HugePages) -> Self {
         let counters = keys as usize * if way == Way::FourLimits { 4 } else { 1 };
-        // Small sets run in the default's half gigabyte; large ones in 32 bytes a key, all told.
-        let mut config = if counters < 1_000_000 {
-            MemoryConfig::with_bytes(1 << 20)
-        } else {
-            MemoryConfig::with_bytes(counters * 32)
-        };
-        config.aside_bytes = Some(1 << 20);
+        // 32 bytes a key, all told, as the bare table has; of which almost nothing aside.
+        let mut config = MemoryConfig::with_bytes((counters * 32).max(1 << 18));
+        config.aside_bytes = Some(1 << 14);
         config.huge_pages = huge_pages;
         let clock = SystemClock::new();
         let scopes = (0..4).map(|n| Scope::new(format!("scope {n}"))).collect();

@@ -59,7 +59,9 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     let ours = Server::start(&tollgate, &flags, "grpc")?;
 
     let contests = [("one limit", &one, 0.9), ("four limits", &four, 0.85)];
-    println!("requests/s over gRPC: 8 connections x 16 streams, server on one core, median of {rounds} rounds");
+    println!(
+        "requests/s over gRPC: 8 connections x 16 streams, server on one core, median of {rounds} rounds"
+    );
     println!("{:<14} {:>12} {:>12} {:>8} {:>6}", "", "bare tonic", "tollgate", "ratio", "bar");
     for (name, payload, bar) in contests {
         let (mut theirs, mut own) = (Vec::new(), Vec::new());
@@ -75,7 +77,12 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
 
 /// One message as gRPC frames it: no compression, its length, its bytes.
 fn message(limits: usize) -> Vec<u8> {
-    let keys = [("user", "0123456789abcdef"), ("api_key", "k-0123456789"), ("path", "GET /orders"), ("tenant", "acme")];
+    let keys = [
+        ("user", "0123456789abcdef"),
+        ("api_key", "k-0123456789"),
+        ("path", "GET /orders"),
+        ("tenant", "acme"),
+    ];
     let descriptor = |(key, value): &(&str, &str)| RateLimitDescriptor {
         entries: vec![Entry { key: (*key).to_owned(), value: (*value).to_owned() }],
         ..RateLimitDescriptor::default()
@@ -130,7 +137,11 @@ impl Drop for Server {
 /// The release binary lies beside this one.
 fn tollgate_binary(myself: &Path) -> Result<PathBuf, String> {
     let path = myself.with_file_name("tollgate");
-    if path.exists() { Ok(path) } else { Err(format!("{} is missing: cargo build --release -p tollgate", path.display())) }
+    if path.exists() {
+        Ok(path)
+    } else {
+        Err(format!("{} is missing: cargo build --release -p tollgate", path.display()))
+    }
 }
 
 fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
@@ -147,7 +158,8 @@ fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
         return Err(format!("not all requests succeeded:\n{text}"));
     }
     let line = text.lines().find(|line| line.starts_with("finished in")).ok_or("h2load printed no result")?;
-    let rate = line.split(", ").find_map(|part| part.strip_suffix(" req/s")).ok_or("h2load printed no rate")?;
+    let rate =
+        line.split(", ").find_map(|part| part.strip_suffix(" req/s")).ok_or("h2load printed no rate")?;
     rate.parse().map_err(|_| format!("no rate in `{line}`"))
 }
 

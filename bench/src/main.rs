@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`
 
+#![allow(clippy::print_stdout, reason = "the tables are the program's output")]
+
 mod contest;
 mod contestants;
 mod floor;

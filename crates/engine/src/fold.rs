@@ -104,8 +104,10 @@ pub(crate) fn descriptors(plan: &Plan<'_>, limits: &[LimitStatus]) -> SmallVec<[
 }
 
 fn tightest(limits: &[LimitStatus], descriptor: usize) -> Option<usize> {
-    let own = limits.iter().enumerate().filter(|(_, limit)| {
-        usize::from(limit.descriptor) == descriptor && limit.role != Role::Candidate
-    });
-    own.min_by_key(|(_, limit)| (limit.outcome.verdict.is_allowed(), limit.outcome.remaining)).map(|(at, _)| at)
+    let own = limits
+        .iter()
+        .enumerate()
+        .filter(|(_, limit)| usize::from(limit.descriptor) == descriptor && limit.role != Role::Candidate);
+    own.min_by_key(|(_, limit)| (limit.outcome.verdict.is_allowed(), limit.outcome.remaining))
+        .map(|(at, _)| at)
 }

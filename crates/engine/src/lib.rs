@@ -22,4 +22,4 @@ pub use check::{Check, Request};
 pub use decision::{Answer, Decision, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy, Window};
 pub use ids::DecisionId;
 pub use limiter::Limiter;
-pub use reserve::{Reservation, ReservationId, ReserveError, Settlement, SettleError};
+pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};

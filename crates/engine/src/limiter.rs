@@ -94,7 +94,9 @@ impl<S: CounterStore> Limiter<S> {
 /// What a request meets; nothing, where the domain is not known.
 pub(crate) fn plan<'p>(rules: &'p Ruleset, check: &'p Check<'p>) -> Plan<'p> {
     match (rules.domain(check.domain), check.request) {
-        (None, Request::Attributes(_)) => Plan { matches: smallvec::smallvec![Default::default()], ..Plan::default() },
+        (None, Request::Attributes(_)) => {
+            Plan { matches: smallvec::smallvec![Default::default()], ..Plan::default() }
+        }
         (None, Request::Descriptors(descriptors)) => {
             Plan { matches: SmallVec::from_elem(Default::default(), descriptors.len()), ..Plan::default() }
         }

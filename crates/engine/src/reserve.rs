@@ -14,7 +14,8 @@ use crate::limiter::{Limiter, plan};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Charge, Cost, CounterKey, CounterStore, Limit, Part, Permit, PermitId, Scope, Span, StoreError, Timestamp, Verdict,
+    Charge, Cost, CounterKey, CounterStore, Limit, Part, Permit, PermitId, Scope, Span, StoreError,
+    Timestamp, Verdict,
 };
 use tollgate_rules::{CostFrom, Plan};
 
@@ -261,7 +262,9 @@ impl<S: CounterStore> Limiter<S> {
             let cost = match real.checked_sub(holding.units) {
                 Some(more) => Cost::take(more),
                 // What time has given back already is not given back twice.
-                None => Cost::refund(holding.limit.refundable(holding.units, holding.taken, now).min(holding.units - real)),
+                None => Cost::refund(
+                    holding.limit.refundable(holding.units, holding.taken, now).min(holding.units - real),
+                ),
             };
             if !cost.is_look() {
                 charges.push(Charge { permit, ..Charge::new(key, &holding.limit, cost) });
@@ -332,7 +335,9 @@ impl Holding {
             .iter()
             .map(|part| match part {
                 OwnedPart::Text(text) => Part::Text(text),
-                OwnedPart::Network { address, prefix } => Part::Network { address: *address, prefix: *prefix },
+                OwnedPart::Network { address, prefix } => {
+                    Part::Network { address: *address, prefix: *prefix }
+                }
             })
             .collect()
     }

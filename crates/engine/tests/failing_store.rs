@@ -38,7 +38,8 @@ descriptors:
 /// An outage of the store must not become an outage of the API, nor open the doors that must stay shut.
 #[test]
 fn each_class_fails_as_it_says() {
-    let cases: [(&[(&str, &str)], Origin, Option<&str>); 8] = [
+    type Case = (&'static [(&'static str, &'static str)], Origin, Option<&'static str>);
+    let cases: [Case; 8] = [
         (&[("user", "u")], Origin::FailOpen, None),
         (&[("login", "u")], Origin::FailClosed, Some("security")),
         (&[("user", "u"), ("login", "u")], Origin::FailClosed, Some("security")),

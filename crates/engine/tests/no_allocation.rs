@@ -17,7 +17,10 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-#[allow(unsafe_code, reason = "an allocator that counts is a wrapper of the system's; it adds no memory access")]
+#[allow(
+    unsafe_code,
+    reason = "an allocator that counts is a wrapper of the system's; it adds no memory access"
+)]
 // SAFETY: every call is handed on unchanged to the system's allocator, which upholds the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -52,8 +55,12 @@ descriptors:
   - {key: global, limit: 1000000/day}
 ");
     let one: [(&str, &str); 1] = [("user", "0123456789abcdef")];
-    let four: [(&str, &str); 4] =
-        [("user", "0123456789abcdef"), ("remote_address", "10.1.2.3"), ("path", "/x"), ("global", "aggregate")];
+    let four: [(&str, &str); 4] = [
+        ("user", "0123456789abcdef"),
+        ("remote_address", "10.1.2.3"),
+        ("path", "/x"),
+        ("global", "aggregate"),
+    ];
     let entries = [("user", "0123456789abcdef")];
     let descriptors = [Descriptor { entries: &entries, ..Descriptor::default() }];
     let checks =

@@ -18,7 +18,12 @@ descriptors:
 
 const ALL: [(&str, &str); 3] = [("user", "u"), ("calls", "u"), ("slot", "u")];
 
-fn reserve(rig: &Rig, attributes: &[(&str, &str)], cost: u64, key: Option<&str>) -> Result<Reservation, ReserveError> {
+fn reserve(
+    rig: &Rig,
+    attributes: &[(&str, &str)],
+    cost: u64,
+    key: Option<&str>,
+) -> Result<Reservation, ReserveError> {
     let check = Check::attributes("d", attributes).costing(Cost::take(cost));
     pollster::block_on(rig.limiter.reserve(&check, Span::from_secs(60), key))
 }

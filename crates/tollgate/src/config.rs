@@ -56,7 +56,7 @@ impl Config {
 
 /// How rule files are read.
 pub(crate) fn options(profile: Option<ProfileName>) -> Options {
-    Options { profile: profile.map(Profile::from), ..Options::default() }
+    Options { profile: profile.map(Profile::from) }
 }
 
 /// Paths in the file are relative to it.

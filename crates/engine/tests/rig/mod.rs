@@ -21,12 +21,17 @@ pub(crate) fn rules(text: &str) -> Arc<Ruleset> {
 
 pub(crate) fn rig(text: &str) -> Rig {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
-    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
+    let store =
+        MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
     let time: Arc<dyn Clock> = Arc::clone(&clock) as _;
     Rig { limiter: Limiter::new(rules(text), store, time), clock }
 }
 
-pub(crate) fn check<S: CounterStore>(limiter: &Limiter<S>, attributes: &[(&str, &str)], cost: Cost) -> Decision {
+pub(crate) fn check<S: CounterStore>(
+    limiter: &Limiter<S>,
+    attributes: &[(&str, &str)],
+    cost: Cost,
+) -> Decision {
     pollster::block_on(limiter.check(&Check::attributes("d", attributes).costing(cost)))
 }
 

@@ -162,11 +162,18 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
     }
 }
 
+/// How many of the pairs one descriptor has, and what else it says.
+struct Stretch {
+    entries: usize,
+    hits: Option<Cost>,
+    limit: Option<(u32, Unit)>,
+}
+
 /// A decoded request laid out as the engine wants it.
 pub(crate) struct Laid<'a> {
     domain: &'a str,
     pairs: SmallVec<[(&'a str, &'a str); 8]>,
-    spans: Option<Vec<(usize, Option<Cost>, Option<(u32, Unit)>)>>,
+    spans: Option<Vec<Stretch>>,
     cost: Cost,
 }
 
@@ -200,7 +207,8 @@ impl Ask<'_> {
                         .limit
                         .as_ref()
                         .map(|Object(limit)| (limit.requests_per_unit, limit.unit.0));
-                    spans.push((descriptor.entries.len(), descriptor.hits.map(Cost::take), limit));
+                    let hits = descriptor.hits.map(Cost::take);
+                    spans.push(Stretch { entries: descriptor.entries.len(), hits, limit });
                 }
                 Some(spans)
             }
@@ -215,10 +223,10 @@ impl Laid<'_> {
     pub(crate) fn descriptors(&self) -> Vec<Descriptor<'_>> {
         let mut rest = &self.pairs[..];
         let mut all = Vec::new();
-        for (length, hits, limit) in self.spans.iter().flatten() {
-            let (entries, others) = rest.split_at(*length);
+        for stretch in self.spans.iter().flatten() {
+            let (entries, others) = rest.split_at(stretch.entries);
             rest = others;
-            all.push(Descriptor { entries, hits: *hits, limit: *limit });
+            all.push(Descriptor { entries, hits: stretch.hits, limit: stretch.limit });
         }
         all
     }

@@ -42,7 +42,7 @@ pub(crate) type Answer = Response<Full<Bytes>>;
 
 /// One request, start to end.
 async fn handle<S: CounterStore>(app: &App<S>, request: Request<Incoming>) -> Answer {
-    route(app, request).await.unwrap_or_else(|problem| problem.into_answer())
+    route(app, request).await.unwrap_or_else(Problem::into_answer)
 }
 
 async fn route<S: CounterStore>(app: &App<S>, request: Request<Incoming>) -> Result<Answer, Problem> {
