@@ -122,7 +122,7 @@ impl Bucket {
         tat.min(now + self.capacity::<W>() + self.capacity::<W>())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn step<W: Width>(&self, tat: &mut W, now: Timestamp, cost: Cost) -> Outcome {
         let now = self.moment::<W>(now);
         let capacity = self.capacity::<W>();

@@ -142,14 +142,19 @@ impl Limit {
     /// assert!(tag.expires(word) > now + outcome.reset_after); // a little late, never early
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn step_word(&self, word: Option<u64>, now: Timestamp, cost: Cost) -> (u64, Outcome) {
+        // The default algorithm is kept in line: passing its outcome through memory costs as much as the step.
+        if let Shape::Bucket(bucket) = &self.shape {
+            let mut tat = word.map_or(0, |word| unpack_tat(word, bucket.k));
+            let outcome = bucket.step(&mut tat, now, cost);
+            return (pack_tat(tat, bucket.k), outcome);
+        }
+        self.step_window_word(word, now, cost)
+    }
+
+    fn step_window_word(&self, word: Option<u64>, now: Timestamp, cost: Cost) -> (u64, Outcome) {
         match self.shape {
-            Shape::Bucket(bucket) => {
-                let mut tat = word.map_or(0, |word| unpack_tat(word, bucket.k));
-                let outcome = bucket.step(&mut tat, now, cost);
-                (pack_tat(tat, bucket.k), outcome)
-            }
             Shape::Fixed(counting) => {
                 let bounds = self.window_at(now);
                 let mut window =

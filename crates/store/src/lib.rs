@@ -3,9 +3,12 @@
 //! | module | what |
 //! |---|---|
 //! | [`memory`](MemoryStore) | counters of this process, in a fixed amount of memory, without locks on the usual path |
+//! | [`breaker`](Breaker) | when to stop asking a part that keeps failing, and when to try again |
 //!
 //! Every store is a [`tollgate_core::CounterStore`] and passes `tollgate_core::conformance`.
 
+mod breaker;
 mod memory;
 
+pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket};
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryFigures, MemoryStore};

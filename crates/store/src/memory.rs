@@ -173,25 +173,41 @@ impl<C: Clock> MemoryStore<C> {
     /// Charges one request at the present instant. The clock is read once.
     #[inline]
     pub fn charge_now(&self, charges: &[Charge<'_>]) -> Outcomes {
-        self.charge_at(self.clock.now(), charges)
+        self.charge_when(|| self.clock.now(), charges)
     }
 
     /// Charges one request at `now`.
     #[inline]
     pub fn charge_at(&self, now: Timestamp, charges: &[Charge<'_>]) -> Outcomes {
-        if let [charge] = charges
-            && let Some(ask) = self.ask(charge, now)
-        {
-            let outcome = self.charge_one(&ask);
-            let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-            return Outcomes { admission, each: smallvec![outcome] };
-        }
-        self.charge_many(now, charges)
+        self.charge_when(|| now, charges)
     }
 
-    /// One packed charge on its own.
-    #[inline]
-    fn charge_one(&self, ask: &Ask<'_>) -> Outcome {
+    /// The clock is read after the counters' lines have been asked for: they arrive meanwhile.
+    #[inline(always)]
+    fn charge_when(&self, now: impl FnOnce() -> Timestamp, charges: &[Charge<'_>]) -> Outcomes {
+        if let [charge] = charges {
+            let name = self.hasher.name(&charge.key);
+            self.counters.keys.prefetch(name);
+            let now = now();
+            let Some(ask) = self.ask_by(charge, name, now) else { return self.charge_aside(now, charge) };
+            return match self.counters.charge_known(&ask) {
+                Some(outcome) => alone(charge, outcome),
+                None => alone(charge, self.charge_slowly(&ask)),
+            };
+        }
+        let mut names: SmallVec<[u64; 8]> = SmallVec::new();
+        for charge in charges {
+            let name = self.hasher.name(&charge.key);
+            self.counters.keys.prefetch(name);
+            names.push(name);
+        }
+        self.charge_many(now(), charges, &names)
+    }
+
+    /// One packed charge on its own, whatever is in the way.
+    #[cold]
+    #[inline(never)]
+    fn charge_slowly(&self, ask: &Ask<'_>) -> Outcome {
         let (outcome, receipt) = self.counters.charge(ask, Manner::Charge);
         if receipt.before.meta == 0 {
             self.pages.grown(&self.counters);
@@ -200,15 +216,19 @@ impl<C: Clock> MemoryStore<C> {
     }
 
     #[inline(never)]
-    fn charge_many(&self, now: Timestamp, charges: &[Charge<'_>]) -> Outcomes {
+    fn charge_aside(&self, now: Timestamp, charge: &Charge<'_>) -> Outcomes {
+        let asks = [self.ask_aside(charge, now)];
+        let (outcome, _) = self.aside.lock(&asks, &self.counters.counts).charge(&asks[0], Manner::Charge);
+        alone(charge, outcome)
+    }
+
+    #[inline(never)]
+    fn charge_many(&self, now: Timestamp, charges: &[Charge<'_>], names: &[u64]) -> Outcomes {
         let mut items: SmallVec<[Item<'_>; 8]> = SmallVec::new();
         let mut packed = true;
-        for charge in charges {
-            let ask = self.ask(charge, now);
-            match &ask {
-                Some(ask) => self.counters.keys.prefetch(ask.name),
-                None => packed = false,
-            }
+        for (charge, name) in charges.iter().zip(names) {
+            let ask = self.ask_by(charge, *name, now);
+            packed &= ask.is_some();
             items.push(Item::new(ask, charge.enforcement, UNKNOWN));
         }
         let admission = if packed {
@@ -294,10 +314,16 @@ impl<C: Clock> MemoryStore<C> {
     }
 
     /// The charge as one of a packed counter; `None` if its state lives aside.
-    #[inline]
+    #[inline(always)]
     fn ask<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> Option<Ask<'a>> {
-        let tag = charge.limit.packed()?.tag;
         let name = self.hasher.name(&charge.key);
+        self.ask_by(charge, name, now)
+    }
+
+    /// The same, with the name known.
+    #[inline(always)]
+    fn ask_by<'a>(&self, charge: &Charge<'a>, name: u64, now: Timestamp) -> Option<Ask<'a>> {
+        let tag = charge.limit.packed()?.tag;
         Some(Ask {
             name,
             shared: self.hasher.shared_name(&charge.key, name),
@@ -321,6 +347,13 @@ impl<C: Clock> MemoryStore<C> {
             id: charge.permit,
         }
     }
+}
+
+/// The outcomes of a request of one charge.
+#[inline(always)]
+fn alone(charge: &Charge<'_>, outcome: Outcome) -> Outcomes {
+    let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
+    Outcomes { admission, each: smallvec![outcome] }
 }
 
 /// Stands in an item until it is charged.

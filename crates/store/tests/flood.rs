@@ -7,7 +7,7 @@ use tollgate_core::{
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
-const BYTES: usize = 1 << 20;
+const BYTES: usize = 512 << 10;
 
 fn hourly(algorithm: Algorithm, count: u64) -> Limit {
     LimitSpec::new(algorithm, Quota::per_hour(count)).build().expect("a limit")

@@ -4,8 +4,7 @@
 //! for the first: names are hashed and lines fetched a group at a time, then charged in order.
 
 use super::MemoryStore;
-use super::counters::Ask;
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 use tollgate_core::{Charge, Clock, Outcome, Outcomes, Timestamp};
 
 /// Checks whose lines are fetched together. More than a core's outstanding misses, so that none idles; few enough to stay in the nearest cache.
@@ -15,20 +14,21 @@ impl<C: Clock> MemoryStore<C> {
     /// Charges each on its own, as so many requests of one charge, in order; appends one outcome for each.
     pub fn charge_each(&self, now: Timestamp, charges: &[Charge<'_>], out: &mut Vec<Outcome>) {
         out.reserve(charges.len());
+        let mut names = [0_u64; GROUP];
         for group in charges.chunks(GROUP) {
-            let mut asks: SmallVec<[Option<Ask<'_>>; GROUP]> = SmallVec::new();
-            for charge in group {
-                let ask = self.ask(charge, now);
-                if let Some(ask) = &ask {
-                    self.counters.keys.prefetch(ask.name);
-                }
-                asks.push(ask);
+            for (charge, name) in group.iter().zip(&mut names) {
+                *name = self.hasher.name(&charge.key);
+                self.counters.keys.prefetch(*name);
             }
-            for (charge, ask) in group.iter().zip(&asks) {
-                out.push(match ask {
-                    Some(ask) => self.charge_one(ask),
-                    None => self.charge_at(now, std::slice::from_ref(charge)).each[0],
-                });
+            for (charge, name) in group.iter().zip(names) {
+                match self.ask_by(charge, name, now) {
+                    // Two places to push, because joining their outcomes would take them through memory.
+                    Some(ask) => match self.counters.charge_known(&ask) {
+                        Some(outcome) => out.push(outcome),
+                        None => out.push(self.charge_slowly(&ask)),
+                    },
+                    None => out.push(self.charge_at(now, std::slice::from_ref(charge)).each[0]),
+                }
             }
         }
     }

@@ -78,7 +78,7 @@ pub(super) enum Manner {
 }
 
 impl<'a> Ask<'a> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn step(&self, seen: Option<Snapshot>, manner: Manner) -> (Snapshot, Outcome) {
         let word = seen.and_then(|seen| seen.word_for(self.tag));
         if manner == Manner::Debit && !self.cost.is_refund() {
@@ -109,7 +109,22 @@ impl<'a> Ask<'a> {
 }
 
 impl<L: Lines> Counters<L> {
-    #[inline]
+    /// The usual charge, and nothing else: a key that has a slot, and nobody in the way. `None`: ask [`Self::charge`].
+    ///
+    /// It is `charge` without a receipt, and written out because the few bytes of a receipt, passed through memory,
+    /// cost as much as finding the slot.
+    #[inline(always)]
+    pub(super) fn charge_known(&self, ask: &Ask<'_>) -> Option<Outcome> {
+        let (at, seen) = self.keys.find(ask.name)?;
+        let (word, outcome) = ask.limit.step_word(seen.word_for(ask.tag), ask.moment, ask.cost);
+        let done = if word == seen.word || ask.cost.is_look() {
+            self.keys.still(at, seen)
+        } else {
+            self.keys.update(at, seen, Snapshot::after(ask.name, ask.limit, ask.tag, &outcome, word))
+        };
+        done.then_some(outcome)
+    }
+
     pub(super) fn charge(&self, ask: &Ask<'_>, manner: Manner) -> (Outcome, Receipt) {
         loop {
             let Some((at, seen)) = self.keys.find(ask.name) else {
@@ -126,7 +141,6 @@ impl<L: Lines> Counters<L> {
 
     /// `None`: look again.
     #[cold]
-    #[inline(never)]
     fn newcomer(&self, ask: &Ask<'_>, manner: Manner) -> Option<(Outcome, Receipt)> {
         let (after, outcome) = ask.step(None, manner);
         if !ask.leaves_a_trace(after, &outcome, manner) {
@@ -167,7 +181,19 @@ impl<L: Lines> Counters<L> {
     }
 
     /// Where a charge stands and what it would do, without doing it.
+    #[inline]
     pub(super) fn draft(&self, ask: &Ask<'_>) -> (Outcome, Receipt) {
+        if let Some((at, seen)) = self.keys.find(ask.name)
+            && self.keys.still(at, seen)
+        {
+            let (after, outcome) = ask.step(Some(seen), Manner::Charge);
+            return (outcome, Receipt { place: Some(Place::Own(at)), before: seen, after });
+        }
+        self.draft_newcomer(ask)
+    }
+
+    #[cold]
+    fn draft_newcomer(&self, ask: &Ask<'_>) -> (Outcome, Receipt) {
         let (place, seen) = self.locate(ask);
         let (after, outcome) = match place {
             Some(Place::Shared(_)) => ask.shared().step(seen, Manner::Charge),
@@ -201,9 +227,9 @@ impl<L: Lines> Counters<L> {
     #[inline]
     pub(super) fn settle(&self, draft: &Receipt) -> bool {
         match draft.place {
-            Some(Place::Own(at)) => self.keys.replace(at, draft.before, draft.after),
+            Some(Place::Own(at)) => self.keys.update(at, draft.before, draft.after),
             Some(Place::Shared(at)) => {
-                let done = self.shared.replace(at, draft.before, draft.after);
+                let done = self.shared.update(at, draft.before, draft.after);
                 if done {
                     self.counts.note(draft.after.meta >> 16, Event::Overflowed);
                 }
@@ -250,5 +276,5 @@ fn charge_slot<L: Lines>(
         let receipt = Receipt { place: None, before: seen, after: seen };
         return table.still(at, seen).then_some((outcome, receipt));
     }
-    table.replace(at, seen, after).then_some((outcome, Receipt { place: None, before: seen, after }))
+    table.update(at, seen, after).then_some((outcome, Receipt { place: None, before: seen, after }))
 }

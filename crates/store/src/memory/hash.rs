@@ -51,7 +51,7 @@ impl KeyHasher {
         product as u64 ^ (product >> 64) as u64
     }
 
-    #[inline]
+    #[inline(always)]
     fn seeded(&self, seed: u64, key: &CounterKey<'_>) -> u64 {
         let mut hasher = FoldHasher::with_seed(seed, &self.shared);
         hasher.write_u64(key.scope.id());

@@ -15,7 +15,7 @@
 use super::slot::Snapshot;
 use memmap2::MmapMut;
 use portable_atomic::AtomicU128;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Slots in a line.
 pub(super) const SLOTS: usize = 4;
@@ -33,6 +33,8 @@ pub(super) trait Lines {
     fn meta(&self, at: usize) -> u64;
     /// Puts `new` where `seen` is; false if it is no longer.
     fn replace(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool;
+    /// Puts `word` where the word of `seen` is, whatever the meta is by now; false if it is no longer.
+    fn replace_word(&self, at: usize, seen: Snapshot, word: u64) -> bool;
     /// Starts to fetch a line.
     fn prefetch(&self, line: usize);
     /// Lets another thread finish what it has begun.
@@ -69,22 +71,27 @@ impl Mapped {
         unsafe { &*self.base.add(at) }
     }
 
-    /// One half of a slot. `HALF` is 0 for the lower 64 bits.
+    /// One half of a slot as an atomic of its own. `HALF` is 0 for the lower 64 bits.
+    #[cfg(not(miri))]
+    #[inline]
+    fn half_cell<const HALF: usize>(&self, at: usize) -> &AtomicU64 {
+        let half = if cfg!(target_endian = "little") { HALF } else { 1 - HALF };
+        let halves = std::ptr::from_ref(self.slot(at)).cast::<AtomicU64>();
+        // SAFETY: in bounds and aligned as the slot is. Accesses of two sizes to the same memory are something the
+        // language does not define between two atomics of its own; the 128-bit side is machine code
+        // (`lock cmpxchg16b`, `casp`, an exclusive pair) or, where there is none, 64-bit atomics under a lock, and
+        // every machine that has it keeps aligned 64-bit accesses single-copy atomic beside it. What a pair of loads
+        // may see is any two instants of the slot, which the table allows for.
+        unsafe { &*halves.add(half) }
+    }
+
+    /// One half of a slot.
     #[inline]
     fn half<const HALF: usize>(&self, at: usize) -> u64 {
         #[cfg(miri)]
         return (self.slot(at).load(Ordering::SeqCst) >> (64 * HALF)) as u64;
         #[cfg(not(miri))]
-        {
-            let half = if cfg!(target_endian = "little") { HALF } else { 1 - HALF };
-            let halves = std::ptr::from_ref(self.slot(at)).cast::<std::sync::atomic::AtomicU64>();
-            // SAFETY: in bounds and aligned as the slot is. An access of another size to the same memory is one the
-            // language does not define between two atomics of its own; the 128-bit side is machine code
-            // (`lock cmpxchg16b`, `casp`, an exclusive pair) or, where there is none, 64-bit atomics under a lock, and
-            // every machine that has it keeps aligned 64-bit loads single-copy atomic beside it. What a pair of loads
-            // may see is any two instants of the slot, which the table allows for.
-            unsafe { (*halves.add(half)).load(Ordering::SeqCst) }
-        }
+        self.half_cell::<HALF>(at).load(Ordering::SeqCst)
     }
 
     /// Asks for huge pages from here on, for what is not yet touched.
@@ -139,7 +146,9 @@ impl Lines for Mapped {
 
     #[inline]
     fn read(&self, at: usize) -> Snapshot {
-        Snapshot { meta: self.half::<1>(at), word: self.half::<0>(at) }
+        // The word first: see `Table::find`.
+        let word = self.half::<0>(at);
+        Snapshot { meta: self.half::<1>(at), word }
     }
 
     #[inline]
@@ -152,6 +161,17 @@ impl Lines for Mapped {
         let whole = |slot: Snapshot| u128::from(slot.meta) << 64 | u128::from(slot.word);
         // Sequentially consistent: "no slot of one name twice" rests on one order of all writes (see `table`).
         self.slot(at).compare_exchange(whole(seen), whole(new), Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    #[inline]
+    fn replace_word(&self, at: usize, seen: Snapshot, word: u64) -> bool {
+        // Where the 128-bit side takes a lock, a 64-bit exchange beside it would be lost under it.
+        #[cfg(not(miri))]
+        if AtomicU128::is_always_lock_free() {
+            let cell = self.half_cell::<0>(at);
+            return cell.compare_exchange(seen.word, word, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        }
+        self.replace(at, seen, Snapshot { word, ..seen })
     }
 
     #[inline]

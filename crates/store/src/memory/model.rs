@@ -59,7 +59,8 @@ impl Lines for Model {
     }
 
     fn read(&self, at: usize) -> Snapshot {
-        Snapshot { meta: self.load(at).meta, word: self.load(at).word }
+        let word = self.load(at).word;
+        Snapshot { meta: self.load(at).meta, word }
     }
 
     fn meta(&self, at: usize) -> u64 {
@@ -69,6 +70,18 @@ impl Lines for Model {
     fn replace(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool {
         let (seen, new) = (Self::number(&self.known, seen), Self::number(&self.known, new));
         self.slots[at].compare_exchange(seen, new, SeqCst, SeqCst).is_ok()
+    }
+
+    fn replace_word(&self, at: usize, seen: Snapshot, word: u64) -> bool {
+        loop {
+            let now = self.load(at);
+            if now.word != seen.word {
+                return false;
+            }
+            if self.replace(at, now, Snapshot { word, ..now }) {
+                return true;
+            }
+        }
     }
 
     fn prefetch(&self, _: usize) {}

@@ -62,7 +62,7 @@ impl Pages {
 
     #[cold]
     fn step(&self, counters: &Counters<Mapped>) {
-        if self.pace.fetch_add(1, Ordering::Relaxed) % PACE != 0 {
+        if !self.pace.fetch_add(1, Ordering::Relaxed).is_multiple_of(PACE) {
             return;
         }
         if counters.counts.total(Event::Inserted) < self.dense_at.load(Ordering::Relaxed) {

@@ -2,7 +2,7 @@
 //!
 //! | half | bits, high to low |
 //! |---|---|
-//! | meta | fingerprint : 48, pressure : 8, tag : 8 |
+//! | meta | fingerprint : 48 (the lowest bit always set), pressure : 8, tag : 8 |
 //! | word | the limit's state, as `tollgate_core::Tag` says |
 //!
 //! A meta of zero is an empty slot. Tags of states are 64 and more; the tag 1 marks a slot that a thread has reserved
@@ -18,10 +18,11 @@ const FAMILY_SHIFT: u32 = 6;
 /// The family of buckets: its other bits may change with the burst and mean the same.
 const BUCKET: u8 = 1;
 
-/// The part of a name that a slot keeps, where it stands in the meta.
+/// The part of a name that a slot keeps, where it stands in the meta. Its lowest bit is set, so that no name looks
+/// like an empty slot.
 #[inline]
 pub(super) const fn fingerprint(name: u64) -> u64 {
-    name << FINGERPRINT_SHIFT
+    (name | 1) << FINGERPRINT_SHIFT
 }
 
 /// What a slot held at some instant.
@@ -83,9 +84,14 @@ impl Snapshot {
     }
 }
 
+/// Whether a meta is of the name with this fingerprint, filled or reserved.
+#[inline]
+pub(super) const fn is_like(meta: u64, fingerprint: u64) -> bool {
+    (meta ^ fingerprint) >> FINGERPRINT_SHIFT == 0
+}
+
 /// Whether a meta is a filled slot of the name with this fingerprint.
 #[inline]
 pub(super) const fn holds(meta: u64, fingerprint: u64) -> bool {
-    // The lower half of what differs is pressure and tag: equal fingerprints leave only those.
-    (meta ^ fingerprint) >> FINGERPRINT_SHIFT == 0 && meta as u8 > RESERVED
+    is_like(meta, fingerprint) && meta as u8 > RESERVED
 }

@@ -19,7 +19,7 @@
 
 use super::figures::{Counts, Event};
 use super::lines::{Lines, SLOTS};
-use super::slot::{Snapshot, fingerprint, holds};
+use super::slot::{Snapshot, fingerprint, holds, is_like};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::Timestamp;
 
@@ -74,7 +74,7 @@ impl<L: Lines> Table<L> {
     }
 
     /// The filled slot of a name.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, name: u64) -> Option<(usize, Snapshot)> {
         let home = self.home(name);
         match self.find_in(home, fingerprint(name)) {
@@ -83,13 +83,13 @@ impl<L: Lines> Table<L> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn find_in(&self, line: usize, fingerprint: u64) -> Option<(usize, Snapshot)> {
         let metas = self.lines.metas(line);
         // All four are compared before the one branch: which slot it is cannot be predicted.
         let mut matches = 0_u32;
         for (slot, meta) in metas.iter().enumerate() {
-            matches |= u32::from(holds(*meta, fingerprint)) << slot;
+            matches |= u32::from(is_like(*meta, fingerprint)) << slot;
         }
         if matches == 0 {
             return None;
@@ -97,7 +97,8 @@ impl<L: Lines> Table<L> {
         let slot = matches.trailing_zeros() as usize;
         let at = line * SLOTS + slot;
         let seen = self.lines.read(at);
-        // Read anew and therefore checked anew: a stranger may have moved in.
+        // Its meta is read anew after its word: a name that is there before and after was there between, so the word
+        // is its own. A reservation does not count.
         holds(seen.meta, fingerprint).then_some((at, seen))
     }
 
@@ -114,6 +115,19 @@ impl<L: Lines> Table<L> {
 
     #[inline]
     pub(super) fn replace(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool {
+        self.lines.replace(at, seen, new)
+    }
+
+    /// Puts `new` where `seen` was found. If only the word changes, only the word is compared and exchanged: half the
+    /// price. What that cannot see is that the slot has changed hands since it was found, if the new owner's word
+    /// happens to be the same. A word that expired is never the same (the new one is later), so this takes an
+    /// eviction between two instructions of this thread and equal words; the evicted key's charge, which would have
+    /// been forgotten a moment earlier, is then one more of the new owner's. Nobody is admitted too much.
+    #[inline(always)]
+    pub(super) fn update(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool {
+        if new.meta == seen.meta && seen.word != 0 {
+            return self.lines.replace_word(at, seen, new.word);
+        }
         self.lines.replace(at, seen, new)
     }
 
