@@ -201,7 +201,12 @@ impl<C: Clock> MemoryStore<C> {
             self.counters.keys.prefetch(name);
             names.push(name);
         }
-        self.charge_many(now(), charges, &names)
+        let now = now();
+        let known = request::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
+        match known {
+            Some(each) => Outcomes { admission: Admission::Admitted, each },
+            None => self.charge_many(now, charges, &names),
+        }
     }
 
     /// One packed charge on its own, whatever is in the way.

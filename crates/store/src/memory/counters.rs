@@ -60,10 +60,6 @@ pub(super) struct Receipt {
 
 impl Receipt {
     pub(super) const NOTHING: Self = Self { place: None, before: Snapshot::EMPTY, after: Snapshot::EMPTY };
-
-    pub(super) fn wrote(&self) -> bool {
-        self.before != self.after
-    }
 }
 
 /// How a charge is made.
@@ -247,7 +243,7 @@ impl<L: Lines> Counters<L> {
             Some(Place::Shared(at)) => (&self.shared, at, ask.shared()),
             None => return,
         };
-        if !receipt.wrote() || table.replace(at, receipt.after, receipt.before) {
+        if receipt.before.word == receipt.after.word || table.replace(at, receipt.after, receipt.before) {
             return;
         }
         let back = Ask { cost: ask.cost.reversed(), ..ask };

@@ -9,7 +9,7 @@
 use super::counters::{Ask, Counters, MARK, Manner, NO_MARK};
 use super::figures::Counts;
 use super::lines::{Lines, SLOTS};
-use super::request::{Item, charge_all};
+use super::request::{Item, charge_all, charge_known};
 use super::slot::Snapshot;
 use super::table::Table;
 use loom::sync::Arc;
@@ -234,7 +234,8 @@ fn request(names: [u64; 2], count: u64) -> Box<dyn FnOnce(&Counters<Model>) -> b
         let unknown = Outcome { verdict: Verdict::PASS, remaining: 0, reset_after: Span::ZERO };
         let mut items =
             names.map(|name| Item::new(Some(ask(name, &limit, NOW)), Enforcement::Required, unknown));
-        charge_all(counters, &mut items) == Admission::Admitted
+        let usual = charge_known(counters, &names, |i| Some(ask(names[i], &limit, NOW)));
+        usual.is_some() || charge_all(counters, &mut items) == Admission::Admitted
     })
 }
 

@@ -15,6 +15,7 @@
 use super::counters::{Ask, Counters, Manner, Place, Receipt};
 use super::lines::Lines;
 use super::slot::Snapshot;
+use smallvec::SmallVec;
 use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes};
 
 /// One charge of a request, on its way.
@@ -48,6 +49,53 @@ impl<'a> Item<'a> {
     fn has_changed_word(&self) -> bool {
         self.receipt.before.word != self.receipt.after.word
     }
+}
+
+/// The most charges of a request that is usual.
+const USUAL: usize = 8;
+
+/// The usual request: every counter known and named once, every charge fits, nobody in the way. `None`: nothing has
+/// happened, ask [`charge_all`]. What is admitted whole is admitted under every enforcement.
+#[inline(always)]
+pub(super) fn charge_known<'a, L: Lines>(
+    counters: &Counters<L>,
+    names: &[u64],
+    ask: impl Fn(usize) -> Option<Ask<'a>>,
+) -> Option<SmallVec<[Outcome; 4]>> {
+    let mut drafts = [(0, Snapshot::EMPTY, Snapshot::EMPTY); USUAL];
+    if names.len() > USUAL {
+        return None;
+    }
+    let mut each = SmallVec::new();
+    for (i, name) in names.iter().enumerate() {
+        let ask = ask(i)?;
+        if names[..i].contains(name) {
+            return None;
+        }
+        let (at, seen) = counters.keys.find(*name)?;
+        let (after, outcome) = ask.step(Some(seen), Manner::Charge);
+        if outcome.verdict.is_denied() {
+            return None;
+        }
+        drafts[i] = (at, seen, if ask.cost.is_look() { seen } else { after });
+        each.push(outcome);
+    }
+    for i in 0..names.len() {
+        let (at, before, after) = drafts[i];
+        let done = if before.word == after.word {
+            counters.keys.still(at, before)
+        } else {
+            counters.keys.update(at, before, after)
+        };
+        if !done {
+            for (j, (at, before, after)) in drafts[..i].iter().enumerate().rev() {
+                let receipt = Receipt { place: Some(Place::Own(*at)), before: *before, after: *after };
+                counters.undo(&ask(j)?, &receipt);
+            }
+            return None;
+        }
+    }
+    Some(each)
 }
 
 /// Charges a request.
