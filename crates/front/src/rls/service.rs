@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
+use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
@@ -56,16 +57,22 @@ pub async fn serve<S: CounterStore + 'static>(
     config: RlsConfig,
     drain: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let (health, health_service) = tonic_health::server::health_reporter();
+    let (mut health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<RateLimitServiceServer<Service<S>>>().await;
-    let reflection =
-        || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
     let service =
         RateLimitServiceServer::new(Service(limiter)).max_decoding_message_size(config.message_bytes);
     let drained = async move {
         drain.await;
-        health.set_not_serving::<RateLimitServiceServer<Service<S>>>().await;
-        health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+        for name in [<RateLimitServiceServer<Service<S>> as NamedService>::NAME, ""] {
+            health.set_service_status(name, tonic_health::ServingStatus::NotServing).await;
+            // Ends the streams of those who watch, once they have been told: they would never end by themselves.
+            health.clear_service_status(name).await;
+        }
     };
     Server::builder()
         .max_concurrent_streams(config.streams)

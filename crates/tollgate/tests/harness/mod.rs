@@ -3,17 +3,20 @@
 //! | file | what |
 //! |---|---|
 //! | `server` | a running `tollgate serve`, and commands that end by themselves |
+//! | `foreign` | programs that nobody here wrote: gRPC's own client, Envoy |
 //! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
 //! | `folder` | a folder that is gone when the test is over |
 //! | `wait` | waiting for what can be observed |
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 mod folder;
+mod foreign;
 mod server;
 mod wait;
 mod web;
 
 pub(crate) use folder::Folder;
-pub(crate) use server::{Run, Server, foreign_client, run};
+pub(crate) use foreign::{Envoy, Foreign, foreign_client};
+pub(crate) use server::{Run, Server, run, run_with};
 pub(crate) use wait::{LONG, Stopwatch, eventually};
 pub(crate) use web::{Answer, Open, exchange, request};

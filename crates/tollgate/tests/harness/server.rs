@@ -5,9 +5,10 @@ use super::{Folder, LONG, Stopwatch, eventually};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
 
@@ -35,32 +36,53 @@ pub(crate) fn run(args: &[&str]) -> Run {
     run_with(args, &[])
 }
 
-fn run_with(args: &[&str], environment: &[(&str, &str)]) -> Run {
+pub(crate) fn run_with(args: &[&str], environment: &[(&str, &str)]) -> Run {
     let mut command = command(args);
     command.envs(environment.iter().copied());
-    let child = command.spawn().expect("the binary runs");
-    let mut ended = Ended(child);
-    let (mut stdout, mut stderr) =
-        (ended.0.stdout.take().expect("piped"), ended.0.stderr.take().expect("piped"));
-    let errors = std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = stderr.read_to_string(&mut text);
-        text
-    });
-    let output = std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = stdout.read_to_string(&mut text);
-        text
-    });
+    let mut ended = Ended(command.spawn().expect("the binary runs"));
+    let out = Said::of(ended.0.stdout.take().expect("piped"));
+    let err = Said::of(ended.0.stderr.take().expect("piped"));
     let status = ended.wait(&args.join(" "));
-    Run { code: status.code(), out: output.join().expect("output"), err: errors.join().expect("errors") }
+    Run { code: status.code(), out: out.whole(), err: err.whole() }
+}
+
+/// What a process says, as it says it.
+pub(super) struct Said {
+    text: Arc<Mutex<String>>,
+    reader: JoinHandle<()>,
+}
+
+impl Said {
+    pub(super) fn of(stream: impl Read + Send + 'static) -> Self {
+        let text = Arc::new(Mutex::new(String::new()));
+        let sink = Arc::clone(&text);
+        let reader = std::thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                let mut text = sink.lock().expect("text");
+                text.push_str(&line);
+                text.push('\n');
+            }
+        });
+        Self { text, reader }
+    }
+
+    /// What it has said so far.
+    pub(super) fn text(&self) -> String {
+        self.text.lock().expect("text").clone()
+    }
+
+    /// All that it has said, once it has ended.
+    pub(super) fn whole(self) -> String {
+        self.reader.join().expect("a reader");
+        self.text.lock().expect("text").clone()
+    }
 }
 
 /// A child that never outlives its test. Only its own id is ever signalled.
-struct Ended(Child);
+pub(super) struct Ended(pub(super) Child);
 
 impl Ended {
-    fn wait(&mut self, what: &str) -> ExitStatus {
+    pub(super) fn wait(&mut self, what: &str) -> ExitStatus {
         eventually(&format!("the end of `{what}`"), || self.0.try_wait().expect("a child"))
     }
 }
@@ -79,7 +101,7 @@ pub(crate) struct Server {
     pub(crate) grpc: SocketAddr,
     /// All that it printed before and after it listened.
     pub(crate) greeting: String,
-    log: Arc<Mutex<String>>,
+    log: Said,
     rules: Option<Folder>,
 }
 
@@ -111,34 +133,16 @@ impl Server {
         let mut command = command(&args);
         command.envs(environment.iter().copied());
         let mut child = Ended(command.spawn().expect("the binary runs"));
-        let log = Arc::new(Mutex::new(String::new()));
-        let stderr = BufReader::new(child.0.stderr.take().expect("piped"));
-        let sink = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                let mut log = sink.lock().expect("a log");
-                log.push_str(&line);
-                log.push('\n');
-            }
-        });
-        let greeted = Arc::new(Mutex::new(String::new()));
-        let stdout = BufReader::new(child.0.stdout.take().expect("piped"));
-        let sink = Arc::clone(&greeted);
-        std::thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
-                let mut greeted = sink.lock().expect("a greeting");
-                greeted.push_str(&line);
-                greeted.push('\n');
-            }
-        });
+        let log = Said::of(child.0.stderr.take().expect("piped"));
+        let greeted = Said::of(child.0.stdout.take().expect("piped"));
         let address = |greeting: &str, front: &str| -> Option<SocketAddr> {
             let line = greeting.lines().find(|line| line.trim_start().starts_with(front))?;
             line.split_whitespace().nth(1)?.parse().ok()
         };
         let (http, grpc, greeting) = eventually("the server's greeting", || {
-            let greeting = greeted.lock().expect("a greeting").clone();
+            let greeting = greeted.text();
             if let Ok(Some(status)) = child.0.try_wait() {
-                panic!("the server ended with {status}:\n{greeting}{}", log.lock().expect("a log"));
+                panic!("the server ended with {status}:\n{greeting}{}", log.text());
             }
             let both = (address(&greeting, "http"), address(&greeting, "grpc"));
             // The last line is about the rules.
@@ -176,7 +180,7 @@ impl Server {
     }
 
     pub(crate) fn log(&self) -> String {
-        self.log.lock().expect("a log").clone()
+        self.log.text()
     }
 
     /// Sends a signal to this process and no other. The shell's own `kill` is there on every machine.
@@ -194,35 +198,4 @@ impl Server {
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait("tollgate serve")
     }
-}
-
-/// Runs one of the clients in `tests/foreign` against a server; its output is the evidence when it fails.
-pub(crate) fn foreign_client(script: &str, server: &Server) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let python = std::env::var_os("TOLLGATE_TEST_PYTHON")
-        .map_or_else(|| root.join(".venv/foreign/bin/python"), PathBuf::from);
-    assert!(
-        python.exists(),
-        "no gRPC client at {}: run `make setup`, or set TOLLGATE_TEST_PYTHON to a Python with \
-         scripts/requirements/foreign.txt installed",
-        python.display()
-    );
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign").join(script);
-    let mut command = Command::new(python);
-    command.arg(&script).arg(server.grpc.to_string()).arg(server.http.to_string());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = Ended(command.spawn().expect("Python runs"));
-    let mut stdout = child.0.stdout.take().expect("piped");
-    let mut stderr = child.0.stderr.take().expect("piped");
-    let errors = std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = stderr.read_to_string(&mut text);
-        text
-    });
-    let mut output = String::new();
-    let _ = stdout.read_to_string(&mut output);
-    let status = child.wait(&script.display().to_string());
-    let errors = errors.join().expect("errors");
-    assert!(status.success(), "{}:\n{output}{errors}\nthe server said:\n{}", script.display(), server.log());
-    output
 }

@@ -1,0 +1,45 @@
+//! Envoy's rate limit service, asked by a client that nobody here wrote (`foreign/*.py`).
+
+mod harness;
+
+use harness::{Foreign, Server, Stopwatch, eventually, foreign_client};
+use std::time::Duration;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: key
+    rate_limit: {name: three, unit: hour, requests_per_unit: 3}
+    metadata: {team: payments}
+    descriptors:
+      - {key: sub, rate_limit: {unit: day, requests_per_unit: 100}}
+  - key: free
+    rate_limit: {unlimited: true}
+  - key: many
+    rate_limit: {unit: day, requests_per_unit: 100}
+";
+
+/// Users' proxies speak this protocol as Envoy defines it, not as we read it.
+#[test]
+fn a_foreign_client_finds_the_protocol_as_envoy_has_it() {
+    let server = Server::with_rules(RULES);
+    let said = foreign_client("rls.py", &server);
+    println!("{said}");
+    assert!(said.ends_with(" passed, 0 failed\n"), "{said}");
+    assert_eq!(server.get("/healthz").status, 200);
+}
+
+/// Load balancers take a server out when its health says so; a watcher must not keep it from ending.
+#[test]
+fn a_watcher_of_health_is_told_of_the_end_and_does_not_delay_it() {
+    let mut server = Server::with_rules(RULES);
+    let watcher = Foreign::start("drain.py", &server);
+    eventually("the watcher", || watcher.output().contains("SERVING\n").then_some(()));
+    let watch = Stopwatch::start();
+    server.signal("TERM");
+    let output = watcher.finish(&server);
+    assert!(output.ends_with("NOT_SERVING\n"), "{output}");
+    assert_eq!(server.wait().code(), Some(0), "{}", server.log());
+    println!("ended after {} ms", watch.elapsed().as_millis());
+    assert!(watch.elapsed() < Duration::from_secs(10), "{:?}", watch.elapsed());
+}

@@ -1,0 +1,86 @@
+//! Programs that nobody here wrote. A missing one fails the test, with what to do about it: a protocol that is only
+//! tested against itself is not tested.
+
+use super::eventually;
+use super::server::{Ended, Said, Server};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+fn program(variable: &str, default: &str, what: &str) -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(default);
+    let path = std::env::var_os(variable).map_or_else(default, PathBuf::from);
+    assert!(path.exists(), "no {what} at {}: run `make setup`, or set {variable}", path.display());
+    path
+}
+
+fn spawn(command: &mut Command) -> (Ended, Said, Said) {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Ended(command.spawn().expect("it runs"));
+    let out = Said::of(child.0.stdout.take().expect("piped"));
+    let err = Said::of(child.0.stderr.take().expect("piped"));
+    (child, out, err)
+}
+
+/// One of the clients in `tests/foreign`, under way.
+pub(crate) struct Foreign {
+    child: Ended,
+    script: &'static str,
+    out: Said,
+    err: Said,
+}
+
+impl Foreign {
+    pub(crate) fn start(script: &'static str, server: &Server) -> Self {
+        let python = program("TOLLGATE_TEST_PYTHON", ".venv/foreign/bin/python", "Python with a gRPC client");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign").join(script);
+        let mut command = Command::new(python);
+        command.arg("-u").arg(path).arg(server.grpc.to_string()).arg(server.http.to_string());
+        let (child, out, err) = spawn(&mut command);
+        Self { child, script, out, err }
+    }
+
+    pub(crate) fn output(&self) -> String {
+        self.out.text()
+    }
+
+    /// Waits for its end, which must be a good one.
+    pub(crate) fn finish(mut self, server: &Server) -> String {
+        let status = self.child.wait(self.script);
+        let (out, err) = (self.out.whole(), self.err.whole());
+        assert!(status.success(), "{}:\n{out}{err}\nthe server said:\n{}", self.script, server.log());
+        out
+    }
+}
+
+/// Runs a client to its end.
+pub(crate) fn foreign_client(script: &'static str, server: &Server) -> String {
+    Foreign::start(script, server).finish(server)
+}
+
+/// A running Envoy.
+pub(crate) struct Envoy {
+    child: Ended,
+    log: Said,
+}
+
+impl Envoy {
+    /// Starts it on a configuration, and waits until `is_ready`.
+    pub(crate) fn start(config: &Path, mut is_ready: impl FnMut() -> bool) -> Self {
+        let envoy = program("TOLLGATE_TEST_ENVOY", ".venv/envoy/bin/envoy", "Envoy");
+        let mut command = Command::new(envoy);
+        command.arg("-c").arg(config).args(["--use-dynamic-base-id", "--concurrency", "1", "-l", "warn"]);
+        let (child, _, log) = spawn(&mut command);
+        let mut envoy = Self { child, log };
+        eventually("Envoy", || {
+            if let Ok(Some(status)) = envoy.child.0.try_wait() {
+                panic!("Envoy ended with {status}:\n{}", envoy.log());
+            }
+            is_ready().then_some(())
+        });
+        envoy
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.text()
+    }
+}
