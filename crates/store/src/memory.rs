@@ -2,11 +2,13 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `config` | how much memory, and why it could not be had |
 //! | `hash` | a key as a secret 64-bit name |
 //! | `slot`, `lines` | 16 bytes of state, and the memory they lie in (the unsafe code) |
 //! | `table` | names to slots without locks; what a full window gives up |
 //! | `counters` | one charge; what happens to those whom the table turns away |
 //! | `request` | several charges, all or none |
+//! | `batch` | many requests at one instant |
 //! | `aside` | states that do not fit a slot |
 //! | `pages` | when to ask for huge pages |
 //! | `figures` | what the store tells about itself |
@@ -16,6 +18,7 @@
 
 mod aside;
 mod batch;
+mod config;
 mod counters;
 mod figures;
 mod hash;
@@ -41,70 +44,9 @@ use tollgate_core::{
     Timestamp, Verdict,
 };
 
+pub use config::{MemoryConfig, MemoryError};
 pub use figures::MemoryFigures;
 pub use pages::HugePages;
-
-/// How much memory the store may take, and how.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct MemoryConfig {
-    /// The most bytes that counters take, all told. It is reserved at once and touched as keys come.
-    pub bytes: usize,
-    /// Of these, for states that do not fit a slot (strict windows, logs, permits); an eighth if absent.
-    pub aside_bytes: Option<usize>,
-    /// When to use huge pages.
-    pub huge_pages: HugePages,
-}
-
-impl MemoryConfig {
-    /// The least that is accepted.
-    pub const LEAST: usize = 64 << 10;
-
-    /// A cap of so many bytes, the rest by default.
-    ///
-    /// ```
-    /// assert_eq!(tollgate_store::MemoryConfig::with_bytes(64 << 20).bytes, 64 << 20);
-    /// ```
-    #[must_use]
-    pub const fn with_bytes(bytes: usize) -> Self {
-        Self { bytes, aside_bytes: None, huge_pages: HugePages::WhenDense }
-    }
-}
-
-impl Default for MemoryConfig {
-    /// 512 MiB.
-    fn default() -> Self {
-        Self::with_bytes(512 << 20)
-    }
-}
-
-/// Why a store could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MemoryError {
-    /// Less memory than the tables need.
-    #[error("{given} bytes are too few for the counters; give at least {least}", least = MemoryConfig::LEAST)]
-    TooSmall {
-        /// What was given.
-        given: usize,
-    },
-    /// States aside would take more than half.
-    #[error("{aside} bytes for states aside are more than half of the {bytes} bytes in all")]
-    AsideTooLarge {
-        /// What was asked for.
-        aside: usize,
-        /// Out of these.
-        bytes: usize,
-    },
-    /// The system does not give that much.
-    #[error("cannot reserve {bytes} bytes for the counters")]
-    Map {
-        /// What was asked for.
-        bytes: usize,
-        /// What the system said.
-        source: std::io::Error,
-    },
-}
 
 /// Counters in memory.
 ///
@@ -202,7 +144,8 @@ impl<C: Clock> MemoryStore<C> {
             names.push(name);
         }
         let now = now();
-        let known = request::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
+        let known =
+            request::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
         match known {
             Some(each) => Outcomes { admission: Admission::Admitted, each },
             None => self.charge_many(now, charges, &names),
