@@ -1,0 +1,272 @@
+//! The command line as a person meets it: what it prints, where, and how it ends.
+
+mod harness;
+
+use harness::{Folder, Run, Server, run, run_with};
+use serde_json::{Value, json};
+
+const GOOD: &str = "domain: d\ndescriptors:\n  - {key: k, name: per-k, limit: 3/hour}\n";
+
+fn text(folder: &Folder, name: &str) -> String {
+    folder.join(name).to_str().expect("a plain path").to_owned()
+}
+
+fn ended(run: &Run, code: i32) {
+    assert_eq!(run.code, Some(code), "out: {}\nerr: {}", run.out, run.err);
+}
+
+/// A pre-commit hook stands on the exit code, and its user on the place.
+#[test]
+fn check_points_at_what_is_wrong() {
+    let folder = Folder::new();
+    folder.write("good.yaml", GOOD);
+    let good = run(&["check", &text(&folder, "good.yaml")]);
+    ended(&good, 0);
+    assert_eq!(good.out, "1 rule in 1 file: no errors, 0 warnings\n");
+
+    let path = folder.write(
+        "bad.yaml",
+        "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: fortnight, requests_per_unit: 5}\n",
+    );
+    let bad = run(&["check", &text(&folder, "bad.yaml")]);
+    ended(&bad, 1);
+    for part in [
+        "error: unknown unit `fortnight`",
+        &format!("{}:4:24", path.display()),
+        "4 |     rate_limit: {unit: fortnight, requests_per_unit: 5}",
+        "  |                        ^^^^^^^^^",
+        "second, minute, hour",
+    ] {
+        assert!(bad.out.contains(part), "`{part}` is not in\n{}", bad.out);
+    }
+    assert_eq!(bad.err, "", "the report is the output");
+}
+
+/// A rule that never bites gives a false sense of safety; a warning is not an error.
+#[test]
+fn check_warns_of_rules_without_effect() {
+    let folder = Folder::new();
+    let rules = "domain: d\ndescriptors:\n  - {key: a, value: x*, limit: 1/hour}\n  - {key: a, value: xy*, limit: 1/hour}\n";
+    folder.write("rules.yaml", rules);
+    let warned = run(&["check", &text(&folder, "rules.yaml")]);
+    ended(&warned, 0);
+    assert!(warned.out.contains("warning"), "{}", warned.out);
+    assert!(warned.out.contains("rules.yaml:4:"), "the second can never match: {}", warned.out);
+}
+
+/// Paths that are wrong are the commonest mistake of all.
+#[test]
+fn check_takes_files_and_folders_and_says_what_is_missing() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.join("rules")).expect("a folder");
+    folder.write("rules/a.yaml", GOOD);
+    folder.write("rules/b.yml", GOOD.replace("domain: d", "domain: e"));
+    folder.write("rules/readme.md", "# not rules");
+    let both = run(&["check", &text(&folder, "rules")]);
+    ended(&both, 0);
+    assert!(both.out.contains("2 rules in 2 files"), "{}", both.out);
+
+    let twice = run(&["check", &text(&folder, "rules/a.yaml"), &text(&folder, "rules/a.yaml")]);
+    ended(&twice, 1);
+    assert!(twice.out.contains("duplicate domain `d`"), "{}", twice.out);
+
+    let missing = run(&["check", &text(&folder, "nowhere.yaml")]);
+    ended(&missing, 1);
+    assert!(missing.err.contains("cannot read") && missing.err.contains("nowhere.yaml"), "{}", missing.err);
+
+    std::fs::create_dir(folder.join("empty")).expect("a folder");
+    let empty = run(&["check", &text(&folder, "empty")]);
+    ended(&empty, 1);
+    assert!(empty.err.contains("no rule file in"), "{}", empty.err);
+
+    folder.write("binary.yaml", b"domain: \xff\xfe\n");
+    let binary = run(&["check", &text(&folder, "binary.yaml")]);
+    ended(&binary, 1);
+    assert!(
+        binary.err.contains("binary.yaml") || binary.out.contains("binary.yaml"),
+        "{}{}",
+        binary.out,
+        binary.err
+    );
+}
+
+/// Editors complete and check rule files by this.
+#[test]
+fn schema_is_json_that_knows_the_language() {
+    let schema = run(&["schema"]);
+    ended(&schema, 0);
+    let schema: Value = serde_json::from_str(&schema.out).expect("JSON");
+    assert!(
+        schema["$schema"].as_str().is_some_and(|dialect| dialect.contains("json-schema.org")),
+        "{schema:#}"
+    );
+    let text = schema.to_string();
+    for word in ["domain", "descriptors", "rate_limit", "requests_per_unit", "shadow_mode", "tiers", "burst"]
+    {
+        assert!(text.contains(&format!("\"{word}\"")), "{word}");
+    }
+}
+
+/// "Why was I limited?", and "why not?", without a server.
+#[test]
+fn explain_goes_through_the_rules_clause_by_clause() {
+    let folder = Folder::new();
+    folder.write(
+        "rules.yaml",
+        "domain: d\ndescriptors:\n  - key: api_key\n    name: per-key\n    limit: 3/hour\n    descriptors:\n      \
+         - {key: endpoint, value: POST /login, name: log-ins, limit: 2/hour}\n  - {key: global, name: total, limit: 9/hour}\n",
+    );
+    let rules = text(&folder, "rules.yaml");
+    let explained = run(&["explain", "--rules", &rules, "--attr", "api_key=a", "--attr", "endpoint=GET /"]);
+    ended(&explained, 0);
+    for part in [
+        "2 of 3 rules match",
+        "per-key (",
+        "rules.yaml:3): matches",
+        "log-ins (",
+        "no match",
+        "endpoint",
+        "total (",
+    ] {
+        assert!(explained.out.contains(part), "`{part}` is not in\n{}", explained.out);
+    }
+    let no_value = run(&["explain", "--rules", &rules, "--attr", "api_key"]);
+    ended(&no_value, 2);
+    assert!(no_value.err.contains("write key=value"), "{}", no_value.err);
+    let no_domain = run(&["explain", "--rules", &rules, "--domain", "x"]);
+    ended(&no_domain, 1);
+    assert!(no_domain.err.contains("no domain `x`; the files have d"), "{}", no_domain.err);
+}
+
+/// Wrong words end at once, with what to write.
+#[test]
+fn flags_that_are_wrong_are_named() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["serve", "--memory", "5parsecs"], "write one such as 512MiB"),
+        (&["serve", "--http", "nowhere"], "--http"),
+        (&["serve", "--store", "cloud"], "memory"),
+        (&["serve", "--profile", "nginx"], "envoy"),
+        (&["serve", "--rulse", "x"], "--rules"),
+        (&["sreve"], "serve"),
+    ];
+    for (args, part) in cases {
+        let wrong = run(args);
+        ended(&wrong, 2);
+        assert!(wrong.err.contains(part), "{args:?}: `{part}` is not in\n{}", wrong.err);
+    }
+    let little = run(&["serve", "--memory", "1KiB", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
+    ended(&little, 1);
+    assert!(little.err.contains("--memory") && little.err.contains("at least"), "{}", little.err);
+    let folder = Folder::new();
+    folder.write("bad.yaml", "domain: d\ndescriptor: []\n");
+    let bad = run(&["serve", "--rules", &text(&folder, "bad.yaml")]);
+    ended(&bad, 1);
+    assert!(bad.err.contains("bad.yaml:2:1") && bad.err.contains("`descriptors`"), "{}", bad.err);
+}
+
+/// Two servers on one machine is how everyone meets this error first.
+#[test]
+fn a_busy_port_says_which_flag_to_change() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    for (busy, free) in [("--http", "--grpc"), ("--grpc", "--http")] {
+        let refused = run(&["serve", busy, &address, free, "127.0.0.1:0"]);
+        ended(&refused, 1);
+        let wanted = format!("cannot listen on {address}; set {busy} to another");
+        assert!(refused.err.contains(&wanted), "{}", refused.err);
+        assert!(!refused.out.contains("listening"), "{}", refused.out);
+    }
+}
+
+/// The first minute: no flags, and something to try that works.
+#[test]
+fn without_rules_it_starts_on_a_sample_and_says_what_to_try() {
+    let server = Server::start(&[]);
+    let lines: Vec<&str> =
+        server.greeting.lines().filter(|line| line.trim_start().starts_with("curl")).collect();
+    let all = server.greeting.matches("curl -s").count();
+    assert!(all >= 3, "three lines to try: {}", server.greeting);
+    assert!(!lines.is_empty());
+    assert!(server.greeting.contains(&server.http.to_string()));
+    let log_in = json!({"api_key": "abc", "endpoint": "POST /login"});
+    let statuses: Vec<u16> = (0..6).map(|_| server.check("sample", &log_in).status).collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 200, 429], "the second line to try shows a limit that bites");
+}
+
+/// Containers are set up by variables; a flag still wins.
+#[test]
+fn everything_can_be_set_by_environment_variables() {
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", GOOD);
+    let environment = [
+        ("TOLLGATE_HTTP", "127.0.0.1:0"),
+        ("TOLLGATE_GRPC", "127.0.0.1:0"),
+        ("TOLLGATE_RULES", rules.to_str().expect("a plain path")),
+        ("TOLLGATE_MEMORY", "1KiB"),
+        ("TOLLGATE_STORE", "memory"),
+        ("TOLLGATE_PROFILE", "envoy"),
+        ("TOLLGATE_GLOBAL_SHADOW", "true"),
+        ("TOLLGATE_LOG", "debug"),
+    ];
+    // 1 KiB would be refused: the flag wins.
+    let server = Server::start_with(&["--memory", "32MiB"], &environment);
+    assert!(server.get("/metrics").text().contains(&format!("ratelimit_memory_cap_bytes {}", 32 << 20)));
+    for _ in 0..5 {
+        assert_eq!(server.check("d", &json!({"k": "v"})).status, 200, "shadow mode denies nothing");
+    }
+    let wrong = run_with(&["serve"], &[("TOLLGATE_HTTP", "nowhere")]);
+    ended(&wrong, 2);
+    assert!(wrong.err.contains("nowhere"), "{}", wrong.err);
+}
+
+/// One file instead of many flags, whose paths are relative to it and whose typos are found.
+#[test]
+fn a_file_of_settings_works_and_knows_its_own_keys() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", GOOD);
+    let config = "rules: [rules.yaml]\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nmemory: 16MiB\nstore: memory\nprofile: native\nglobal_shadow: false\n";
+    folder.write("tollgate.yaml", config);
+    let path = text(&folder, "tollgate.yaml");
+    let server = Server::start(&["--config", &path]);
+    assert_eq!(server.get("/readyz?verbose").json()["rules"]["domains"], json!(["d"]));
+    drop(server);
+
+    for (wrong, part, place) in [
+        (config.replace("memory:", "memmory:"), "memmory", "4"),
+        (config.replace("127.0.0.1:0\ngrpc", "here\ngrpc"), "socket address", "2"),
+        (config.replace("[rules.yaml]", "{a: b}"), "rules", "1"),
+    ] {
+        folder.write("tollgate.yaml", &wrong);
+        let refused = run(&["serve", "--config", &path]);
+        ended(&refused, 1);
+        assert!(refused.err.contains("tollgate.yaml"), "{}", refused.err);
+        assert!(refused.err.contains(part), "{}", refused.err);
+        assert!(refused.err.contains(&format!("line {place} ")), "the line: {}", refused.err);
+    }
+    folder.write("tollgate.yaml", config.replace("16MiB", "much"));
+    let refused = run(&["serve", "--config", &path]);
+    ended(&refused, 1);
+    assert!(refused.err.contains("memory") && refused.err.contains("much"), "{}", refused.err);
+    let missing = run(&["serve", "--config", &text(&folder, "nowhere.yaml")]);
+    ended(&missing, 1);
+    assert!(missing.err.contains("nowhere.yaml"), "{}", missing.err);
+}
+
+/// Scripts ask for these without reading.
+#[test]
+fn help_and_version_are_there() {
+    let version = run(&["--version"]);
+    ended(&version, 0);
+    assert_eq!(version.out, format!("tollgate {}\n", env!("CARGO_PKG_VERSION")));
+    let help = run(&["--help"]);
+    ended(&help, 0);
+    for command in ["serve", "check", "schema", "explain", "test"] {
+        assert!(help.out.contains(command), "{command}");
+    }
+    let help = run(&["serve", "--help"]);
+    for flag in
+        ["--config", "--rules", "--store", "--memory", "--grpc", "--http", "--profile", "TOLLGATE_RULES"]
+    {
+        assert!(help.out.contains(flag), "{flag}");
+    }
+}

@@ -1,0 +1,188 @@
+//! `tollgate test`: users write these files beside their rules, and CI stands on the exit code and the last line.
+
+mod harness;
+
+use harness::{Folder, Run, run};
+
+const RULES: &str =
+    "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {name: n, unit: minute, requests_per_unit: 5}\n";
+
+fn test(text: &str) -> Run {
+    let folder = Folder::new();
+    folder.write("rules.yaml", RULES);
+    let path = folder.write("a.test.yaml", text);
+    run(&["test", path.to_str().expect("a plain path")])
+}
+
+fn passes(text: &str) {
+    let ran = test(text);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.out.ends_with("passed, 0 failed\n"), "{}", ran.out);
+}
+
+fn fails(text: &str, parts: &[&str]) {
+    let ran = test(text);
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    let last = ran.out.lines().last().expect("a last line");
+    assert!(last.ends_with(" failed") && last.contains(" passed, "), "the count is last: {}", ran.out);
+    for part in parts {
+        assert!(ran.out.contains(part), "`{part}` is not in\n{}", ran.out);
+    }
+}
+
+/// The form that the documentation shows, every field of it.
+#[test]
+fn the_whole_form_is_understood() {
+    passes(
+        r#"
+name: everything
+rules: |
+  domain: d
+  descriptors:
+    - key: key
+      descriptors:
+        - key: key2
+          rate_limit: {name: n, unit: minute, requests_per_unit: 5}
+    - key: api_key
+      name: per-key
+      limit: 10/minute
+extra_rules:
+  - |
+    domain: e
+    descriptors: [{key: x, rate_limit: {unit: hour, requests_per_unit: 1}}]
+profile: envoy
+global_shadow: false
+start: 1000000
+steps:
+  - advance: 19s
+    domain: d
+    hits: 1
+    descriptors:
+      - {entries: [[key, value], [key2, value2]]}
+    expect:
+      overall: OK
+      # 1000019 is 59 s into its minute.
+      statuses: [{code: OK, remaining: 4, limit: 5, unit: MINUTE, reset: 1, name: n, has_limit: true}]
+  - advance: 1
+    domain: d
+    descriptors:
+      - {entries: [[key, value], [key2, value2]], hits: 0}
+      - {entries: [[key, value], [key2, value2]], hits: 6, limit: {requests_per_unit: 5, unit: minute}}
+    expect:
+      overall: OVER_LIMIT
+      statuses: [{code: OK, remaining: 5}, {code: OVER_LIMIT, limit: 5, name: ""}]
+  - domain: e
+    descriptors: [{entries: [[x, y]]}, {entries: [[z, y]]}]
+    expect:
+      overall: OK
+      statuses: [{has_limit: true, remaining: 0, unit: HOUR}, {has_limit: false}]
+  - domain: ""
+    descriptors: [{entries: [[x, y]]}]
+    expect: {overall: ERROR, error: "domain must not be empty"}
+  - domain: d
+    descriptors: []
+    expect: {overall: ERROR, error: "descriptor list must not be empty"}
+  - domain: d
+    descriptors: [{entries: [[x, y]], limit: {requests_per_unit: 5, unit: fortnight}}]
+    expect: {overall: ERROR, error: unit}
+"#,
+    );
+}
+
+/// Attributes are how HTTP callers ask; a cost is theirs too.
+#[test]
+fn attributes_with_a_cost_are_understood() {
+    passes(
+        "
+rules_file: rules.yaml
+steps:
+  - {attributes: {k: 7}, cost: 3, expect: {overall: OK, statuses: [{remaining: 2, name: n}]}}
+  - {attributes: {k: 7}, cost: 3, expect: {overall: OVER_LIMIT, denied_by: n}}
+  - {advance: 12s, attributes: {k: 7}, cost: 3, expect: {overall: OK}}
+  - {attributes: {k: true}, expect: {overall: OK, statuses: [{remaining: 4}]}}
+",
+    );
+}
+
+/// Shadow mode for everything is how a new installation is tried.
+#[test]
+fn global_shadow_denies_nothing_and_leaves_the_statuses() {
+    passes(
+        "
+rules_file: rules.yaml
+global_shadow: true
+steps:
+  - {descriptors: [{entries: [[k, v]]}], hits: 6, expect: {overall: OK, statuses: [{code: OVER_LIMIT}]}}
+",
+    );
+}
+
+/// Rules that must not load are worth a test as well.
+#[test]
+fn a_load_error_can_be_expected() {
+    passes("rules: 'domain: [a]'\nerror: domain\n");
+    passes("rules_file: rules.yaml\nextra_rules: ['domain: d']\nerror: duplicate domain `d`\n");
+    fails("rules_file: rules.yaml\nerror: anything\n", &["expected loading to fail", "but it loaded"]);
+    fails("rules: 'domain: [a]'\nerror: bananas\n", &["`bananas`", "but it failed with"]);
+    fails("rules: 'domain: [a]'\nsteps: []\n", &["the rules cannot be used", "rules:1:"]);
+}
+
+/// A failure shows what was expected and what came, for each field, and does not stop the other cases.
+#[test]
+fn a_failing_case_shows_the_difference() {
+    fails(
+        "
+- name: wrong
+  rules_file: rules.yaml
+  steps:
+    - descriptors: [{entries: [[k, v]]}]
+      expect:
+        overall: OVER_LIMIT
+        denied_by: n
+        statuses: [{code: OVER_LIMIT, remaining: 3, limit: 4, unit: HOUR, reset: 7, name: m, has_limit: false}]
+    - descriptors: [{entries: [[k, v]]}]
+      expect: {statuses: []}
+    - descriptors: []
+- name: right
+  rules_file: rules.yaml
+  steps:
+    - {descriptors: [{entries: [[k, v]]}], expect: {overall: OK}}
+- rules_file: nowhere.yaml
+",
+        &[
+            "a.test.yaml: wrong\n",
+            "step 1: overall: expected OVER_LIMIT, got OK",
+            "step 1: denied_by: expected n, got nothing",
+            "step 1: statuses[0].code: expected OVER_LIMIT, got OK",
+            "step 1: statuses[0].remaining: expected 3, got 4",
+            "step 1: statuses[0].limit: expected 4, got 5",
+            "step 1: statuses[0].unit: expected HOUR, got MINUTE",
+            "step 1: statuses[0].reset: expected 7, got 12",
+            "step 1: statuses[0].name: expected m, got n",
+            "step 1: statuses[0].has_limit: expected false, got true",
+            "step 2: number of statuses: expected 0, got 1",
+            "step 3: error: expected none, got",
+            "ok      ",
+            "case 3",
+            "nowhere.yaml",
+            "\n1 passed, 2 failed\n",
+        ],
+    );
+}
+
+/// A test file with a typo must not pass for a test.
+#[test]
+fn a_test_file_that_is_wrong_fails() {
+    fails("rules_file: rules.yaml\nstpes: []\n", &["unknown field `stpes`", "0 passed, 1 failed"]);
+    fails("[]", &["no case"]);
+    fails("rules_file: rules.yaml\nsteps: [{advance: soon, attributes: {k: v}}]\n", &["soon"]);
+    fails("rules_file: rules.yaml\nsteps: [{domain: d}]\n", &["either `descriptors` or `attributes`"]);
+    fails("steps: []\n", &["either `rules` or `rules_file`"]);
+    fails("rules_file: rules.yaml\nsteps: [{attributes: {k: v}, expect: {overall: OKAY}}]\n", &["OKAY"]);
+    let folder = Folder::new();
+    let good =
+        folder.write("good.test.yaml", format!("rules: |\n  {}\nsteps: []\n", RULES.replace('\n', "\n  ")));
+    let ran = run(&["test", "nowhere.test.yaml", good.to_str().expect("a plain path")]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.out.ends_with("\n1 passed, 1 failed\n"), "the others still run: {}{}", ran.out, ran.err);
+}
