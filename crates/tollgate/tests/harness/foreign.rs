@@ -60,17 +60,24 @@ pub(crate) fn foreign_client(script: &'static str, server: &Server) -> String {
 /// A running Envoy.
 pub(crate) struct Envoy {
     child: Ended,
+    out: Said,
     log: Said,
 }
 
 impl Envoy {
-    /// Starts it on a configuration, and waits until `is_ready`.
-    pub(crate) fn start(config: &Path, mut is_ready: impl FnMut() -> bool) -> Self {
+    /// Starts it on a configuration, and waits until `is_ready`. It writes the address of its administration to a file.
+    pub(crate) fn start(config: &Path, admin: &Path, mut is_ready: impl FnMut() -> bool) -> Self {
         let envoy = program("TOLLGATE_TEST_ENVOY", ".venv/envoy/bin/envoy", "Envoy");
         let mut command = Command::new(envoy);
-        command.arg("-c").arg(config).args(["--use-dynamic-base-id", "--concurrency", "1", "-l", "warn"]);
-        let (child, _, log) = spawn(&mut command);
-        let mut envoy = Self { child, log };
+        command.arg("-c").arg(config).arg("--admin-address-path").arg(admin).args([
+            "--use-dynamic-base-id",
+            "--file-flush-interval-msec", "50", "--concurrency",
+            "1",
+            "-l",
+            "warn",
+        ]);
+        let (child, out, log) = spawn(&mut command);
+        let mut envoy = Self { child, out, log };
         eventually("Envoy", || {
             if let Ok(Some(status)) = envoy.child.0.try_wait() {
                 panic!("Envoy ended with {status}:\n{}", envoy.log());
@@ -82,5 +89,10 @@ impl Envoy {
 
     pub(crate) fn log(&self) -> String {
         self.log.text()
+    }
+
+    /// What it has printed: its access log.
+    pub(crate) fn output(&self) -> String {
+        self.out.text()
     }
 }

@@ -1,0 +1,190 @@
+//! The real Envoy in front of a small service, with the configuration that the documentation shows: limits bite, and
+//! what a caller and an operator need arrives.
+
+mod harness;
+
+use harness::{Answer, Envoy, Folder, Server, eventually, exchange};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A service that says `hello` and counts how often.
+struct Service {
+    address: SocketAddr,
+    served: Arc<AtomicU64>,
+}
+
+impl Service {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let served = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&served);
+        // It ends with the test's process.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let count = Arc::clone(&count);
+                std::thread::spawn(move || serve(&stream, &count));
+            }
+        });
+        Self { address, served }
+    }
+
+    fn served(&self) -> u64 {
+        self.served.load(Ordering::SeqCst)
+    }
+}
+
+fn serve(stream: &TcpStream, count: &AtomicU64) {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    // Requests here have no bodies: an empty line is the end of one.
+    while let Some(line) = lines.next() {
+        if line.is_empty() {
+            count.fetch_add(1, Ordering::SeqCst);
+            let mut stream = stream;
+            if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").is_err() {
+                return;
+            }
+        }
+    }
+}
+
+struct Edge {
+    address: SocketAddr,
+    envoy: Envoy,
+    _folder: Folder,
+}
+
+impl Edge {
+    /// The documented configuration on free ports, and with time for a busy machine to answer.
+    fn start(server: &Server, service: &Service) -> Self {
+        let folder = Folder::new();
+        let mut config = std::fs::read_to_string(example("envoy.yaml")).expect("the example");
+        let changes = [
+            ("port_value: 10000", "port_value: 0".to_owned()),
+            ("port_value: 9901", "port_value: 0".to_owned()),
+            ("port_value: 9000", format!("port_value: {}", service.address.port())),
+            ("port_value: 8081", format!("port_value: {}", server.grpc.port())),
+            ("timeout: 0.02s", "timeout: 10s".to_owned()),
+        ];
+        for (from, to) in changes {
+            assert_eq!(config.matches(from).count(), 1, "`{from}` in the example");
+            config = config.replace(from, &to);
+        }
+        let path = folder.write("envoy.yaml", config);
+        let admin_path = folder.join("admin");
+        let mut address = None;
+        let envoy = Envoy::start(&path, &admin_path, || {
+            let admin = std::fs::read_to_string(&admin_path).ok().and_then(|text| text.trim().parse().ok());
+            address = admin.and_then(listening);
+            address.is_some()
+        });
+        Self { address: address.expect("it listens"), envoy, _folder: folder }
+    }
+
+    fn get(&self, path: &str, headers: &str) -> Answer {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n{headers}\r\n");
+        exchange(self.address, request.as_bytes())
+            .unwrap_or_else(|error| panic!("{error}\n{}", self.envoy.log()))
+    }
+}
+
+fn example(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/envoy").join(name)
+}
+
+/// Where Envoy listens, once it does and has found Tollgate healthy.
+fn listening(admin: SocketAddr) -> Option<SocketAddr> {
+    let ask = |path: &str| -> Option<Value> {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
+        serde_json::from_slice(&exchange(admin, request.as_bytes()).ok()?.body).ok()
+    };
+    let clusters = ask("/clusters?format=json")?;
+    let clusters = clusters["cluster_statuses"].as_array()?;
+    let tollgate = clusters.iter().find(|cluster| cluster["name"] == "tollgate")?;
+    if tollgate["host_statuses"][0]["health_status"] != json!({"eds_health_status": "HEALTHY"}) {
+        return None;
+    }
+    let listeners = ask("/listeners?format=json")?;
+    let bound = &listeners["listener_statuses"][0]["local_address"]["socket_address"];
+    format!("{}:{}", bound["address"].as_str()?, bound["port_value"]).parse().ok()
+}
+
+/// This is what a user installs Tollgate for.
+#[test]
+fn limits_bite_through_a_real_envoy_and_say_why() {
+    let rules = example("rules.yaml");
+    let server = Server::start(&["--rules", rules.to_str().expect("a plain path")]);
+    let service = Service::start();
+    let edge = Edge::start(&server, &service);
+
+    for left in (0..5).rev() {
+        let answer = edge.get("/login", "");
+        assert_eq!((answer.status, answer.text().as_str()), (200, "hello"), "{:?}", answer.headers);
+        assert_eq!(
+            answer.header("x-ratelimit-remaining"),
+            Some(left.to_string().as_str()),
+            "{:?}",
+            answer.headers
+        );
+        assert!(
+            answer.header("x-ratelimit-limit").is_some_and(|limit| limit.starts_with('5')),
+            "{:?}",
+            answer.headers
+        );
+        assert_eq!(answer.header("x-ratelimit-denied-by"), None);
+    }
+    assert_eq!(service.served(), 5);
+    let denied = edge.get("/login", "");
+    assert_eq!(denied.status, 429);
+    assert_eq!(denied.header("x-envoy-ratelimited"), Some("true"));
+    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("log-ins"));
+    assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
+    let reset: u64 = denied.header("x-ratelimit-reset").and_then(|text| text.parse().ok()).expect("a time");
+    assert!((170..=180).contains(&reset), "a fifth of a quarter of an hour: {reset}");
+    assert_eq!(denied.header("retry-after"), denied.header("x-ratelimit-reset"));
+    assert_eq!(service.served(), 5, "the service never saw it");
+
+    // Another route is another limit; with a key, the key's is the tighter of two.
+    let other = edge.get("/", "x-api-key: k\r\n");
+    assert_eq!(
+        (other.status, other.header("x-ratelimit-remaining")),
+        (200, Some("49")),
+        "{:?}",
+        other.headers
+    );
+
+    // The operator's log has the rule, its metadata and the decision to look up.
+    let line = eventually("the access log", || {
+        let log = edge.envoy.output();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.into_iter().find(|line| line["status"] == 429)
+    });
+    assert_eq!((&line["path"], &line["denied_by"]), (&json!("/login"), &json!("log-ins")), "{line}");
+    assert_eq!(line["alert"], "brute-force", "{line}");
+    assert_eq!(line["decision"].as_str().map(str::len), Some(32), "{line}");
+}
+
+/// A limit that is lowered in an incident bites at once, through connections that are already open.
+#[test]
+fn new_rules_act_on_traffic_that_envoy_already_carries() {
+    let folder = Folder::new();
+    let text = std::fs::read_to_string(example("rules.yaml")).expect("the example");
+    let path = folder.write("rules.yaml", &text);
+    let server = Server::start(&["--rules", path.to_str().expect("a plain path")]);
+    let service = Service::start();
+    let edge = Edge::start(&server, &service);
+    let key = "x-api-key: k\r\n";
+    assert_eq!(edge.get("/", key).status, 200);
+    folder.write("rules.yaml", text.replace("600/minute", "1/hour").replace("burst: 50", "burst: 1"));
+    let denied = eventually("the lower limit", || {
+        let answer = edge.get("/", key);
+        (answer.status == 429).then_some(answer)
+    });
+    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("per-key"));
+    let limit = denied.header("x-ratelimit-limit").expect("a limit");
+    assert!(limit.starts_with("1, 1;w=3600"), "{limit}");
+}
