@@ -101,6 +101,8 @@ fn message(limits: usize) -> Vec<u8> {
 struct Server {
     child: Child,
     address: String,
+    /// Kept open: a server whose output is closed under it may mind.
+    _output: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
 impl Server {
@@ -114,13 +116,14 @@ impl Server {
             .spawn()
             .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
         let output = child.stdout.take().ok_or("no output")?;
-        for line in BufReader::new(output).lines() {
+        let mut lines = BufReader::new(output).lines();
+        while let Some(line) = lines.next() {
             let line = line.map_err(|error| error.to_string())?;
             let mut words = line.split_whitespace();
             if words.next() == Some(word)
                 && let Some(address) = words.next()
             {
-                return Ok(Self { child, address: address.to_owned() });
+                return Ok(Self { child, address: address.to_owned(), _output: lines });
             }
         }
         Err(format!("{} did not say where it listens", program.display()))

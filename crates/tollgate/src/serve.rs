@@ -4,6 +4,7 @@ use crate::build::{Built, build};
 use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::{reload, sources};
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,31 +74,33 @@ async fn told_to_stop() -> anyhow::Result<()> {
     Ok(())
 }
 
-#[allow(clippy::print_stdout, reason = "this is what a person who starts the server reads")]
+/// What a person who starts the server reads. A closed output is no reason not to serve.
 fn greet(
     config: &Config,
     grpc: &tokio::net::TcpListener,
     http: &tokio::net::TcpListener,
 ) -> anyhow::Result<()> {
     let (grpc, http) = (grpc.local_addr()?, http.local_addr()?);
-    println!("tollgate {} is listening", env!("CARGO_PKG_VERSION"));
-    println!("  http  {http}");
-    println!("  grpc  {grpc}  (envoy.service.ratelimit.v3)");
+    let mut lines = vec![
+        format!("tollgate {} is listening", env!("CARGO_PKG_VERSION")),
+        format!("  http  {http}"),
+        format!("  grpc  {grpc}  (envoy.service.ratelimit.v3)"),
+    ];
     if config.rules.is_empty() {
-        println!("  rules: the sample that is compiled in; --rules PATH for your own");
-        println!("\nTry:");
-        println!(
-            "  curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{\"api_key\":\"abc\"}}}}'"
-        );
-        println!(
-            "  for i in 1 2 3 4 5 6; do curl -s {http}/v1/check -d \
-             '{{\"domain\":\"sample\",\"attributes\":{{\"api_key\":\"abc\",\"endpoint\":\"POST /login\"}}}}'; echo; done"
-        );
-        println!("  curl -s '{http}/readyz?verbose'");
+        let check = |attributes: &str| {
+            format!("curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{{attributes}}}}}'")
+        };
+        let log_in = check(r#""api_key":"abc","endpoint":"POST /login""#);
+        lines.extend([
+            "  rules: the sample that is compiled in; --rules PATH for your own".to_owned(),
+            "\nTry:".to_owned(),
+            format!("  {}", check(r#""api_key":"abc""#)),
+            format!("  for i in 1 2 3 4 5 6; do {log_in}; echo; done"),
+            format!("  curl -s '{http}/readyz?verbose'"),
+        ]);
     } else {
-        for path in &config.rules {
-            println!("  rules {}", path.display());
-        }
+        lines.extend(config.rules.iter().map(|path| format!("  rules {}", path.display())));
     }
+    let _ = writeln!(std::io::stdout().lock(), "{}", lines.join("\n"));
     Ok(())
 }
