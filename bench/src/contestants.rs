@@ -44,6 +44,8 @@ pub(crate) struct Ours {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     OneLimit,
+    /// One limit, at an instant that the caller knows: what a decision costs beside reading the clock.
+    TimeGiven,
     FourLimits,
     Batch,
 }
@@ -65,6 +67,7 @@ impl Contestant for Ours {
     fn name(&self) -> String {
         match self.way {
             Way::OneLimit => "tollgate store".into(),
+            Way::TimeGiven => "tollgate store, time given".into(),
             Way::FourLimits => "tollgate store, 4 limits".into(),
             Way::Batch => "tollgate store, batches of 32".into(),
         }
@@ -76,6 +79,13 @@ impl Contestant for Ours {
                 for key in &traffic.block {
                     let key = CounterKey { scope: &self.scopes[0], parts: &[Part::Text(key)] };
                     black_box(&self.store.charge_now(&[Charge::new(key, &self.limit, Cost::ONE)]));
+                }
+            }
+            Way::TimeGiven => {
+                let now = self.clock.now();
+                for key in &traffic.block {
+                    let key = CounterKey { scope: &self.scopes[0], parts: &[Part::Text(key)] };
+                    black_box(&self.store.charge_at(now, &[Charge::new(key, &self.limit, Cost::ONE)]));
                 }
             }
             Way::FourLimits => {

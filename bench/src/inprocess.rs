@@ -28,6 +28,7 @@ pub(crate) fn run(length: Length) {
 
 fn size(keys: u64, rounds: usize, blocks: usize) {
     let ours = Ours::new(keys, Way::OneLimit, HugePages::WhenDense);
+    let timed = Ours::new(keys, Way::TimeGiven, HugePages::WhenDense);
     let batch = Ours::new(keys, Way::Batch, HugePages::WhenDense);
     let bare = Bare::new(keys, 1);
     let bare_batch = Bare::new(keys, 32);
@@ -36,8 +37,8 @@ fn size(keys: u64, rounds: usize, blocks: usize) {
     let crab = Throttlecrab::new(keys);
     let clock = ClockAlone(SystemClock::new());
     // Place for `Limiter::check` beside the store.
-    let all: [&dyn Contestant; 8] =
-        [&ours, &bare, &by_string, &by_number, &crab, &batch, &bare_batch, &clock];
+    let all: [&dyn Contestant; 9] =
+        [&ours, &bare, &by_string, &by_number, &crab, &batch, &bare_batch, &clock, &timed];
     for contestant in &all {
         fill(*contestant, keys);
     }
