@@ -69,26 +69,28 @@ examples: $(DEBUG)
 $(DEBUG): toolchain
 	@test -x $@ || $(CARGO) build --workspace --locked
 
+# In process, then over gRPC with h2load: Tollgate beside its peers in one run.
 .PHONY: bench
-bench: toolchain tools-bench
-	$(CARGO) run --release --locked -p bench -- inprocess --short
-	@# Over gRPC, with h2load: when the bench has it.
+bench: toolchain bench-tools
+	$(CARGO) build --release --locked -p tollgate -p bench
+	$(TARGET)/release/bench inprocess --short
+	$(TARGET)/release/bench grpc --short
 
 .PHONY: fmt
 fmt: toolchain
 	$(CARGO) fmt --all
 
 .PHONY: setup
-setup: toolchain tools-bench $(FOREIGN)
+setup: toolchain bench-tools $(FOREIGN)
 	$(CARGO) fetch --locked
 
 .PHONY: toolchain
 toolchain:
 	@scripts/setup toolchain
 
-.PHONY: tools-bench
-tools-bench:
-	@scripts/setup packages h2load=nghttp2-client
+.PHONY: bench-tools
+bench-tools:
+	@scripts/setup packages h2load=nghttp2-client taskset=util-linux
 
 $(VENVS)/%/installed: scripts/requirements/%.txt scripts/setup
 	scripts/setup venv $* $(dir $@) $<

@@ -71,7 +71,9 @@ impl Envoy {
         let mut command = Command::new(envoy);
         command.arg("-c").arg(config).arg("--admin-address-path").arg(admin).args([
             "--use-dynamic-base-id",
-            "--file-flush-interval-msec", "50", "--concurrency",
+            "--file-flush-interval-msec",
+            "50",
+            "--concurrency",
             "1",
             "-l",
             "warn",
