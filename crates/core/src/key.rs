@@ -13,6 +13,9 @@ use std::fmt;
 pub struct Scope {
     id: u64,
     label: String,
+    group: u64,
+    /// How much of the label is the group's own name; all of it where the scope is alone.
+    shared: Option<usize>,
 }
 
 impl Scope {
@@ -25,9 +28,38 @@ impl Scope {
     #[must_use]
     pub fn new(label: impl Into<String>) -> Self {
         let label = label.into();
-        let mut hasher = StableHasher::default();
-        hasher.bytes(label.as_bytes());
-        Self { id: hasher.finish(), label }
+        let (id, shared) = (hash_of(&label), Some(label.len()));
+        Self { id, label, group: id, shared }
+    }
+
+    /// A scope beside others whose counters have the same values, by the same names: a store may keep the counters of
+    /// one group and the same values together, and read and write them at once. The group is only a hint of where to
+    /// keep them; what names a counter is the label.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// let (second, day) = (Scope::in_group("api|user|gcra|1s", "api|user"), Scope::in_group("api|user|gcra|1d", "api|user"));
+    /// assert_eq!(second.group(), day.group());
+    /// assert_ne!(second.id(), day.id());
+    /// assert_eq!(second.member(), Some("|gcra|1s"));
+    /// ```
+    #[must_use]
+    pub fn in_group(label: impl Into<String>, group: &str) -> Self {
+        let label = label.into();
+        let shared = label.starts_with(group).then_some(group.len());
+        Self { id: hash_of(&label), label, group: hash_of(group), shared }
+    }
+
+    /// A stable 64-bit name of the group.
+    #[must_use]
+    pub const fn group(&self) -> u64 {
+        self.group
+    }
+
+    /// What the label adds to the group's name, where it begins with that; nothing for a scope that is alone.
+    #[must_use]
+    pub fn member(&self) -> Option<&str> {
+        self.shared.map(|shared| &self.label[shared..])
     }
 
     /// A stable 64-bit name.
@@ -41,6 +73,12 @@ impl Scope {
     pub fn label(&self) -> &str {
         &self.label
     }
+}
+
+fn hash_of(name: &str) -> u64 {
+    let mut hasher = StableHasher::default();
+    hasher.bytes(name.as_bytes());
+    hasher.finish()
 }
 
 /// One value in a counter's name.

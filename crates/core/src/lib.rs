@@ -6,6 +6,7 @@
 //! | [`quota`](Quota), [`calendar`](Calendar) | how many, in which period? |
 //! | [`algorithm`](Algorithm), [`spec`](LimitSpec), [`limit`](Limit) | how it is held: checked once, then a pure `step` |
 //! | [`refund`](Limit::refundable) | how much of an old charge may still be given back |
+//! | [`measures`](Measures) | a limit as plain numbers, for a store that steps it elsewhere |
 //! | [`state`](State) | what a limit remembers of one key |
 //! | `bucket`, `window`, `sliding`, `strict`, `log`, `permits` | one algorithm family each |
 //! | `refund` | how much of an old charge may still be given back |
@@ -24,6 +25,7 @@ mod cost;
 mod key;
 mod limit;
 mod log;
+mod measures;
 mod outcome;
 mod packed;
 mod permits;
@@ -45,11 +47,16 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
 pub use key::{CounterKey, Part, Scope, StableHasher};
 pub use limit::Limit;
+pub use log::AdmissionLog;
+pub use measures::Measures;
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
-pub use permits::PermitId;
+pub use permits::{PermitId, Permits};
 pub use quota::{Period, Quota};
+pub use sliding::SlidingCounts;
 pub use spec::{LimitError, LimitSpec};
 pub use state::State;
 pub use store::{CounterStore, StoreError};
+pub use strict::StrictCounts;
 pub use time::{Span, Timestamp};
+pub use window::WindowCount;

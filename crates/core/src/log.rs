@@ -21,6 +21,13 @@ impl AdmissionLog {
     /// The largest limit that a log may have; beyond it `strict_window` is the better tool.
     pub(crate) const LARGEST: u64 = 100_000;
 
+    /// A log with these entries, oldest first.
+    #[must_use]
+    pub fn from_entries(entries: VecDeque<(Timestamp, u64)>) -> Self {
+        let used = entries.iter().map(|(_, units)| units).sum();
+        Self { entries, used }
+    }
+
     fn roll(&mut self, now: Timestamp, period: Span) {
         while let Some((_, units)) = self.entries.pop_front_if(|(at, _)| *at + period <= now) {
             self.used -= units;

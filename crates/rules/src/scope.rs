@@ -12,25 +12,32 @@ use tollgate_core::{Algorithm, Limit, Scope};
 
 /// The part of a name that all limits of a rule share.
 #[derive(Clone, Debug)]
-pub(crate) struct ScopePath(String);
+pub(crate) struct ScopePath {
+    name: String,
+    /// The domain and the keys whose values come with the request: limits that agree in these have counters for the
+    /// same values, and stores keep them together.
+    group: String,
+}
 
 impl ScopePath {
     pub(crate) fn domain(name: &str) -> Self {
-        let mut path = Self(String::new());
-        path.escaped(name, "|%");
-        path
+        let mut domain = String::new();
+        escape(&mut domain, name, "|%");
+        Self { group: domain.clone(), name: domain }
     }
 
     /// The path one level down.
     pub(crate) fn child(&self, element: &Element) -> Self {
         let mut path = self.clone();
-        path.key(&element.key);
+        key(&mut path.name, &element.key);
         match &element.test {
-            Test::Any | Test::Like(_) => {}
-            Test::Exact(value) => path.value('=', value),
-            Test::Shared(pattern) => path.value('~', pattern.text()),
+            Test::Any | Test::Like(_) => key(&mut path.group, &element.key),
+            Test::Exact(text) => value(&mut path.name, '=', text),
+            Test::Shared(pattern) => value(&mut path.name, '~', pattern.text()),
             Test::Network(prefix) => {
-                let _ = write!(path.0, "{prefix}");
+                key(&mut path.group, &element.key);
+                let _ = write!(path.name, "{prefix}");
+                let _ = write!(path.group, "{prefix}");
             }
         }
         path
@@ -39,33 +46,16 @@ impl ScopePath {
     /// The path of a descriptor that brings its own limit: its keys, all with values of the request's.
     pub(crate) fn own(&self, entries: &[(&str, &str)]) -> Self {
         let mut path = self.clone();
-        entries.iter().for_each(|(key, _)| path.key(key));
-        path
-    }
-
-    fn key(&mut self, key: &str) {
-        self.0.push('|');
-        self.escaped(key, "|%=~/");
-    }
-
-    fn value(&mut self, mark: char, value: &str) {
-        self.0.push(mark);
-        self.escaped(value, "|%");
-    }
-
-    fn escaped(&mut self, text: &str, marks: &str) {
-        for c in text.chars() {
-            if c.is_ascii() && (marks.contains(c) || c.is_ascii_control()) {
-                let _ = write!(self.0, "%{:02x}", u32::from(c));
-            } else {
-                self.0.push(c);
-            }
+        for (name, _) in entries {
+            key(&mut path.name, name);
+            key(&mut path.group, name);
         }
+        path
     }
 
     /// The name of one limit's counters. Always two more parts, so a path never runs into them.
     pub(crate) fn limit(&self, kind: Kind, limit: &Limit, slots: Option<u64>) -> Scope {
-        let mut label = self.0.clone();
+        let mut label = self.name.clone();
         label.push('|');
         label.push_str(match kind {
             Kind::Role(Role::Live | Role::Quota) => "",
@@ -88,7 +78,27 @@ impl ScopePath {
                 let _ = write!(label, "|{}", limit.quota().period);
             }
         }
-        Scope::new(label)
+        Scope::in_group(label, &self.group)
+    }
+}
+
+fn key(path: &mut String, key: &str) {
+    path.push('|');
+    escape(path, key, "|%=~/");
+}
+
+fn value(path: &mut String, mark: char, value: &str) {
+    path.push(mark);
+    escape(path, value, "|%");
+}
+
+fn escape(path: &mut String, text: &str, marks: &str) {
+    for c in text.chars() {
+        if c.is_ascii() && (marks.contains(c) || c.is_ascii_control()) {
+            let _ = write!(path, "%{:02x}", u32::from(c));
+        } else {
+            path.push(c);
+        }
     }
 }
 
