@@ -73,7 +73,8 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// The rule by which outcomes make an admission; every store uses it.
+    /// The rule by which outcomes make an admission; every store uses it. What was not answered refuses nothing: that is
+    /// for the engine to judge.
     ///
     /// ```
     /// use tollgate_core::{Admission, Enforcement, Outcome, Outcomes, Span, Verdict};
@@ -89,7 +90,7 @@ impl Outcomes {
                 Enforcement::Required if outcome.verdict.is_denied() => return Admission::Refused,
                 Enforcement::Alternative => {
                     alternatives += 1;
-                    fitting += u32::from(outcome.verdict.is_allowed());
+                    fitting += u32::from(!outcome.verdict.is_denied());
                 }
                 _ => {}
             }

@@ -15,6 +15,9 @@ pub enum Verdict {
         /// The exact time after which the same charge would fit if nobody else took any; `None` if it never will.
         retry_after: Option<Span>,
     },
+    /// Nobody knows: the part of the store that keeps this counter did not answer, or was not asked because another
+    /// charge of the request had been denied already. Nothing was taken.
+    Unanswered,
 }
 
 impl Verdict {
@@ -30,8 +33,13 @@ impl Verdict {
     /// Whether the charge does not fit.
     #[must_use]
     pub const fn is_denied(self) -> bool {
-        !self.is_allowed()
+        matches!(self, Self::Denied { .. })
     }
+}
+
+impl Outcome {
+    /// The outcome of a charge that nobody answered.
+    pub const UNANSWERED: Self = Self { verdict: Verdict::Unanswered, remaining: 0, reset_after: Span::ZERO };
 }
 
 /// The answer of one limit to one charge.

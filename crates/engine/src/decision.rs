@@ -149,7 +149,7 @@ pub struct Answer {
     pub degraded_by: Option<RulingBy>,
     /// The rule whose soft mark has been passed.
     pub warned_by: Option<RulingBy>,
-    /// All limits that were met.
+    /// All limits that were met; those that nobody answered for have the verdict [`tollgate_core::Verdict::Unanswered`].
     pub limits: SmallVec<[LimitStatus; 4]>,
     /// One for each descriptor; a single one for attributes.
     pub descriptors: SmallVec<[DescriptorStatus; 4]>,

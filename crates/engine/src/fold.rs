@@ -34,6 +34,7 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes) -> Answer {
         }
         if let Some(soft) = hit.limit.soft
             && hit.limit.role == Role::Live
+            && outcome.verdict != Verdict::Unanswered
             && hit.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.at
         {
             let mark = match soft.action {
@@ -49,7 +50,7 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes) -> Answer {
         folded.denied_by = named.map(|(hit, _)| by(hit));
         let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
             Verdict::Denied { retry_after } => Some(retry_after),
-            Verdict::Allowed { .. } => None,
+            Verdict::Allowed { .. } | Verdict::Unanswered => None,
         });
         // One that can never pass outlasts all others.
         let retry_after = waits.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
@@ -86,7 +87,7 @@ fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
 fn rank((hit, outcome): (&Hit<'_>, &tollgate_core::Outcome)) -> (i32, Span) {
     let lasts = match outcome.verdict {
         Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
-        Verdict::Allowed { .. } => Span::ZERO,
+        Verdict::Allowed { .. } | Verdict::Unanswered => Span::ZERO,
     };
     (hit.rule.map_or(0, |rule| rule.priority), lasts)
 }

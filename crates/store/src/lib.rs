@@ -4,11 +4,14 @@
 //! |---|---|
 //! | [`memory`](MemoryStore) | counters of this process, in a fixed amount of memory, without locks on the usual path |
 //! | [`breaker`](Breaker) | when to stop asking a part that keeps failing, and when to try again |
+//! | [`deny_cache`](DenyCache) | denials remembered until they end, over any store |
 //!
 //! Every store is a [`tollgate_core::CounterStore`] and passes `tollgate_core::conformance`.
 
 mod breaker;
+mod deny_cache;
 mod memory;
 
 pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket};
+pub use deny_cache::DenyCache;
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryFigures, MemoryStore};

@@ -5,6 +5,7 @@ use hyper::StatusCode;
 use hyper::header::{HeaderValue, RETRY_AFTER};
 use serde::Serialize;
 use serde::ser::SerializeSeq;
+use tollgate_core::Verdict;
 use tollgate_engine::{Decision, LimitStatus, Origin, Window};
 use tollgate_rules::Role;
 
@@ -43,8 +44,8 @@ struct Limit<'a> {
 
 impl Serialize for Limits<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list = serializer.serialize_seq(Some(self.0.limits.len()))?;
-        for limit in &self.0.limits {
+        let mut list = serializer.serialize_seq(None)?;
+        for limit in self.0.limits.iter().filter(|limit| limit.outcome.verdict != Verdict::Unanswered) {
             list.serialize_element(&Limit::new(self.0, limit))?;
         }
         list.end()

@@ -1,0 +1,161 @@
+//! The processor's own counter, to tell the time between two readings of the real clock.
+//!
+//! Reading the operating system's monotonic clock costs as much as the rest of a decision in memory. So each thread reads
+//! it every [`STRETCH`] and in between counts ticks, at the rate that the last two readings showed. What a tick is worth
+//! is thus measured anew all the time; an error of 100 parts in a million is one microsecond in a stretch, and never adds up.
+//!
+//! Per thread, so that nothing is shared; a thread never sees time go back. Where the counter does not run evenly (the
+//! processor says so), or what it shows does not agree with the clock, the clock is read every time. A counter calibrated
+//! once at start was rejected: it drifts away from the clock by seconds a day.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// How long ticks are trusted, in nanoseconds.
+const STRETCH: u64 = 10_000_000;
+/// The least time between two readings that shows what a tick is worth.
+const BASELINE: u64 = 1_000_000;
+
+/// A reading of the clock, and what the counter showed with it.
+#[derive(Clone, Copy, Default)]
+struct Anchor {
+    ticks: u64,
+    nanos: u64,
+    /// Nanoseconds a tick, times 2^32; zero while unknown.
+    scale: u64,
+    /// So many ticks are trusted from here on; zero while none are.
+    span: u64,
+}
+
+thread_local! {
+    static ANCHOR: Cell<Anchor> = const { Cell::new(Anchor { ticks: 0, nanos: 0, scale: 0, span: 0 }) };
+}
+
+/// Microseconds since this process first asked.
+#[inline]
+pub(super) fn micros() -> u64 {
+    ANCHOR.with(|anchor| {
+        let known = anchor.get();
+        let passed = counter().wrapping_sub(known.ticks);
+        if passed < known.span {
+            return known.after(passed) / 1_000;
+        }
+        let (next, nanos) = known.renewed();
+        anchor.set(next);
+        nanos / 1_000
+    })
+}
+
+impl Anchor {
+    /// Nanoseconds, `ticks` after the reading. Within a span this cannot overflow: both factors are small.
+    #[inline]
+    const fn after(&self, ticks: u64) -> u64 {
+        self.nanos + (ticks * self.scale >> 32)
+    }
+
+    /// Reads the clock; returns the anchor from now on, and the time.
+    #[cold]
+    fn renewed(self) -> (Self, u64) {
+        let (ticks, nanos) = reading();
+        // What has been told may have run ahead a little: time stands still until the clock has caught up.
+        let nanos = nanos.max(self.after(self.span));
+        let (ticks_passed, nanos_passed) = (ticks.wrapping_sub(self.ticks), nanos.saturating_sub(self.nanos));
+        if !is_even() || ticks_passed > 1 << 62 || self.nanos == 0 {
+            return (Self { ticks, nanos: nanos.max(1), ..Self::default() }, nanos);
+        }
+        if nanos_passed < BASELINE {
+            return (self, nanos);
+        }
+        let scale = (u128::from(nanos_passed) << 32) / u128::from(ticks_passed.max(1));
+        let scale = u64::try_from(scale).unwrap_or(0);
+        // Agreement with the last measure is the sign that neither reading was disturbed.
+        let agrees = self.scale != 0 && scale.abs_diff(self.scale) < self.scale / 256;
+        let span = if agrees { ((u128::from(STRETCH) << 32) / u128::from(scale.max(1))) as u64 } else { 0 };
+        (Self { ticks, nanos, scale, span }, nanos)
+    }
+}
+
+/// The counter and the clock at one moment: of three tries, the one that took the least time between the two.
+#[allow(clippy::disallowed_methods, reason = "the clocks are read here")]
+fn reading() -> (u64, u64) {
+    static START: OnceLock<Instant> = OnceLock::new();
+    let start = *START.get_or_init(Instant::now);
+    let mut best = (u64::MAX, 0, 0);
+    for _ in 0..3 {
+        let before = counter();
+        let now = Instant::now();
+        let took = counter().wrapping_sub(before);
+        if took < best.0 {
+            let nanos = u64::try_from(now.duration_since(start).as_nanos()).unwrap_or(u64::MAX);
+            best = (took, before.wrapping_add(took / 2), nanos);
+        }
+    }
+    (best.1, best.2)
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+#[allow(unsafe_code, reason = "the counter has no other name")]
+fn counter() -> u64 {
+    // SAFETY: reading the time stamp counter touches no memory, and every x86-64 processor has one.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// Whether the counter runs at one rate in all states of the processor.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn is_even() -> bool {
+    static EVEN: OnceLock<bool> = OnceLock::new();
+    *EVEN.get_or_init(|| {
+        let has = |leaf| core::arch::x86_64::__cpuid(0x8000_0000).eax >= leaf;
+        has(0x8000_0007) && core::arch::x86_64::__cpuid(0x8000_0007).edx & (1 << 8) != 0
+    })
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn counter() -> u64 {
+    0
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn is_even() -> bool {
+    false
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "held against the clock itself")]
+mod tests {
+    use super::*;
+
+    /// A clock that ran away from the system's would shift every window, and two nodes' windows against each other.
+    #[test]
+    fn it_keeps_to_the_system_clock_and_never_goes_back() {
+        let (mut last, mut worst, mut trusted) = (micros(), 0_u64, false);
+        let start = Instant::now();
+        let offset = micros();
+        while start.elapsed().as_millis() < 200 {
+            let before = start.elapsed();
+            let told = micros();
+            let after = start.elapsed();
+            assert!(told >= last, "{told} after {last}");
+            last = told;
+            let told = told - offset;
+            let (least, most) = (before.as_micros() as u64, after.as_micros() as u64);
+            worst = worst.max(least.saturating_sub(told)).max(told.saturating_sub(most));
+            trusted |= ANCHOR.with(Cell::get).span > 0;
+        }
+        assert!(worst < 1_000, "{worst} us off");
+        assert_eq!(trusted, is_even(), "where the counter is even it is used");
+    }
+
+    /// A machine that was moved or put to sleep shows a counter that makes no sense: the clock then speaks.
+    #[test]
+    fn a_counter_that_disagrees_is_not_trusted() {
+        let honest = Anchor { ticks: counter().wrapping_sub(30_000_000), nanos: 1, scale: 1 << 40, span: 1 };
+        let (next, nanos) = honest.renewed();
+        assert_eq!(next.span, 0);
+        assert!(nanos > 0);
+        let backwards = Anchor { ticks: counter().wrapping_add(1 << 40), nanos: 1, scale: 1 << 31, span: 1 };
+        assert_eq!(backwards.renewed().0.span, 0);
+    }
+}

@@ -1,0 +1,175 @@
+//! Denials remembered: once the store has said "denied until T", this node says so itself until T.
+//!
+//! A flood over its limit is the traffic that a limiter sees most of, and each such request would cost the store a round
+//! trip to hear the same answer. Until T nothing but a refund or a raised limit can change it, so the answer is exact;
+//! those two are seen within [`DenyCache::FRESH`], because no denial is remembered for longer without asking again. T is
+//! counted from the moment of asking, so it never lies past the store's own.
+//!
+//! What is remembered is a counter, not a request: every request that meets it is refused, whatever else it meets. Its
+//! other limits are then unanswered. Independent charges (shadow rules, candidates) still count. Memory is fixed: sets of
+//! four, the soonest to end gives way. Caching what is allowed was rejected: that would overshoot.
+
+use std::hash::{BuildHasher, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tollgate_core::{
+    Admission, Algorithm, Charge, Clock, CounterKey, CounterStore, Enforcement, Limit, Outcome, Outcomes, Part, Permit,
+    Span, StoreError, Timestamp, Verdict,
+};
+
+const WAYS: usize = 4;
+
+/// A store whose denials are remembered.
+pub struct DenyCache<S, C> {
+    inner: S,
+    clock: C,
+    seed: [foldhash::fast::RandomState; 2],
+    sets: Box<[Mutex<[Entry; WAYS]>]>,
+}
+
+/// One remembered denial; a name of zero is none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    name: u128,
+    /// Asked again from then on.
+    fresh: Timestamp,
+    /// The end of the denial.
+    until: Timestamp,
+    reset: Timestamp,
+    /// The cost that was denied; a smaller one might fit.
+    units: u64,
+}
+
+impl<S, C: Clock> DenyCache<S, C> {
+    /// The longest that a denial is believed without asking.
+    pub const FRESH: Span = Span::from_millis(900);
+
+    /// Remembers up to `entries` denials of `inner`, 64 bytes each.
+    #[must_use]
+    pub fn new(inner: S, clock: C, entries: usize) -> Self {
+        let sets = entries.div_ceil(WAYS).next_power_of_two();
+        Self {
+            inner,
+            clock,
+            seed: [foldhash::fast::RandomState::default(), foldhash::fast::RandomState::default()],
+            sets: (0..sets).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    /// The store behind it.
+    pub const fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// 128 bits, so that two counters never share a denial. The limit's numbers are part of it: a raised limit is another.
+    fn name(&self, key: &CounterKey<'_>, limit: &Limit) -> u128 {
+        let half = |seed: &foldhash::fast::RandomState| {
+            let mut hasher = seed.build_hasher();
+            hasher.write_u64(key.scope.id());
+            hasher.write_u64(limit.capacity());
+            hasher.write_u64(limit.quota().count);
+            for part in key.parts {
+                match part {
+                    Part::Text(text) => {
+                        hasher.write_u64(text.len() as u64);
+                        hasher.write(text.as_bytes());
+                    }
+                    Part::Network { address, prefix } => {
+                        hasher.write_u128(*address);
+                        hasher.write_u8(*prefix);
+                    }
+                }
+            }
+            u128::from(hasher.finish())
+        };
+        (half(&self.seed[0]) << 64 | half(&self.seed[1])).max(1)
+    }
+
+    fn set(&self, name: u128) -> MutexGuard<'_, [Entry; WAYS]> {
+        let at = name as usize & (self.sets.len() - 1);
+        self.sets[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is remembered of a charge.
+    fn recall(&self, charge: &Charge<'_>, now: Timestamp) -> Option<Outcome> {
+        if charge.cost.is_refund() || charge.cost.is_look() || charge.enforcement != Enforcement::Required {
+            return None;
+        }
+        let name = self.name(&charge.key, charge.limit);
+        let set = self.set(name);
+        let entry = set.iter().find(|entry| entry.name == name)?;
+        if now >= entry.fresh || charge.cost.units() < entry.units {
+            return None;
+        }
+        let verdict = Verdict::Denied { retry_after: Some(entry.until.since(now)) };
+        Some(Outcome { verdict, remaining: 0, reset_after: entry.reset.since(now) })
+    }
+
+    /// Remembers a denial. Permits come back at any time: theirs are not worth remembering.
+    fn remember(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp) {
+        let Verdict::Denied { retry_after: Some(wait) } = outcome.verdict else { return };
+        if charge.limit.algorithm() == Algorithm::Concurrency || charge.enforcement != Enforcement::Required {
+            return;
+        }
+        let name = self.name(&charge.key, charge.limit);
+        let until = asked + wait;
+        let entry = Entry {
+            name,
+            fresh: until.min(asked + Self::FRESH),
+            until,
+            reset: asked + outcome.reset_after,
+            units: charge.cost.units(),
+        };
+        let mut set = self.set(name);
+        let known = set.iter().position(|other| other.name == name);
+        let place = known.or_else(|| (0..WAYS).min_by_key(|at| set[*at].fresh)).unwrap_or(0);
+        set[place] = entry;
+    }
+
+    fn forget(&self, charge: &Charge<'_>) {
+        let name = self.name(&charge.key, charge.limit);
+        for entry in self.set(name).iter_mut().filter(|entry| entry.name == name) {
+            *entry = Entry::default();
+        }
+    }
+}
+
+impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        let asked = self.clock.now();
+        let recalled: smallvec::SmallVec<[Option<Outcome>; 4]> =
+            charges.iter().map(|charge| self.recall(charge, asked)).collect();
+        if recalled.iter().all(Option::is_none) {
+            let outcomes = self.inner.charge(charges).await?;
+            for (charge, outcome) in charges.iter().zip(&outcomes.each) {
+                self.remember(charge, outcome, asked);
+                if charge.cost.is_refund() {
+                    self.forget(charge);
+                }
+            }
+            return Ok(outcomes);
+        }
+        let mut each: smallvec::SmallVec<[Outcome; 4]> =
+            recalled.into_iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
+        let counted = |charge: &&Charge<'_>| charge.enforcement == Enforcement::Independent;
+        let independent: Vec<Charge<'_>> = charges.iter().filter(counted).copied().collect();
+        if !independent.is_empty() {
+            let mut answers = self.inner.charge(&independent).await?.each.into_iter();
+            for (charge, outcome) in charges.iter().zip(&mut each) {
+                if charge.enforcement == Enforcement::Independent {
+                    *outcome = answers.next().unwrap_or(Outcome::UNANSWERED);
+                }
+            }
+        }
+        Ok(Outcomes { admission: Admission::Refused, each })
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.inner.debit(charges).await?;
+        charges.iter().filter(|charge| charge.cost.is_refund()).for_each(|charge| self.forget(charge));
+        Ok(())
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.inner.release(permits).await
+    }
+}

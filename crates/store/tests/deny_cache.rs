@@ -1,0 +1,156 @@
+//! Remembered denials: the same answers as without them, at a fraction of the asking.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::conformance::block_on;
+use tollgate_core::{
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec, ManualClock,
+    Outcomes, Part, Permit, Quota, Scope, Span, StoreError, Timestamp, Verdict,
+};
+use tollgate_store::{DenyCache, MemoryConfig, MemoryStore};
+
+type Memory = MemoryStore<Arc<ManualClock>>;
+
+/// A store that counts how often it is asked.
+struct Asked(Memory, AtomicU64);
+
+impl CounterStore for Asked {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.charge(charges).await
+    }
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.0.debit(charges).await
+    }
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.0.release(permits).await
+    }
+}
+
+struct Rig {
+    clock: Arc<ManualClock>,
+    cache: DenyCache<Asked, Arc<ManualClock>>,
+    scope: Scope,
+}
+
+fn rig() -> Rig {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+    let memory = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
+    let cache = DenyCache::new(Asked(memory, AtomicU64::new(0)), Arc::clone(&clock), 1_024);
+    Rig { clock, cache, scope: Scope::new("test") }
+}
+
+fn limit(algorithm: Algorithm, quota: Quota) -> Limit {
+    LimitSpec::new(algorithm, quota).build().expect("a plain limit")
+}
+
+impl Rig {
+    fn charge<'a>(&'a self, parts: &'a [Part<'a>], limit: &'a Limit, cost: Cost) -> Charge<'a> {
+        Charge::new(CounterKey { scope: &self.scope, parts }, limit, cost)
+    }
+
+    fn ask(&self, charges: &[Charge<'_>]) -> Outcomes {
+        block_on(self.cache.charge(charges)).expect("memory answers")
+    }
+
+    fn times_asked(&self) -> u64 {
+        self.cache.inner().1.load(Ordering::Relaxed)
+    }
+}
+
+/// A flood over its limit must cost the store next to nothing, and get the very answers that it would have given.
+#[test]
+fn a_flood_is_answered_here_exactly() {
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
+        let rig = rig();
+        let limit = limit(algorithm, Quota::per_minute(5));
+        let parts = [Part::Text("k")];
+        let charge = rig.charge(&parts, &limit, Cost::ONE);
+        for _ in 0..5 {
+            assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted);
+        }
+        let before = rig.times_asked();
+        for _ in 0..10_000 {
+            rig.clock.advance(Span::from_micros(997));
+            let direct = rig.cache.inner().0.charge_now(&[charge]);
+            assert_eq!(rig.ask(&[charge]), direct, "{algorithm}");
+        }
+        // Ten seconds of flood, asked again every 0.9 s, and for what passed in them.
+        assert!(rig.times_asked() - before < 20, "{algorithm}: asked {} times", rig.times_asked() - before);
+    }
+}
+
+/// At the promised instant the caller must pass, not be turned away by a memory.
+#[test]
+fn the_promised_instant_is_kept() {
+    let rig = rig();
+    let limit = limit(Algorithm::Gcra, Quota::per(2, Span::from_secs(1)));
+    let parts = [Part::Text("k")];
+    let charge = rig.charge(&parts, &limit, Cost::ONE);
+    rig.ask(&[charge]);
+    rig.ask(&[charge]);
+    let denied = rig.ask(&[charge]);
+    let Verdict::Denied { retry_after: Some(wait) } = denied.each[0].verdict else { panic!("{denied:?}") };
+    rig.clock.advance(Span::from_micros(wait.as_micros() - 1));
+    assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
+    rig.clock.advance(Span::from_micros(1));
+    assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted);
+}
+
+/// A refund or a raised limit must be felt: here at once, and within a second when it happened elsewhere.
+#[test]
+fn refunds_and_raised_limits_are_felt() {
+    let rig = rig();
+    let tight = limit(Algorithm::FixedWindow, Quota::per_hour(1));
+    let parts = [Part::Text("k")];
+    let charge = rig.charge(&parts, &tight, Cost::ONE);
+    rig.ask(&[charge]);
+    assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
+    block_on(rig.cache.debit(&[rig.charge(&parts, &tight, Cost::refund(1))])).expect("memory answers");
+    assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted, "a refund here");
+
+    assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
+    rig.cache.inner().0.charge_now(&[rig.charge(&parts, &tight, Cost::refund(1))]);
+    rig.clock.advance(Span::from_secs(1));
+    assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted, "a refund elsewhere");
+
+    assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
+    let raised = limit(Algorithm::FixedWindow, Quota::per_hour(2));
+    assert_eq!(rig.ask(&[rig.charge(&parts, &raised, Cost::ONE)]).admission, Admission::Admitted, "a raised limit");
+}
+
+/// A smaller request may still fit; a shadow rule beside a denial must still count; a permit may be back any moment.
+#[test]
+fn only_what_is_certain_is_remembered() {
+    let rig = rig();
+    let quota = limit(Algorithm::FixedWindow, Quota::per_hour(10));
+    let parts = [Part::Text("k")];
+    rig.ask(&[rig.charge(&parts, &quota, Cost::take(6))]);
+    assert_eq!(rig.ask(&[rig.charge(&parts, &quota, Cost::take(6))]).admission, Admission::Refused);
+    assert_eq!(rig.ask(&[rig.charge(&parts, &quota, Cost::take(4))]).admission, Admission::Admitted);
+
+    let shadow = Scope::new("shadow");
+    let beside = Charge {
+        enforcement: Enforcement::Independent,
+        ..Charge::new(CounterKey { scope: &shadow, parts: &parts }, &quota, Cost::ONE)
+    };
+    let other = [Part::Text("other")];
+    let both = [rig.charge(&parts, &quota, Cost::take(6)), beside, rig.charge(&other, &quota, Cost::ONE)];
+    for left in [9, 8, 7] {
+        let outcomes = rig.ask(&both);
+        assert_eq!(outcomes.admission, Admission::Refused);
+        assert_eq!(outcomes.each[1].remaining, left, "the shadow rule counts");
+    }
+    assert_eq!(rig.ask(&[rig.charge(&other, &quota, Cost::LOOK)]).each[0].remaining, 10, "nothing else was taken");
+
+    let held = limit(Algorithm::Concurrency, Quota::per_minute(1));
+    let slot = [Part::Text("slot")];
+    let permit = tollgate_core::PermitId(7);
+    let take = Charge { permit, ..rig.charge(&slot, &held, Cost::ONE) };
+    rig.ask(&[take]);
+    let late = Charge { permit: tollgate_core::PermitId(8), ..take };
+    assert_eq!(rig.ask(&[late]).admission, Admission::Refused);
+    block_on(rig.cache.release(&[Permit { key: take.key, limit: &held, id: permit }])).expect("memory answers");
+    assert_eq!(rig.ask(&[late]).admission, Admission::Admitted);
+    assert!(rig.clock.now() >= Timestamp::from_secs(1_000));
+}
