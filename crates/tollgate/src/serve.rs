@@ -4,7 +4,7 @@ use crate::build::{Built, build};
 use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::{reload, sources};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     tracing_subscriber::fmt()
         .with_max_level(flags.log)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
     let config = Config::new(flags)?;

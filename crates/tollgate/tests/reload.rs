@@ -173,6 +173,7 @@ fn a_broken_file_is_refused_and_the_last_good_rules_stay() {
     assert_eq!(limit_in_force(&server), 60, "the last good rules stay");
     assert_eq!(server.get("/readyz").status, 200, "and the server stays in service");
     eventually("the log", || server.log().contains("limt").then_some(()));
+    assert!(!server.log().contains('\u{1b}'), "a log that no terminal shows has no colours: {}", server.log());
     assert!(server.get("/metrics").text().contains("ratelimit_rule_refusals_total 1"));
 
     std::fs::remove_file(&path).expect("removed");
