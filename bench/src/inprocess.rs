@@ -4,6 +4,7 @@ use crate::contest::{fill, measure};
 use crate::contestants::{
     Bare, ClockAlone, Contestant, GovernorByNumber, GovernorByString, Ours, Throttlecrab, Way,
 };
+use crate::limiter::ThroughRules;
 use crate::report::{at_least, at_most, heading, note, rows};
 use crate::traffic::Law;
 use tollgate_core::SystemClock;
@@ -36,9 +37,9 @@ fn size(keys: u64, rounds: usize, blocks: usize) {
     let by_number = GovernorByNumber::new();
     let crab = Throttlecrab::new(keys);
     let clock = ClockAlone(SystemClock::new());
-    // Place for `Limiter::check` beside the store.
-    let all: [&dyn Contestant; 9] =
-        [&ours, &bare, &by_string, &by_number, &crab, &batch, &bare_batch, &clock, &timed];
+    let limiter = ThroughRules::new(keys);
+    let all: [&dyn Contestant; 10] =
+        [&ours, &bare, &by_string, &by_number, &crab, &batch, &bare_batch, &clock, &timed, &limiter];
     for contestant in &all {
         fill(*contestant, keys);
     }
@@ -54,6 +55,7 @@ fn size(keys: u64, rounds: usize, blocks: usize) {
                 _ => {}
             }
             at_most("the bare flat table", nanos[0] / nanos[1], 1.5);
+            at_most("Limiter::check beside the store", nanos[9] / nanos[0], 2.0);
             at_most("batches beside the bare table's", nanos[5] / nanos[6], 1.5);
         }
     }

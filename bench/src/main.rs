@@ -9,6 +9,7 @@ mod contestants;
 mod floor;
 mod grpc;
 mod inprocess;
+mod limiter;
 mod report;
 mod traffic;
 
