@@ -39,4 +39,13 @@ pub enum StoreError {
     /// It did not answer in time.
     #[error("the store did not answer in time")]
     Timeout,
+    /// Some of a request's charges could not be decided, because the part of the store that has them did not answer.
+    /// Of the others none is taken: the request can be charged again without those.
+    #[error("a part of the store failed: {why}")]
+    Partial {
+        /// Which of the request's charges, in order.
+        failed: Vec<usize>,
+        /// Why not.
+        why: Box<StoreError>,
+    },
 }

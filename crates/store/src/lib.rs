@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`memory`](MemoryStore) | counters of this process, in a fixed amount of memory, without locks on the usual path |
+//! | [`redis`](RedisStore) | counters in Redis, Sentinel or Redis Cluster, shared by many machines |
 //! | [`breaker`](Breaker) | when to stop asking a part that keeps failing, and when to try again |
 //! | [`deny_cache`](DenyCache) | denials remembered until they end, over any store |
 //!
@@ -11,7 +12,9 @@
 mod breaker;
 mod deny_cache;
 mod memory;
+mod redis;
 
 pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket};
 pub use deny_cache::DenyCache;
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryFigures, MemoryStore};
+pub use redis::{RedisConfig, RedisConfigError, RedisStore, ShardStatus};

@@ -1,0 +1,247 @@
+//! Counters in Redis, in a primary behind sentinels, or in Redis Cluster, shared by any number of nodes.
+//!
+//! | file | what |
+//! |---|---|
+//! | `config` | where the servers are; who we are to them |
+//! | `names` | what a counter is called: bundle, name, slot |
+//! | `request` | a request's charges, by the place where they live |
+//! | `lua/`, `script` | the scripts that decide and write |
+//! | `wire`, `call` | requests as the argument of one script call, and back |
+//! | `entry`, `replay` | what the bundles held, and what the charges come to: told by `Limit::step` itself |
+//! | `lane` | one connection: batches without a timer |
+//! | `node`, `topology` | servers with their breakers, and which has which slot |
+//! | `asking` | one part of a request: retries within the deadline |
+//!
+//! `docs/redis.md` has every byte, what happens on each failure, and the figures. A library's own cluster client was
+//! rejected: it retries what may have been done, and waits where a check must not.
+
+mod asking;
+mod call;
+mod config;
+mod entry;
+mod lane;
+mod names;
+mod node;
+mod replay;
+mod request;
+mod script;
+mod topology;
+mod wire;
+
+pub use config::{RedisConfig, RedisConfigError};
+pub use node::ShardStatus;
+
+use asking::Asked;
+use config::Kind;
+use lane::{Answer, Work};
+use node::Shared;
+use request::{Place, Request};
+use script::Scripts;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+use tollgate_core::{
+    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, StoreError, SystemClock,
+};
+use topology::Topology;
+
+/// Counters in Redis. Cheap to clone: clones share everything.
+#[derive(Clone)]
+pub struct RedisStore {
+    shared: Arc<Shared>,
+    topology: Arc<Topology>,
+}
+
+impl RedisStore {
+    /// A store over these servers. Nothing is connected yet: a node starts without Redis, and heals when it comes.
+    /// Must be called within a tokio runtime.
+    #[must_use]
+    pub fn connect(config: RedisConfig) -> Self {
+        Self::start(config, None)
+    }
+
+    /// The same, with the time told by this clock instead of the server's: for tests and rehearsals.
+    #[must_use]
+    pub fn with_clock(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
+        Self::start(config, Some(clock))
+    }
+
+    fn start(config: RedisConfig, told: Option<Arc<dyn Clock>>) -> Self {
+        let shared = Arc::new(Shared {
+            config,
+            scripts: Arc::new(Scripts::new()),
+            told,
+            clock: Arc::new(SystemClock::new()),
+            disagreements: Arc::default(),
+        });
+        Self { topology: Topology::start(Arc::clone(&shared)), shared }
+    }
+
+    /// How each server is doing.
+    #[must_use]
+    pub fn status(&self) -> Vec<ShardStatus> {
+        self.topology.status()
+    }
+
+    /// Decisions on which a script and the step disagreed. Always zero, but for a bug.
+    #[must_use]
+    pub fn disagreements(&self) -> usize {
+        let counted: &AtomicUsize = &self.shared.disagreements;
+        counted.load(Ordering::Relaxed)
+    }
+
+    /// Charges one request, and waits no longer than the caller does or the configuration says, whichever is less.
+    ///
+    /// # Errors
+    /// As [`CounterStore::charge`].
+    pub async fn charge_within(
+        &self,
+        charges: &[Charge<'_>],
+        left: Duration,
+    ) -> Result<Outcomes, StoreError> {
+        let mut parts = request::from_charges(charges, self.place());
+        let until = self.until(left);
+        match parts.len() {
+            0 => Ok(Outcomes { admission: Admission::Admitted, each: SmallVec::new() }),
+            1 => {
+                let (slot, request) = parts.remove(0);
+                let layout: SmallVec<[(usize, Enforcement); 4]> = order(&request);
+                let answer =
+                    self.ask(Work::Charge, slot, request, until).await.map_err(|error| error.error)?;
+                Ok(outcomes(answer.admission, [(layout.as_slice(), &answer)].into_iter()))
+            }
+            _ => self.charge_apart(parts, until).await,
+        }
+    }
+
+    /// Charges in several slots: asked at once, and given back where the request is refused.
+    async fn charge_apart(
+        &self,
+        parts: SmallVec<[(u16, Request); 1]>,
+        until: Instant,
+    ) -> Result<Outcomes, StoreError> {
+        let mut asked = Vec::new();
+        for (slot, request) in parts {
+            let (store, kept) = (self.clone(), request.clone());
+            let task = tokio::spawn(async move { store.ask(Work::Charge, slot, request, until).await });
+            asked.push((slot, kept, task));
+        }
+        let (mut answers, mut failed, mut why) = (Vec::new(), Vec::new(), None);
+        for (slot, request, task) in asked {
+            match task.await {
+                Ok(Ok(answer)) => answers.push((slot, request, answer)),
+                Ok(Err(asked)) => {
+                    failed.extend(request.wants.iter().map(|want| want.index));
+                    why = Some(asked.error);
+                }
+                Err(_) => {
+                    failed.extend(request.wants.iter().map(|want| want.index));
+                    why = Some(StoreError::Unavailable("a lane has ended".to_owned()));
+                }
+            }
+        }
+        let each = answers.iter().flat_map(|(_, request, answer)| {
+            request
+                .wants
+                .iter()
+                .map(|want| want.enforcement)
+                .zip(answer.told.iter().map(|told| &told.outcome))
+        });
+        let admission = Outcomes::admission(each);
+        if admission == Admission::Refused || why.is_some() {
+            self.give_back(&answers, until).await;
+        }
+        if let Some(why) = why {
+            failed.sort_unstable();
+            let alone = answers.is_empty();
+            return Err(if alone { why } else { StoreError::Partial { failed, why: Box::new(why) } });
+        }
+        let layouts: Vec<(SmallVec<[(usize, Enforcement); 4]>, &Answer)> =
+            answers.iter().map(|(_, request, answer)| (order(request), answer)).collect();
+        Ok(outcomes(admission, layouts.iter().map(|(layout, answer)| (layout.as_slice(), *answer))))
+    }
+
+    /// Gives back what was taken where the request was admitted. It goes on in the background if the caller cannot
+    /// wait; until then the counters have less, never more.
+    async fn give_back(&self, answers: &[(u16, Request, Answer)], until: Instant) {
+        let mut tasks = Vec::new();
+        for (slot, request, answer) in answers {
+            let takes = request.wants.iter().any(|want| want.enforcement != Enforcement::Independent);
+            if answer.admission == Admission::Admitted && takes {
+                let work = Work::GiveBack { taken: answer.now, priors: answer.priors.clone() };
+                let (store, slot, request) = (self.clone(), *slot, request.clone());
+                let patient = Instant::now() + 10 * self.shared.config.deadline;
+                tasks.push(tokio::spawn(async move { store.ask(work, slot, request, patient).await }));
+            }
+        }
+        for task in tasks {
+            if let Ok(Ok(Err(asked))) = tokio::time::timeout_at(until, task).await {
+                tracing::warn!(error = %asked.error, "a refused request's charge was not given back");
+            }
+        }
+    }
+
+    /// Debits and releases: each place on its own.
+    async fn settle(
+        &self,
+        work: Work,
+        parts: SmallVec<[(u16, Request); 1]>,
+        until: Instant,
+    ) -> Result<(), StoreError> {
+        for (slot, request) in parts {
+            self.ask(work.clone(), slot, request, until).await.map_err(|asked| asked.error)?;
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, work: Work, slot: u16, request: Request, until: Instant) -> Result<Answer, Asked> {
+        asking::ask(&self.shared, &self.topology, work, slot, request, until).await
+    }
+
+    fn place(&self) -> Place {
+        if self.shared.config.kind == Kind::Cluster { Place::Slots } else { Place::One }
+    }
+
+    fn until(&self, left: Duration) -> Instant {
+        Instant::now() + left.min(self.shared.config.deadline)
+    }
+}
+
+/// Which charge of the caller's each want is.
+fn order(request: &Request) -> SmallVec<[(usize, Enforcement); 4]> {
+    request.wants.iter().map(|want| (want.index, want.enforcement)).collect()
+}
+
+fn outcomes<'a>(
+    admission: Admission,
+    answers: impl Iterator<Item = (&'a [(usize, Enforcement)], &'a Answer)>,
+) -> Outcomes {
+    let mut each: SmallVec<[(usize, Outcome); 4]> = answers
+        .flat_map(|(layout, answer)| {
+            layout
+                .iter()
+                .zip(&answer.told)
+                .map(move |((index, enforcement), told)| (*index, told.settle(admission, *enforcement)))
+        })
+        .collect();
+    each.sort_by_key(|(index, _)| *index);
+    Outcomes { admission, each: each.into_iter().map(|(_, outcome)| outcome).collect() }
+}
+
+impl CounterStore for RedisStore {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.charge_within(charges, Duration::MAX).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let parts = request::from_charges(charges, self.place());
+        self.settle(Work::Debit, parts, self.until(Duration::MAX)).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        let parts = request::from_permits(permits, self.place());
+        self.settle(Work::Release, parts, self.until(Duration::MAX)).await
+    }
+}

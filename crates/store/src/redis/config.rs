@@ -1,0 +1,246 @@
+//! Where Redis is and how long a check may wait for it. Passwords never show in `Debug` or errors.
+
+use crate::breaker::BreakerConfig;
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+use std::fmt;
+use std::time::Duration;
+
+/// How the servers stand together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One Redis at a fixed address.
+    Single,
+    /// A primary that sentinels know.
+    Sentinel,
+    /// A cluster.
+    Cluster,
+}
+
+/// Where Redis is, and how it is asked.
+///
+/// ```
+/// use tollgate_store::RedisConfig;
+/// let config = RedisConfig::parse("redis+cluster://gate:secret@a:7000,b:7001")?;
+/// assert!(!format!("{config:?}").contains("secret"));
+/// # Ok::<(), tollgate_store::RedisConfigError>(())
+/// ```
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct RedisConfig {
+    /// The longest that a check waits for its answer.
+    pub deadline: Duration,
+    /// The longest that making a connection may take; no check waits for it beyond its own deadline.
+    pub connect_timeout: Duration,
+    /// Connections to each server.
+    pub connections: usize,
+    /// When to stop asking a server that fails.
+    pub breaker: BreakerConfig,
+    pub(super) kind: Kind,
+    pub(super) hosts: Vec<(String, u16)>,
+    /// The name by which sentinels know the primary.
+    pub(super) primary: String,
+    tls: bool,
+    user: Option<String>,
+    password: Option<String>,
+    database: i64,
+}
+
+/// Why a configuration cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedisConfigError {
+    /// Not one of the schemes.
+    #[error(
+        "`{0}` is not a Redis scheme; write redis, rediss, redis+sentinel or redis+cluster (or rediss+…)"
+    )]
+    Scheme(String),
+    /// A host that is none.
+    #[error("`{0}` is not a host; write `name`, `name:port` or `[v6]:port`")]
+    Host(String),
+    /// A database that is none.
+    #[error("`{0}` is not a database number")]
+    Database(String),
+    /// Sentinels without the name of what they watch.
+    #[error("sentinels must be told the name of the primary: redis+sentinel://h1,h2,h3/name")]
+    NoPrimary,
+    /// A password that cannot be read.
+    #[error("cannot read the password from {file}: {why}")]
+    Password {
+        /// From where.
+        file: String,
+        /// Why not.
+        why: String,
+    },
+}
+
+impl RedisConfig {
+    /// Reads `redis://[user:password@]host[:port][/db]`, `rediss://…`, `redis+sentinel://h1,h2,h3/name` or
+    /// `redis+cluster://h1,h2,h3`.
+    ///
+    /// # Errors
+    /// A [`RedisConfigError`] that never tells the password.
+    pub fn parse(url: &str) -> Result<Self, RedisConfigError> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| RedisConfigError::Scheme(String::new()))?;
+        let (tls, kind) = match scheme {
+            "redis" => (false, Kind::Single),
+            "rediss" => (true, Kind::Single),
+            "redis+sentinel" => (false, Kind::Sentinel),
+            "rediss+sentinel" => (true, Kind::Sentinel),
+            "redis+cluster" => (false, Kind::Cluster),
+            "rediss+cluster" => (true, Kind::Cluster),
+            other => return Err(RedisConfigError::Scheme(other.to_owned())),
+        };
+        let (credentials, rest) = rest.rsplit_once('@').map_or((None, rest), |(who, rest)| (Some(who), rest));
+        let (user, password) = match credentials.map(|who| who.split_once(':').unwrap_or((who, ""))) {
+            Some((user, password)) => (unescape(user), unescape(password)),
+            None => (None, None),
+        };
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let port = if kind == Kind::Sentinel { 26_379 } else { 6_379 };
+        let hosts = hosts.split(',').map(|one| host(one, port)).collect::<Result<_, _>>()?;
+        let (primary, database) = match kind {
+            Kind::Sentinel if path.is_empty() => return Err(RedisConfigError::NoPrimary),
+            Kind::Sentinel => path.split_once('/').unwrap_or((path, "")),
+            _ => ("", path),
+        };
+        let database = match database {
+            "" => 0,
+            number => number.parse().map_err(|_| RedisConfigError::Database(number.to_owned()))?,
+        };
+        Ok(Self {
+            deadline: Duration::from_millis(10),
+            connect_timeout: Duration::from_millis(250),
+            connections: 2,
+            breaker: BreakerConfig::default(),
+            kind,
+            hosts,
+            primary: primary.to_owned(),
+            tls,
+            user,
+            password,
+            database,
+        })
+    }
+
+    /// The same with this user and password, from the environment or wherever else they are kept.
+    #[must_use]
+    pub fn with_credentials(mut self, user: Option<String>, password: Option<String>) -> Self {
+        self.user = user.or(self.user);
+        self.password = password.or(self.password);
+        self
+    }
+
+    /// The same with the password in this file, without its last line's end.
+    ///
+    /// # Errors
+    /// [`RedisConfigError::Password`] if the file cannot be read.
+    pub fn with_password_file(mut self, file: &std::path::Path) -> Result<Self, RedisConfigError> {
+        let text = std::fs::read_to_string(file).map_err(|error| RedisConfigError::Password {
+            file: file.display().to_string(),
+            why: error.to_string(),
+        })?;
+        self.password = Some(text.trim_end_matches(['\r', '\n']).to_owned());
+        Ok(self)
+    }
+
+    /// How to connect to a server of this configuration.
+    pub(super) fn at(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
+        let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(self.database);
+        if let Some(user) = &self.user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = &self.password {
+            settings = settings.set_password(password);
+        }
+        Ok(self
+            .address(host, port)
+            .into_connection_info()?
+            .set_redis_settings(settings)
+            .set_tcp_settings(redis::io::tcp::TcpSettings::default().set_nodelay(true)))
+    }
+
+    /// How to connect to a sentinel: without the primary's credentials.
+    pub(super) fn sentinel_at(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
+        let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+        Ok(self.address(host, port).into_connection_info()?.set_redis_settings(settings))
+    }
+
+    fn address(&self, host: &str, port: u16) -> ConnectionAddr {
+        if self.tls {
+            ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: false, tls_params: None }
+        } else {
+            ConnectionAddr::Tcp(host.to_owned(), port)
+        }
+    }
+}
+
+impl fmt::Debug for RedisConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisConfig")
+            .field("kind", &self.kind)
+            .field("hosts", &self.hosts)
+            .field("tls", &self.tls)
+            .field("user", &self.user)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+fn host(text: &str, port: u16) -> Result<(String, u16), RedisConfigError> {
+    let wrong = || RedisConfigError::Host(text.to_owned());
+    let (name, given) = match text.strip_prefix('[') {
+        Some(v6) => {
+            let (name, rest) = v6.split_once(']').ok_or_else(wrong)?;
+            (name, rest.strip_prefix(':'))
+        }
+        None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
+    };
+    let port = given.map_or(Ok(port), str::parse).map_err(|_| wrong())?;
+    if name.is_empty() { Err(wrong()) } else { Ok((name.to_owned(), port)) }
+}
+
+/// Percent escapes undone; nothing for an empty text.
+fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let digits = tail.get(..2).and_then(|two| std::str::from_utf8(two).ok());
+        match digits.and_then(|two| u8::from_str_radix(two, 16).ok()) {
+            Some(byte) if *first == b'%' => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_say_where_and_by_whom() {
+        let config = RedisConfig::parse("rediss://:p%40ss@cache.example:7000/3").expect("a url");
+        assert_eq!(config.hosts, [("cache.example".to_owned(), 7000)]);
+        assert_eq!((config.password.as_deref(), config.user.as_deref()), (Some("p@ss"), None));
+        assert!(config.tls && config.database == 3);
+        let sentinels = RedisConfig::parse("redis+sentinel://a,b:1,[::1]:2/main").expect("a url");
+        assert_eq!(sentinels.hosts, [("a".into(), 26_379), ("b".into(), 1), ("::1".into(), 2)]);
+        assert_eq!(sentinels.primary, "main");
+    }
+
+    #[test]
+    fn a_password_is_in_no_message() {
+        for url in ["redis://u:secret@host:port", "redis+sentinel://u:secret@h", "redis://u:secret@h/x"] {
+            let error = RedisConfig::parse(url).expect_err(url);
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+        let config = RedisConfig::parse("redis://u:secret@h").expect("a url");
+        assert!(!format!("{config:?}").contains("secret"));
+    }
+}

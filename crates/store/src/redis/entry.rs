@@ -1,0 +1,85 @@
+//! What a bundle holds, read back into states.
+//!
+//! Only scripts write bundles; here they are read, so that an outcome is told by the very step that memory makes. What
+//! cannot be read counts as unused, as it does in the scripts.
+
+use super::names::Name;
+use std::collections::VecDeque;
+use tollgate_core::{
+    AdmissionLog, PermitId, Permits, SlidingCounts, State, StrictCounts, Tat, Timestamp, WindowCount,
+};
+
+/// The state of the counter with this name in a bundle.
+pub(super) fn state(bundle: Option<&[u8]>, name: &Name) -> State {
+    let Some(text) = bundle.and_then(|bytes| std::str::from_utf8(bytes).ok()) else { return State::Unused };
+    if !text.ends_with(';') {
+        // A whole number: sixteen digits of time, three of name.
+        return match text.split_at_checked(16) {
+            Some((micros, whose)) if whose.as_bytes() == name.as_slice() => bucket(micros),
+            _ => State::Unused,
+        };
+    }
+    text.split_terminator(';')
+        .filter_map(|entry| entry.split_once(':'))
+        .find(|(whose, _)| whose.as_bytes() == name.as_slice())
+        .and_then(|(_, body)| parse(body))
+        .unwrap_or_default()
+}
+
+fn bucket(micros: &str) -> State {
+    micros.parse().map_or(State::Unused, |micros| State::Bucket(Tat { micros, fraction: 0 }))
+}
+
+fn parse(body: &str) -> Option<State> {
+    let (kind, fields) = body.split_at_checked(1)?;
+    if kind == "b" {
+        let Some((micros, fraction)) = fields.split_once('.') else { return Some(bucket(fields)) };
+        return Some(State::Bucket(Tat { micros: micros.parse().ok()?, fraction: fraction.parse().ok()? }));
+    }
+    // The first field is the expiry, which a script needs and we do not.
+    let mut fields = fields.split(',').skip(1);
+    let mut number = || fields.next()?.parse::<u64>().ok();
+    Some(match kind {
+        "w" => State::Window(WindowCount { start: Timestamp::from_micros(number()?), count: number()? }),
+        "s" => State::Sliding(SlidingCounts {
+            start: Timestamp::from_micros(number()?),
+            previous: number()?,
+            current: number()?,
+        }),
+        "k" => State::Strict(StrictCounts { slot: number()?, counts: std::iter::from_fn(number).collect() }),
+        "l" => {
+            let pair = || Some((Timestamp::from_micros(number()?), number()?));
+            State::Log(AdmissionLog::from_entries(std::iter::from_fn(pair).collect::<VecDeque<_>>()))
+        }
+        "p" => {
+            let held = || {
+                let id = u128::from_str_radix(fields.next()?, 16).ok()?;
+                let units = fields.next()?.parse().ok()?;
+                Some((PermitId(id), units, Timestamp::from_micros(fields.next()?.parse().ok()?)))
+            };
+            State::Permits(Permits { held: std::iter::from_fn(held).collect() })
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_gives_each_counter_its_own_state() {
+        let name = |text: &str| Name::from_slice(text.as_bytes());
+        let tat = |micros, fraction| State::Bucket(Tat { micros, fraction });
+        let alone = Some(b"1700000017123457601".as_slice());
+        assert_eq!(state(alone, &name("601")), tat(1_700_000_017_123_457, 0));
+        assert_eq!(state(alone, &name("602")), State::Unused);
+        let several = Some(b"601:b1700.5;AAAAAAAAAAA:w9,7,3;BBBBBBBBBBB:l9,1,2,3,4;".as_slice());
+        assert_eq!(state(several, &name("601")), tat(1_700, 5));
+        let window = WindowCount { start: Timestamp::from_micros(7), count: 3 };
+        assert_eq!(state(several, &name("AAAAAAAAAAA")), State::Window(window));
+        let State::Log(log) = state(several, &name("BBBBBBBBBBB")) else { panic!("a log") };
+        assert_eq!(log.entries, [(Timestamp::from_micros(1), 2), (Timestamp::from_micros(3), 4)]);
+        assert_eq!(state(None, &name("601")), State::Unused);
+    }
+}

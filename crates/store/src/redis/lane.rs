@@ -1,0 +1,201 @@
+//! One connection to one server, and the requests that wait for it.
+//!
+//! What arrives while a batch is under way joins the next one: no timer, no batch of a fixed size. A batch is one
+//! pipeline of script calls; all requests of a batch whose keys live together are one call, which reads its bundles
+//! once, decides the requests in their order, and writes each bundle once. Callers wait on their own deadlines, never
+//! on the connection: one who has gone before the batch is sent is left out of it.
+//!
+//! A batch whose answer is lost is never sent again: its charges may have been taken. They are answered as failed, so
+//! what was taken is at most lost to the tenant, never given twice.
+
+use super::call::{Call, Decoded};
+use super::replay::Told;
+use super::request::Request;
+use super::script::Scripts;
+use redis::aio::MultiplexedConnection;
+use smallvec::SmallVec;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tollgate_core::{Admission, Clock, Timestamp};
+
+/// What a server is asked to do.
+#[derive(Clone, Debug)]
+pub(super) enum Work {
+    Charge,
+    Debit,
+    Release,
+    /// Undo what was taken then, over bundles that held this.
+    GiveBack {
+        taken: Timestamp,
+        priors: Vec<Vec<u8>>,
+    },
+}
+
+/// A request that waits for an answer.
+pub(super) struct Job {
+    pub(super) work: Work,
+    pub(super) request: Request,
+    pub(super) slot: u16,
+    /// The slot is on its way here: the server must be told that we know.
+    pub(super) asking: bool,
+    pub(super) reply: oneshot::Sender<Result<Answer, Failed>>,
+}
+
+/// What a server said.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) now: Timestamp,
+    pub(super) admission: Admission,
+    pub(super) told: SmallVec<[Told; 4]>,
+    /// What the bundles held, where the request is partial.
+    pub(super) priors: Vec<Vec<u8>>,
+}
+
+/// Why there is no answer, and the request for another try.
+pub(super) struct Failed {
+    pub(super) why: Failure,
+    pub(super) request: Request,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    /// The slot lives at this address now.
+    Moved(String),
+    /// The slot is on its way to this address, and the key may be there.
+    Ask(String),
+    /// The server refused before it did anything.
+    Refused(String),
+    /// It was never sent.
+    Unsent(String),
+    /// The asker's calendar was too far from this time.
+    Elsewhen(Timestamp),
+    /// Sent, and not answered: it may have been done.
+    Lost(String),
+}
+
+/// How a lane gets a connection, and where to: the address is for status and logs.
+pub(super) type Connect = Arc<
+    dyn Fn() -> Pin<Box<dyn Future<Output = redis::RedisResult<MultiplexedConnection>> + Send>> + Send + Sync,
+>;
+
+/// What a lane needs.
+pub(super) struct Lane {
+    pub(super) connect: Connect,
+    pub(super) scripts: Arc<Scripts>,
+    /// Time that is told to scripts; their server's own if absent.
+    pub(super) told: Option<Arc<dyn Clock>>,
+    pub(super) clock: Arc<dyn Clock>,
+    /// Whether requests of different slots may share a call.
+    pub(super) merges: bool,
+    /// How long an answer may take before the connection is given up.
+    pub(super) patience: Duration,
+    pub(super) connect_timeout: Duration,
+    /// Connections of this server that stand.
+    pub(super) connected: Arc<AtomicUsize>,
+    /// Answers that the script and the step disagree on: none, or a bug.
+    pub(super) disagreements: Arc<AtomicUsize>,
+}
+
+/// Requests in one batch.
+const BATCH: usize = 128;
+
+impl Lane {
+    /// Serves jobs until all senders are gone.
+    pub(super) async fn run(self, mut jobs: mpsc::Receiver<Job>) {
+        let mut connection: Option<MultiplexedConnection> = None;
+        let mut batch = Vec::with_capacity(BATCH);
+        while jobs.recv_many(&mut batch, BATCH).await > 0 {
+            batch.retain(|job: &Job| !job.reply.is_closed());
+            if batch.is_empty() {
+                continue;
+            }
+            if connection.is_none() {
+                match self.open().await {
+                    Ok(opened) => connection = Some(opened),
+                    Err(why) => {
+                        batch.drain(..).for_each(|job| job.fail(Failure::Unsent(why.clone())));
+                        continue;
+                    }
+                }
+                // Connecting took time: who has gone is not charged.
+                batch.retain(|job| !job.reply.is_closed());
+            }
+            if let Some(open) = &mut connection
+                && !self.serve(open, Call::group(batch.drain(..), self.merges)).await
+            {
+                connection = None;
+                self.connected.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        if connection.is_some() {
+            self.connected.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn open(&self) -> Result<MultiplexedConnection, String> {
+        match tokio::time::timeout(self.connect_timeout, (self.connect)()).await {
+            Ok(Ok(connection)) => {
+                self.connected.fetch_add(1, Ordering::Relaxed);
+                Ok(connection)
+            }
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("no connection in time".to_owned()),
+        }
+    }
+
+    /// Sends calls and hands out their answers; false if the connection is of no more use.
+    async fn serve(&self, connection: &mut MultiplexedConnection, mut calls: Vec<Call>) -> bool {
+        let mut by_name = true;
+        let mut usable = true;
+        // A server that does not know a script is sent its text, for those calls alone.
+        while !calls.is_empty() {
+            let told = self.told.as_ref().map(|clock| clock.now());
+            let near = told.unwrap_or_else(|| self.clock.now());
+            let mut pipeline = redis::Pipeline::with_capacity(calls.len());
+            for call in &calls {
+                call.write(&mut pipeline, &self.scripts, told, near, by_name);
+            }
+            let sent = pipeline.len();
+            let answer =
+                tokio::time::timeout(self.patience, connection.send_packed_commands(&pipeline, 0, sent));
+            let values = match answer.await {
+                Ok(Ok(values)) if values.len() == sent => values,
+                Ok(Ok(_)) => return lose(calls, "an answer of another length"),
+                Ok(Err(error)) => return lose(calls, &error.to_string()),
+                Err(_) => return lose(calls, "no answer in time"),
+            };
+            let (mut unknown, mut values) = (Vec::new(), values.into_iter());
+            for call in calls {
+                if call.is_asking() {
+                    let _ = values.next();
+                }
+                match call.decode(values.next().unwrap_or(redis::Value::Nil), &self.disagreements) {
+                    Decoded::Done => {}
+                    Decoded::WrongServer => usable = false,
+                    Decoded::UnknownScript(call) => unknown.push(call),
+                }
+            }
+            calls = if by_name { unknown } else { Vec::new() };
+            by_name = false;
+        }
+        usable
+    }
+}
+
+fn lose(calls: Vec<Call>, why: &str) -> bool {
+    for call in calls {
+        call.fail(&Failure::Lost(why.to_owned()));
+    }
+    false
+}
+
+impl Job {
+    pub(super) fn fail(self, why: Failure) {
+        let _ = self.reply.send(Err(Failed { why, request: self.request }));
+    }
+}

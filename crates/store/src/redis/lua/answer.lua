@@ -1,0 +1,3 @@
+kept[#KEYS + 1] = now
+kept[#KEYS + 2] = answers
+return kept

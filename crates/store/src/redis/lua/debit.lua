@@ -1,0 +1,12 @@
+-- Charges that have already happened, and permits that are given back: one after another, none turned away.
+local answers = ''
+while at <= #ask do
+  local op, verb, _, c, a, b, d, e, f, extra = charge()
+  if op < 0 then
+    return { now }
+  end
+  local _, next = step(op, verb, states[c], a, b, d, e, f, extra)
+  if next then
+    put(c, next)
+  end
+end

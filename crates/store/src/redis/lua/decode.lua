@@ -1,0 +1,19 @@
+-- One charge of the ask:
+--   op, verb, how (0 required, 1 alternative, 2 independent), counter (uint16, from 1), five doubles, what `op` adds:
+--   four borders of windows for a calendar (doubles), the holder for permits (zero-terminated).
+local function charge()
+  local op, verb, how, c, a, b, d, e, f, extra
+  op, verb, how, c, a, b, d, e, f, at = decode('<BBBHddddd', ask, at)
+  if op == 5 or op == 6 then
+    extra = {}
+    extra[1], extra[2], extra[3], extra[4], at = decode('<dddd', ask, at)
+    if now < extra[1] or now >= extra[3] then
+      -- The asker's clock is more than a window off: it asks again with the bounds of this time.
+      op = -1
+    end
+  elseif op == 10 then
+    extra, at = decode('<s', ask, at)
+  end
+  return op, verb, how, c, a, b, d, e, f, extra
+end
+

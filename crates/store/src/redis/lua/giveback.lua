@@ -1,0 +1,94 @@
+-- Undoes what a request took here, because another slot refused it. After the counters the ask has the time of the
+-- taking (double), then the request as `charge.lua` had it; ARGV[1 + b] is what bundle b held before ('' for nothing).
+--
+-- A counter that nobody has touched since is put back as it was. Else no more is given back than time has not given
+-- back by itself: a refund never lets more through than the limit.
+local answers = ''
+local present, taken, n, _ = now, nil, nil, nil
+taken, n, _, at = decode('<dHB', ask, at)
+
+local before, after, took = {}, {}, {}
+for c = 1, counters do
+  local value = ARGV[1 + owner[c]]
+  local state = split(value ~= '' and value)[names[c]] or false
+  if state and type(state) == 'string' then
+    state = parse(state)
+  end
+  before[c] = state
+end
+now = taken
+for i = 1, n do
+  local op, verb, how, c, a, b, d, e, f, extra = charge()
+  local state = after[c]
+  if state == nil then
+    state = before[c]
+  end
+  local fits, next = step(op, verb, state, a, b, d, e, f, extra)
+  if how == 2 then
+    if next then
+      before[c] = next
+    end
+  else
+    if next then
+      after[c] = next
+    end
+    if fits and verb == 1 then
+      took[#took + 1] = { op, c, a, b, d, e, f, extra }
+    end
+  end
+end
+now = present
+
+local function same(one, other)
+  if type(one) ~= 'table' or type(other) ~= 'table' then
+    return one == other
+  end
+  for i = 1, math.max(#one, #other) do
+    if (one[i] or 0) ~= (other[i] or 0) then
+      return false
+    end
+  end
+  return true
+end
+
+local restored = {}
+for c, state in pairs(after) do
+  if same(states[c], state) then
+    put(c, before[c])
+    restored[c] = true
+  end
+end
+for i = #took, 1, -1 do
+  local op, c, a, b, d, e, f, extra = unpack(took[i], 1, 8)
+  local state, was = states[c], after[c]
+  if not restored[c] and state then
+    local back = a
+    if op == 1 or op == 2 then
+      back = a - (present - taken)
+    elseif op == 9 then
+      local next = { 'l', state[2] }
+      for j = 3, #state, 2 do
+        local left = state[j] == taken and state[j + 1] - a or state[j + 1]
+        if left > 0 then
+          next[#next + 1] = state[j]
+          next[#next + 1] = left
+        end
+      end
+      put(c, next)
+      back = 0
+    elseif op == 10 then
+      for j = 3, #(before[c] or {}), 3 do
+        back = before[c][j] == extra and 0 or back
+      end
+    elseif type(state) ~= 'table' or state[1] ~= was[1] or state[3] ~= was[3] then
+      -- Another window: what was taken has left by itself, or leaves when it does.
+      back = 0
+    end
+    if back > 0 then
+      local _, next = step(op, 2, state, back, b, d, e, f, extra)
+      if next then
+        put(c, next)
+      end
+    end
+  end
+end

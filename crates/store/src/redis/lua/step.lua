@@ -1,0 +1,186 @@
+-- One charge of one counter, as tollgate_core's `Limit::step` and `Limit::debit` do it.
+--
+-- Every number is a whole one below 2^53, so nothing is rounded. `verb`: 0 looks, 1 takes, 2 gives back, 3 debits.
+-- Returns whether it fits, the new state (nil where it stays), and whether a clock that went back had left the state
+-- ahead, which is mended also where nothing is taken. Moving a window on is no change worth a write.
+
+-- Whether p / q <= r / s, by Euclid: the products would not fit a double.
+local function at_most(p, q, r, s)
+  while true do
+    local f, g = floor(p / q), floor(r / s)
+    if f ~= g then
+      return f < g
+    end
+    p, r = p - f * q, r - g * s
+    if p == 0 then
+      return true
+    elseif r == 0 then
+      return false
+    end
+    p, q, r, s = s, r, q, p
+  end
+end
+
+local function step(op, verb, state, a, b, c, d, e, extra)
+  if op == 1 then
+    -- A bucket in whole microseconds: a the cost, b the capacity.
+    local tat = 0
+    if state then
+      if type(state) == 'number' then
+        tat = state
+      elseif state[1] == 'b' then
+        tat = state[2]
+      end
+    end
+    local most = now + b + b
+    local ahead = tat > most
+    if ahead then
+      tat = most
+    end
+    local base = tat > now and tat or now
+    if verb == 1 then
+      if base + a > now + b then
+        return false, ahead and tat or nil, ahead
+      end
+      return true, base + a
+    elseif verb == 2 then
+      return true, base > now + a and base - a or now
+    elseif verb == 3 then
+      return true, base + a < most and base + a or most
+    end
+    return true, ahead and tat or nil, ahead
+  end
+
+  if op == 2 then
+    -- A bucket in fractions of 1/e: a and c the cost, b and d the capacity.
+    local m, f = 0, 0
+    if state then
+      if type(state) == 'number' then
+        m = state
+      elseif state[1] == 'b' then
+        m, f = state[2], state[3]
+        if f >= e then
+          f = e - 1
+        end
+      end
+    end
+    local most, rest = now + b + b, d + d
+    if rest >= e then
+      most, rest = most + 1, rest - e
+    end
+    local ahead = m > most or m == most and f > rest
+    if ahead then
+      m, f = most, rest
+    end
+    local mended = ahead and (f > 0 and { 'b', m, f } or m) or nil
+    if verb == 0 then
+      return true, mended, ahead
+    end
+    if m < now then
+      m, f = now, 0
+    end
+    if verb == 2 then
+      if m < now + a or m == now + a and f <= c then
+        return true, now
+      end
+      m, f = m - a, f - c
+      if f < 0 then
+        m, f = m - 1, f + e
+      end
+      return true, f > 0 and { 'b', m, f } or m
+    end
+    m, f = m + a, f + c
+    if f >= e then
+      m, f = m + 1, f - e
+    end
+    if verb == 1 then
+      if m > now + b or m == now + b and f > d then
+        return false, mended, ahead
+      end
+    elseif m > most or m == most and f > rest then
+      m, f = most, rest
+    end
+    return true, f > 0 and { 'b', m, f } or m
+  end
+
+  if op >= 3 and op <= 6 then
+    -- A count a window: a the cost, b the limit, c the period, d the key's phase, e the most that is counted.
+    -- 4 and 6 count attempts; 5 and 6 take their bounds from the calendar (`extra`).
+    local moment, start, stop, after = now + d, nil, nil, nil
+    if op <= 4 then
+      start = moment - moment % c
+      stop = start + c
+      after = stop + c
+    elseif now < extra[2] then
+      start, stop, after = extra[1], extra[2], extra[3]
+    else
+      start, stop, after = extra[2], extra[3], extra[4]
+    end
+    local from, used, ahead = 0, 0, false
+    if state and type(state) == 'table' and state[1] == 'w' then
+      from, used = state[3], state[4]
+    end
+    if from >= stop then
+      ahead = from > stop
+      start, stop = stop, after
+    elseif from < start then
+      used = 0
+    end
+    local attempts = op == 4 or op == 6
+    local fits, moved = true, ahead
+    if verb == 2 then
+      used, moved = used > a and used - a or 0, true
+    elseif verb == 3 then
+      local most = used + a < e and used + a or e
+      used, moved = used > most and used or most, true
+    elseif used + a <= b then
+      used, moved = used + a, moved or a > 0
+    elseif verb == 1 or attempts then
+      fits = false
+      if attempts then
+        local most = used + a < e and used + a or e
+        used, moved = used > most and used or most, moved or a > 0
+      end
+    end
+    return fits, moved and { 'w', stop - d, start, used } or nil, ahead
+  end
+
+  if op == 7 then
+    -- Two counts, weighted: a the cost, b the limit, c the period, d the phase.
+    local moment = now + d
+    local start = moment - moment % c
+    local from, last, used, gone, ahead = 0, 0, 0, moment - start, false
+    if state and type(state) == 'table' and state[1] == 's' then
+      from, last, used = state[3], state[4], state[5]
+    end
+    if from > start then
+      ahead = from > start + c
+      start, gone = ahead and start + c or from, 0
+    elseif from < start then
+      last, used = from + c == start and used or 0, 0
+    end
+    local fits, moved = true, ahead
+    if verb == 2 then
+      local back = a < used and a or used
+      last = last > a - back and last - (a - back) or 0
+      used, moved = used - back, true
+    elseif verb == 3 then
+      local most = used + a < b + b and used + a or b + b
+      used, moved = used > most and used or most, true
+    elseif verb == 1 then
+      -- last * (c - gone) + (used + a) * c <= b * c
+      local room = b - used - a
+      fits = room >= 0 and (last <= room or at_most(last - room, last, gone, c))
+      if fits then
+        used, moved = used + a, true
+      end
+    end
+    return fits, moved and { 's', start + c + c - d, start, last, used } or nil, ahead
+  end
+
+  if op == 0 then
+    -- Holds nothing.
+    return verb ~= 1
+  end
+  return aside(op, verb, state, a, b, c, d, e, extra)
+end

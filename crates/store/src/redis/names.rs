@@ -1,0 +1,159 @@
+//! What a counter is called in Redis: the key of its bundle, and its own name in it. `docs/redis.md` has every byte.
+//!
+//! `tg1:{alice}Xk3_9aQz:POST /login` is the bundle of all counters whose values are `alice` and `POST /login`, by the
+//! names that the group `Xk3_9aQz` has. The first value is the hash tag, so that a tenant's bundles share a slot of a
+//! cluster. Values are escaped, never joined: what ends one cannot stand in another.
+
+use smallvec::SmallVec;
+use std::fmt::Write;
+use tollgate_core::{CounterKey, Part, Scope};
+
+/// A counter's name within its bundle, in as many bytes as it needs.
+pub(super) type Name = SmallVec<[u8; 12]>;
+
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/// The key of the bundle that a counter lives in.
+pub(super) fn bundle(key: &CounterKey<'_>) -> String {
+    let mut name = String::with_capacity(48);
+    name.push_str("tg1:{");
+    let mut values = key.parts.iter();
+    match values.next() {
+        Some(first) => {
+            part(&mut name, first);
+            name.push('}');
+            digits(&mut name, key.scope.group(), 8);
+        }
+        None => {
+            digits(&mut name, key.scope.group(), 8);
+            name.push('}');
+        }
+    }
+    for value in values {
+        name.push(':');
+        part(&mut name, value);
+    }
+    name
+}
+
+/// A counter's name in its bundle: three digits where it is one of those that digits can tell apart for certain, else
+/// its scope's id. Three digits make the bundle of a single bucket a whole number, which Redis keeps in no memory of its own.
+pub(super) fn member(scope: &Scope) -> Name {
+    if let Some(code) = scope.member().and_then(code) {
+        return [code / 100, code / 10 % 10, code % 10].iter().map(|digit| b'0' + *digit as u8).collect();
+    }
+    let mut name = String::with_capacity(11);
+    digits(&mut name, scope.id(), 11);
+    name.bytes().collect()
+}
+
+/// A scope that is alone, and the usual periods of the usual algorithm. No two that share a group have one code.
+fn code(member: &str) -> Option<u16> {
+    if member.is_empty() {
+        return Some(0);
+    }
+    let period = member.strip_prefix("|gcra|")?;
+    let (count, unit) = period.split_at(period.find(|c: char| !c.is_ascii_digit())?);
+    if count.starts_with('0') {
+        return None;
+    }
+    let count: u16 = count.parse().ok()?;
+    match unit {
+        "s" if count < 600 => Some(count),
+        "m" if count < 100 => Some(600 + count),
+        "h" if count < 100 => Some(700 + count),
+        "d" if count < 100 => Some(800 + count),
+        _ => None,
+    }
+}
+
+fn part(name: &mut String, part: &Part<'_>) {
+    match part {
+        // An empty tag would be none; a lone sign stands for nothing else.
+        Part::Text("") => name.push('%'),
+        Part::Text(text) => {
+            for (at, c) in text.char_indices() {
+                if matches!(c, '%' | ':' | '{' | '}') || c.is_ascii_control() || (at == 0 && c == '@') {
+                    let _ = write!(name, "%{:02x}", u32::from(c));
+                } else {
+                    name.push(c);
+                }
+            }
+        }
+        Part::Network { .. } => {
+            name.push('@');
+            let from = name.len();
+            let _ = write!(name, "{part}");
+            let readable = name[from..].replace(':', "-");
+            name.replace_range(from.., &readable);
+        }
+    }
+}
+
+fn digits(name: &mut String, number: u64, count: u32) {
+    for digit in 0..count {
+        let at = (number >> (6 * digit)) & 63;
+        name.push(char::from(ALPHABET[usize::try_from(at).unwrap_or(0)]));
+    }
+}
+
+/// The slot of a cluster that a key lives in: CRC16 of its hash tag.
+pub(super) fn slot(key: &str) -> u16 {
+    let tagged = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    let hashed = tagged.filter(|tag| !tag.is_empty()).unwrap_or(key);
+    hashed.bytes().fold(0_u16, |crc, byte| {
+        (0..8).fold(
+            crc ^ u16::from(byte) << 8,
+            |crc, _| {
+                if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }
+            },
+        )
+    }) % 16_384
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(group: &str, parts: &[Part<'_>]) -> String {
+        bundle(&CounterKey { scope: &Scope::new(group), parts })
+    }
+
+    #[test]
+    fn values_never_run_into_each_other() {
+        let name = named("g", &[Part::Text("a:{b}%"), Part::Text("@x"), Part::Text("")]);
+        assert!(name.starts_with("tg1:{a%3a%7bb%7d%25}") && name.ends_with(":%40x:%"), "{name}");
+        let network = named("g", &[Part::Network { address: 0xffff_0a00_0000, prefix: 104 }]);
+        assert!(network.starts_with("tg1:{@10.0.0.0/8}"), "{network}");
+        assert_ne!(named("g", &[]), named("g", &[Part::Text("")]));
+    }
+
+    #[test]
+    fn a_sixteen_byte_tenant_fits_the_smallest_key() {
+        assert_eq!(named("g", &[Part::Text("0123456789abcdef")]).len(), 30);
+    }
+
+    #[test]
+    fn digits_name_only_what_they_tell_apart() {
+        let name = |label: &str| String::from_utf8(member(&Scope::in_group(label, "api|user")).to_vec());
+        assert_eq!(name("api|user|gcra|1s"), Ok("001".to_owned()));
+        assert_eq!(name("api|user|gcra|1m"), Ok("601".to_owned()));
+        assert_eq!(name("api|user|gcra|1d"), Ok("801".to_owned()));
+        for other in [
+            "api|user|gcra|600s",
+            "api|user|shadow:gcra|1s",
+            "api|user|x=1|gcra|1s",
+            "api|user|fixed_window|1s",
+        ] {
+            assert_eq!(name(other).map(|name| name.len()), Ok(11), "{other}");
+        }
+        assert_eq!(member(&Scope::new("alone")).as_slice(), b"000");
+    }
+
+    #[test]
+    fn slots_are_those_of_the_cluster() {
+        assert_eq!(slot("123456789"), 12_739);
+        assert_eq!(slot("foo{bar}baz"), slot("bar"));
+        assert_ne!(slot("foo{}{bar}"), slot("bar"));
+    }
+}

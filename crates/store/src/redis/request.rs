@@ -1,0 +1,113 @@
+//! A request as the lanes carry it: owned, its counters told apart, its charges in the order that scripts take them.
+
+use super::names::{self, Name};
+use smallvec::SmallVec;
+use tollgate_core::{Charge, Cost, Enforcement, Limit, Permit, PermitId, Span, Timestamp};
+
+/// One charge, or one permit to give back.
+#[derive(Clone, Debug)]
+pub(super) struct Want {
+    pub(super) limit: Limit,
+    pub(super) cost: Cost,
+    pub(super) enforcement: Enforcement,
+    pub(super) permit: PermitId,
+    /// The shift of this key's windows.
+    pub(super) phase: Span,
+    /// Which of the request's counters.
+    pub(super) counter: usize,
+    /// Which of the caller's charges this is.
+    pub(super) index: usize,
+}
+
+/// Charges that live in one place: one Redis, or one slot of a cluster.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Request {
+    pub(super) bundles: SmallVec<[String; 2]>,
+    /// Bundle and name.
+    pub(super) counters: SmallVec<[(usize, Name); 4]>,
+    /// Independent charges first: what they take, the others see.
+    pub(super) wants: SmallVec<[Want; 4]>,
+    /// Charges of the same request are decided elsewhere: what is taken here may have to be given back.
+    pub(super) is_partial: bool,
+    /// What time it is where it is decided, where our own clock proved to be far off.
+    pub(super) near: Option<Timestamp>,
+}
+
+impl Request {
+    fn add(&mut self, bundle: String, name: Name, want: impl FnOnce(usize) -> Want) {
+        let place = self.bundles.iter().position(|known| *known == bundle).unwrap_or_else(|| {
+            self.bundles.push(bundle);
+            self.bundles.len() - 1
+        });
+        let known = self.counters.iter().position(|(at, whose)| *at == place && *whose == name);
+        let counter = known.unwrap_or_else(|| {
+            self.counters.push((place, name));
+            self.counters.len() - 1
+        });
+        self.wants.push(want(counter));
+    }
+}
+
+/// The charges by slot; all in one where `clustered` is not.
+pub(super) fn from_charges(charges: &[Charge<'_>], place: Place) -> SmallVec<[(u16, Request); 1]> {
+    let mut parts = SmallVec::new();
+    let independent = |charge: &Charge<'_>| charge.enforcement == Enforcement::Independent;
+    for first in [true, false] {
+        for (index, charge) in charges.iter().enumerate().filter(|(_, one)| independent(one) == first) {
+            let phase = if charge.limit.is_jittered() {
+                charge.limit.phase(charge.key.stable_hash())
+            } else {
+                Span::ZERO
+            };
+            let bundle = names::bundle(&charge.key);
+            let part = at(&mut parts, place.slot(&bundle));
+            part.add(bundle, names::member(charge.key.scope), |counter| Want {
+                limit: charge.limit.clone(),
+                cost: charge.cost,
+                enforcement: charge.enforcement,
+                permit: charge.permit,
+                phase,
+                counter,
+                index,
+            });
+        }
+    }
+    let is_partial = parts.len() > 1;
+    parts.iter_mut().for_each(|(_, part)| part.is_partial = is_partial);
+    parts
+}
+
+/// Permits to give back, by slot.
+pub(super) fn from_permits(permits: &[Permit<'_>], place: Place) -> SmallVec<[(u16, Request); 1]> {
+    let charges: SmallVec<[Charge<'_>; 4]> = permits
+        .iter()
+        .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::LOOK) })
+        .collect();
+    from_charges(&charges, place)
+}
+
+/// Whether keys live in slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Everything in one Redis.
+    One,
+    /// By slot.
+    Slots,
+}
+
+impl Place {
+    fn slot(self, bundle: &str) -> u16 {
+        match self {
+            Self::One => 0,
+            Self::Slots => names::slot(bundle),
+        }
+    }
+}
+
+fn at(parts: &mut SmallVec<[(u16, Request); 1]>, slot: u16) -> &mut Request {
+    let known = parts.iter().position(|(known, _)| *known == slot).unwrap_or_else(|| {
+        parts.push((slot, Request::default()));
+        parts.len() - 1
+    });
+    &mut parts[known].1
+}

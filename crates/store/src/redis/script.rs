@@ -1,0 +1,46 @@
+//! The scripts, put together from their parts, and their names.
+
+use redis::Script;
+
+/// A script and what names it.
+pub(super) struct Lua {
+    pub(super) text: &'static str,
+    pub(super) sha: String,
+}
+
+impl Lua {
+    fn new(text: &'static str) -> Self {
+        Self { text, sha: Script::new(text).get_hash().to_owned() }
+    }
+}
+
+/// All that lanes call.
+pub(super) struct Scripts {
+    pub(super) charge: Lua,
+    pub(super) debit: Lua,
+    pub(super) give_back: Lua,
+}
+
+macro_rules! script {
+    ($body:literal) => {
+        Lua::new(concat!(
+            include_str!("lua/read.lua"),
+            include_str!("lua/decode.lua"),
+            include_str!("lua/aside.lua"),
+            include_str!("lua/step.lua"),
+            include_str!($body),
+            include_str!("lua/write.lua"),
+            include_str!("lua/answer.lua"),
+        ))
+    };
+}
+
+impl Scripts {
+    pub(super) fn new() -> Self {
+        Self {
+            charge: script!("lua/charge.lua"),
+            debit: script!("lua/debit.lua"),
+            give_back: script!("lua/giveback.lua"),
+        }
+    }
+}

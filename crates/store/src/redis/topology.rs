@@ -1,0 +1,162 @@
+//! Which server has which slot, kept up to date in the background.
+//!
+//! A single Redis and a primary behind sentinels are one node with every slot. A cluster is asked for its slots when the
+//! store starts, and again whenever an answer shows that they have changed; no check waits for that longer than its own
+//! deadline, and none is needed for a slot that stays where it is.
+
+use super::config::Kind;
+use super::node::{Node, ShardStatus, Shared, open, split};
+use redis::Value;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+
+/// Where slots are.
+#[derive(Clone, Default)]
+pub(super) struct Slots(Vec<Option<Arc<Node>>>);
+
+/// The servers.
+pub(super) struct Topology {
+    shared: Arc<Shared>,
+    nodes: Mutex<HashMap<String, Arc<Node>>>,
+    slots: watch::Sender<Slots>,
+    stale: Notify,
+}
+
+/// The pause between two looks at a cluster: also where its servers are down, and its checks many.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Topology {
+    /// Starts the lanes; connections are made when they are needed.
+    pub(super) fn start(shared: Arc<Shared>) -> Arc<Self> {
+        let topology = Arc::new(Self {
+            shared,
+            nodes: Mutex::default(),
+            slots: watch::Sender::new(Slots::default()),
+            stale: Notify::new(),
+        });
+        let config = &topology.shared.config;
+        match config.kind {
+            Kind::Cluster => {
+                let weak = Arc::downgrade(&topology);
+                tokio::spawn(async move {
+                    while let Some(topology) = weak.upgrade() {
+                        topology.refresh().await;
+                        tokio::time::sleep(PAUSE).await;
+                        topology.stale.notified().await;
+                    }
+                });
+                topology.stale.notify_one();
+            }
+            Kind::Single | Kind::Sentinel => {
+                let (host, port) = config.hosts.first().cloned().unwrap_or_default();
+                let address = if config.kind == Kind::Single {
+                    format!("{host}:{port}")
+                } else {
+                    config.primary.clone()
+                };
+                let node = topology.at(&address);
+                topology.slots.send_replace(Slots(vec![Some(node)]));
+            }
+        }
+        topology
+    }
+
+    /// The server at an address.
+    pub(super) fn at(&self, address: &str) -> Arc<Node> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Node::new(address.to_owned(), &self.shared));
+        Arc::clone(nodes.entry(address.to_owned()).or_insert_with(new))
+    }
+
+    /// The server of a slot; waits until one is known.
+    pub(super) async fn of(&self, slot: u16) -> Option<Arc<Node>> {
+        let known = |slots: &Slots| slots.0.get(usize::from(slot)).and_then(Clone::clone);
+        if let Some(node) = known(&self.slots.borrow()) {
+            return Some(node);
+        }
+        self.suspect();
+        let mut slots = self.slots.subscribe();
+        slots.wait_for(|slots| known(slots).is_some()).await.ok().and_then(|slots| known(&slots))
+    }
+
+    /// Something is not where it was: look again soon.
+    pub(super) fn suspect(&self) {
+        self.stale.notify_one();
+    }
+
+    pub(super) fn status(&self) -> Vec<ShardStatus> {
+        let now = self.shared.clock.now();
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut status: Vec<ShardStatus> = nodes.values().map(|node| node.status(now)).collect();
+        status.sort_by(|one, other| one.address.cmp(&other.address));
+        status
+    }
+
+    async fn refresh(&self) {
+        let known =
+            |slots: &Slots| slots.0.iter().flatten().map(|node| node.address.clone()).collect::<Vec<_>>();
+        let mut addresses = known(&self.slots.borrow());
+        addresses.dedup();
+        addresses.extend(self.shared.config.hosts.iter().map(|(host, port)| format!("{host}:{port}")));
+        for address in addresses {
+            let asked = tokio::time::timeout(self.shared.config.connect_timeout, self.ask(&address)).await;
+            match asked {
+                Ok(Ok(ranges)) if !ranges.is_empty() => return self.learn(&ranges),
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => tracing::debug!(address, %error, "cannot tell the cluster's slots"),
+                Err(_) => tracing::debug!(address, "cannot tell the cluster's slots in time"),
+            }
+        }
+        // Nobody knows: try again after the pause.
+        self.stale.notify_one();
+    }
+
+    /// (first, last, address) of every range of slots.
+    async fn ask(&self, address: &str) -> redis::RedisResult<Vec<(usize, usize, String)>> {
+        let (host, port) = split(address)?;
+        let mut connection = open(self.shared.config.at(&host, port)?).await?;
+        let answer: Vec<Value> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
+        Ok(answer.iter().filter_map(|range| range_of(range, &host)).collect())
+    }
+
+    fn learn(&self, ranges: &[(usize, usize, String)]) {
+        let before = self.slots.borrow().clone();
+        let mut slots = Slots(vec![None; 16_384]);
+        for (first, last, address) in ranges {
+            let node = self.at(address);
+            for slot in *first..=(*last).min(16_383) {
+                slots.0[slot] = Some(Arc::clone(&node));
+            }
+        }
+        // A server that lost all its slots at once has been replaced, not resharded: its successor may know less.
+        let serves =
+            |slots: &Slots, node: &Arc<Node>| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
+        let mut gone: Vec<&Arc<Node>> = before.0.iter().flatten().collect();
+        gone.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        gone.retain(|node| !serves(&slots, node));
+        for (was, is) in before.0.iter().zip(&slots.0) {
+            if let (Some(was), Some(is)) = (was, is)
+                && gone.iter().any(|node| Arc::ptr_eq(node, was))
+            {
+                is.took_over(self.shared.clock.now());
+            }
+        }
+        self.slots.send_replace(slots);
+    }
+}
+
+fn range_of(range: &Value, asked: &str) -> Option<(usize, usize, String)> {
+    let Value::Array(fields) = range else { return None };
+    let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = fields.as_slice() else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = primary.as_slice() else { return None };
+    // A server that does not know its own name is at the address that was asked.
+    let host = match host {
+        Value::BulkString(name) if !name.is_empty() => String::from_utf8_lossy(name).into_owned(),
+        _ => asked.to_owned(),
+    };
+    Some((usize::try_from(*first).ok()?, usize::try_from(*last).ok()?, format!("{host}:{port}")))
+}

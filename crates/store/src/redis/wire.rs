@@ -1,0 +1,141 @@
+//! Requests as the argument of a script: little-endian numbers, which cost a script next to nothing to read.
+//!
+//! `lua/read.lua` and `lua/decode.lua` say what stands where. A number a argument was rejected: reading twenty arguments
+//! costs Redis more than deciding on them.
+
+use super::names::Name;
+use super::request::{Request, Want};
+use tollgate_core::{Cost, Limit, Measures, Period, Span, Timestamp};
+
+/// More than any limit has, and small enough that sums stay exact in a script.
+const PLENTY: u64 = 1 << 42;
+
+/// What is done with charges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Charge,
+    Debit,
+    Release,
+}
+
+/// The ask of one script call.
+pub(super) struct Ask {
+    counters: Vec<u8>,
+    count: u16,
+    body: Vec<u8>,
+    told: Option<Timestamp>,
+    /// Where calendars take their borders from: the script's own time is near.
+    near: Timestamp,
+}
+
+impl Ask {
+    /// An ask at a time that is told, or at the server's own, which is about `near`.
+    pub(super) fn new(told: Option<Timestamp>, near: Timestamp) -> Self {
+        Self { counters: Vec::new(), count: 0, body: Vec::new(), told, near }
+    }
+
+    /// Declares a counter of a bundle, both numbered from 1.
+    pub(super) fn counter(&mut self, bundle: usize, name: &Name) -> u16 {
+        self.counters.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
+        self.counters.extend_from_slice(name);
+        self.counters.push(0);
+        self.count += 1;
+        self.count
+    }
+
+    /// When something was taken that is now given back.
+    pub(super) fn taken(&mut self, at: Timestamp) {
+        self.number(at.as_micros());
+    }
+
+    /// A request whose counters have these numbers.
+    pub(super) fn request(&mut self, request: &Request, numbers: &[u16]) {
+        self.body.extend_from_slice(&u16::try_from(request.wants.len()).unwrap_or(u16::MAX).to_le_bytes());
+        self.body.push(u8::from(!request.is_partial));
+        self.wants(request, numbers, Verb::Charge);
+    }
+
+    /// Charges without the frame of a request.
+    pub(super) fn wants(&mut self, request: &Request, numbers: &[u16], verb: Verb) {
+        let near = request.near.unwrap_or(self.near);
+        for want in &request.wants {
+            self.want(want, numbers[want.counter], verb, near);
+        }
+    }
+
+    pub(super) fn finish(self) -> Vec<u8> {
+        let mut ask = Vec::with_capacity(10 + self.counters.len() + self.body.len());
+        let time = self.told.map_or(-1.0, |now| double(now.as_micros()));
+        ask.extend_from_slice(&time.to_le_bytes());
+        ask.extend_from_slice(&self.count.to_le_bytes());
+        ask.extend(self.counters);
+        ask.extend(self.body);
+        ask
+    }
+
+    fn want(&mut self, want: &Want, number: u16, verb: Verb, near: Timestamp) {
+        let verb = match (verb, want.cost) {
+            (Verb::Release, _) => 4,
+            (_, cost) if cost.is_refund() => 2,
+            (Verb::Debit, _) => 3,
+            (Verb::Charge, cost) => u8::from(!cost.is_look()),
+        };
+        let (op, numbers) = numbers(&want.limit, want.cost, want.phase);
+        self.body.extend_from_slice(&[op, verb, want.enforcement as u8]);
+        self.body.extend_from_slice(&number.to_le_bytes());
+        for number in numbers {
+            self.number(number);
+        }
+        match (&want.limit.quota().period, op) {
+            (Period::Calendar(calendar), _) => {
+                let (start, end) = calendar.window(near);
+                let before = calendar.window(start - Span::from_micros(1)).0;
+                for border in [before, start, end, calendar.window(end).1] {
+                    self.number(border.as_micros());
+                }
+            }
+            (_, PERMITS) => {
+                self.body.extend_from_slice(format!("{:x}\0", want.permit.0).as_bytes());
+            }
+            _ => {}
+        }
+    }
+
+    fn number(&mut self, number: u64) {
+        self.body.extend_from_slice(&double(number).to_le_bytes());
+    }
+}
+
+const PERMITS: u8 = 10;
+
+/// The step's number in `lua/step.lua`, and its five numbers.
+fn numbers(limit: &Limit, cost: Cost, phase: Span) -> (u8, [u64; 5]) {
+    let (units, capacity) = (cost.units().min(PLENTY), limit.capacity());
+    let (period, phase) = (limit.quota().period.length().as_micros(), phase.as_micros());
+    let by_calendar = u8::from(matches!(limit.quota().period, Period::Calendar(_))) * 2;
+    match limit.measures() {
+        Measures::Bucket { k, interval } => {
+            let time = |units: u64| {
+                let all = u128::from(units) * u128::from(interval);
+                let whole = |part: u128| u64::try_from(part).unwrap_or(u64::MAX);
+                (whole(all / u128::from(k)), whole(all % u128::from(k)))
+            };
+            // Twice the bucket is never let through, never debited, and gives all back.
+            let (cost, capacity) = (time(units.min(2 * capacity)), time(capacity));
+            (if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
+        }
+        Measures::Fixed { most } => (3 + by_calendar, [units, capacity, period, phase, most]),
+        Measures::Attempts { most } => (4 + by_calendar, [units, capacity, period, phase, most]),
+        Measures::Sliding => (7, [units, capacity, period, phase, 0]),
+        Measures::Strict { k, width } => (8, [units, capacity, width, phase, k]),
+        Measures::Log => (9, [units, capacity, period, 0, 0]),
+        Measures::Permits => (PERMITS, [units, capacity, period, 0, 0]),
+        // Blocked, and what is yet to come.
+        _ => (0, [units, 0, 0, 0, 0]),
+    }
+}
+
+/// Exact: every number here is below 2^53.
+fn double(number: u64) -> f64 {
+    number as f64
+}

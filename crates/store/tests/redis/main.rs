@@ -1,0 +1,4 @@
+//! Counters in Redis, held to real servers that the tests start and end themselves.
+
+mod conformance;
+mod servers;

@@ -1,0 +1,131 @@
+//! Real servers on free ports: started by name, ended by the handle that started them.
+
+use redis::{Cmd, Connection, FromRedisValue, Value};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tollgate_store::{RedisConfig, RedisStore};
+
+/// One redis-server process.
+pub(crate) struct Server {
+    pub(crate) port: u16,
+    child: Child,
+    folder: std::path::PathBuf,
+}
+
+/// A port that nobody listens on; its partner for a cluster's bus, 10 000 above, is free as well.
+pub(crate) fn free_port() -> u16 {
+    loop {
+        let port =
+            TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+        let low = 10_000 + port % 20_000;
+        if TcpListener::bind(("127.0.0.1", low)).is_ok()
+            && TcpListener::bind(("127.0.0.1", low + 10_000)).is_ok()
+        {
+            return low;
+        }
+    }
+}
+
+impl Server {
+    pub(crate) fn start(extra: &[&str]) -> Self {
+        Self::start_on(free_port(), extra)
+    }
+
+    pub(crate) fn start_on(port: u16, extra: &[&str]) -> Self {
+        let folder = std::env::temp_dir().join(format!("tollgate-redis-{}-{port}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let child = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--save", "", "--appendonly", "no", "--bind", "127.0.0.1"])
+            .args(["--dir", &folder.display().to_string(), "--enable-debug-command", "yes"])
+            .args(extra)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("redis-server on the path (Debian: apt-get install redis-server)");
+        let server = Self { port, child, folder };
+        wait_until("the server answers", || server.try_command(&redis::cmd("PING")).is_some());
+        server
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn store(&self) -> RedisStore {
+        RedisStore::connect(patient(&self.url()))
+    }
+
+    pub(crate) fn connection(&self) -> Option<Connection> {
+        let client = redis::Client::open(self.url()).expect("a url");
+        client.get_connection_with_timeout(Duration::from_secs(1)).ok()
+    }
+
+    fn try_command(&self, command: &Cmd) -> Option<Value> {
+        command.query(&mut self.connection()?).ok()
+    }
+
+    /// Runs a command, which must work.
+    pub(crate) fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let mut command = redis::cmd(words[0]);
+        for word in &words[1..] {
+            command.arg(word);
+        }
+        command
+            .query(&mut self.connection().expect("a server"))
+            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// One field of INFO.
+    pub(crate) fn info(&self, field: &str) -> String {
+        let all: String = self.command(&["INFO", "everything"]);
+        let prefix = format!("{field}:");
+        all.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_default().to_owned()
+    }
+
+    /// Stops the process in its tracks, or lets it go on.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill {name}");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Every key has an expiry: what users would lose otherwise is their server's memory.
+    pub(crate) fn keys_without_expiry(&self) -> Vec<String> {
+        let mut connection = self.connection().expect("a server");
+        let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("keys");
+        keys.into_iter()
+            .filter(|key| redis::cmd("PTTL").arg(key).query::<i64>(&mut connection).expect("a ttl") == -1)
+            .collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A store's configuration for tests that are about answers, on a machine that may be busy.
+pub(crate) fn patient(url: &str) -> RedisConfig {
+    let mut config = RedisConfig::parse(url).expect("a url");
+    config.deadline = Duration::from_secs(10);
+    config.connect_timeout = Duration::from_secs(5);
+    config
+}
+
+/// Waits for something that can be observed.
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..3_000 {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("never came: {what}");
+}
