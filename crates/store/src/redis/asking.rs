@@ -49,7 +49,9 @@ pub(super) async fn ask(
             None => match timeout_at(until, topology.of(slot)).await {
                 Ok(Some(node)) => node,
                 _ => {
-                    return Err(StoreError::Unavailable("the cluster's slots are not known".to_owned()).into());
+                    return Err(
+                        StoreError::Unavailable("the cluster's slots are not known".to_owned()).into()
+                    );
                 }
             },
         };

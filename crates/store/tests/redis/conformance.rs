@@ -1,5 +1,6 @@
 //! What every store must do, over a real server, with the time told by the suite.
 
+use crate::cluster::Cluster;
 use crate::servers::{Server, patient};
 use std::sync::Arc;
 use tollgate_core::conformance;
@@ -15,4 +16,15 @@ async fn one_redis_does_what_every_store_must() {
     .await
     .unwrap_or_else(|broken| panic!("{broken}"));
     assert_eq!(server.keys_without_expiry(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_does_what_every_store_must() {
+    let cluster = Cluster::with_replicas(0);
+    conformance::run(async |clock: Arc<_>| {
+        cluster.flush();
+        RedisStore::with_clock(cluster.config(), clock)
+    })
+    .await
+    .unwrap_or_else(|broken| panic!("{broken}"));
 }

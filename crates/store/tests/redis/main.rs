@@ -1,4 +1,6 @@
 //! Counters in Redis, held to real servers that the tests start and end themselves.
 
+mod cluster;
 mod conformance;
+mod differential;
 mod servers;

@@ -76,6 +76,22 @@ impl Server {
             .unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
+    /// Runs a command that may not work yet.
+    pub(crate) fn try_words(&self, words: &[&str]) -> bool {
+        let mut command = redis::cmd(words[0]);
+        words[1..].iter().for_each(|word| {
+            command.arg(word);
+        });
+        self.try_command(&command).is_some()
+    }
+
+    /// One field of CLUSTER INFO.
+    pub(crate) fn cluster_info(&self, field: &str) -> String {
+        let all: String = self.command(&["CLUSTER", "INFO"]);
+        let prefix = format!("{field}:");
+        all.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_default().to_owned()
+    }
+
     /// One field of INFO.
     pub(crate) fn info(&self, field: &str) -> String {
         let all: String = self.command(&["INFO", "everything"]);

@@ -39,7 +39,15 @@ for i = 1, n do
 end
 now = present
 
+-- What has no time left is not kept.
 local function same(one, other)
+  if not one and other then
+    local expires = other
+    if type(other) == 'table' then
+      expires = other[1] == 'b' and other[2] + 1 or other[2]
+    end
+    return expires <= taken
+  end
   if type(one) ~= 'table' or type(other) ~= 'table' then
     return one == other
   end

@@ -1,0 +1,78 @@
+//! A real cluster: three primaries with a replica each.
+
+use crate::servers::{Server, patient, wait_until};
+use std::sync::OnceLock;
+use std::time::Duration;
+use tollgate_store::RedisConfig;
+
+/// Three primaries, then their replicas.
+pub(crate) struct Cluster {
+    pub(crate) servers: Vec<Server>,
+}
+
+impl Cluster {
+    pub(crate) fn start() -> Self {
+        Self::with_replicas(3)
+    }
+
+    pub(crate) fn with_replicas(replicas: usize) -> Self {
+        let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+        let servers: Vec<Server> = (0..3 + replicas).map(|_| Server::start(&options)).collect();
+        let cluster = Self { servers };
+        let ports: Vec<String> = cluster.servers.iter().map(|server| server.port.to_string()).collect();
+        for (number, server) in cluster.servers.iter().enumerate() {
+            let _: () = server.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
+        }
+        for (number, (first, last)) in [(0, 5460), (5461, 10_922), (10_923, 16_383)].iter().enumerate() {
+            let (first, last) = (first.to_string(), last.to_string());
+            let _: () = cluster.servers[number].command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+        }
+        for port in &ports[1..] {
+            let _: () = cluster.servers[0].command(&["CLUSTER", "MEET", "127.0.0.1", port]);
+        }
+        let all = ports.len().to_string();
+        wait_until("everybody knows everybody", || {
+            cluster.servers.iter().all(|server| server.cluster_info("cluster_known_nodes") == all)
+        });
+        for (number, replica) in cluster.servers[3..].iter().enumerate() {
+            let primary: String = cluster.servers[number].command(&["CLUSTER", "MYID"]);
+            wait_until("a replica follows", || {
+                replica.try_words(&["CLUSTER", "REPLICATE", &primary])
+                    && replica.info("master_link_status").starts_with("up")
+            });
+        }
+        cluster.wait_until_well();
+        cluster
+    }
+
+    pub(crate) fn wait_until_well(&self) {
+        wait_until("the cluster is well", || {
+            self.servers.iter().all(|server| server.cluster_info("cluster_state") == "ok")
+        });
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let hosts: Vec<String> =
+            self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
+        format!("redis+cluster://{}", hosts.join(","))
+    }
+
+    pub(crate) fn config(&self) -> RedisConfig {
+        patient(&self.url())
+    }
+
+    pub(crate) fn flush(&self) {
+        for primary in &self.servers[..3] {
+            let _: () = primary.command(&["FLUSHALL"]);
+        }
+    }
+}
+
+/// One cluster for the tests that leave it as it is.
+pub(crate) fn shared() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(|| Cluster::with_replicas(0))
+}
+
+/// How long a check may take beyond its deadline on a machine that is busy with everything else.
+pub(crate) const SLACK: Duration = Duration::from_millis(40);

@@ -1,0 +1,181 @@
+//! The same random traces to a plain map of states, one Redis, and a cluster: every field of every outcome is compared.
+//!
+//! Users move from memory to Redis to a cluster as they grow, and must not see other answers for it. Charges of one
+//! request live in one bundle, in several bundles of one slot, and in several slots.
+
+use crate::cluster;
+use crate::servers::{Server, patient};
+use std::sync::Arc;
+use tollgate_core::conformance::Ledger;
+use tollgate_core::{
+    Algorithm, Calendar, CalendarUnit, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit,
+    LimitSpec, ManualClock, Part, Period, Permit, PermitId, Quota, Scope, Span, Timestamp,
+};
+use tollgate_store::{MemoryConfig, MemoryStore, RedisStore};
+
+/// Numbers that look random and are the same in every run (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[usize::try_from(self.below(choices.len() as u64)).expect("small")]
+    }
+}
+
+/// Limits that users write, and odd ones: fractions of a microsecond, fractions too fine for a word, calendars, jitter.
+fn limits() -> Vec<Limit> {
+    let spec =
+        |algorithm, count, millis| LimitSpec::new(algorithm, Quota::per(count, Span::from_millis(millis)));
+    let zone = |unit, name| Period::Calendar(Calendar::new(unit, name).expect("a zone"));
+    let by = |count, period| LimitSpec::new(Algorithm::FixedWindow, Quota { count, period });
+    [
+        spec(Algorithm::Gcra, 5, 1_000),
+        spec(Algorithm::Gcra, 200, 60_000).burst(7),
+        spec(Algorithm::Gcra, 7, 1_000).burst(3),
+        spec(Algorithm::Gcra, 99_991, 86_400_000).burst(5),
+        spec(Algorithm::Gcra, 1 << 40, 1_000).burst(1 << 30),
+        spec(Algorithm::Gcra, 0, 1_000),
+        spec(Algorithm::TokenBucket, 3, 7).burst(9),
+        spec(Algorithm::LeakyBucket, 5, 1_000).burst(8).delays(),
+        spec(Algorithm::FixedWindow, 6, 1_000),
+        spec(Algorithm::FixedWindow, 6, 90_000).jitter(),
+        spec(Algorithm::FixedWindow, 1 << 40, 1),
+        by(9, zone(CalendarUnit::Day, "Europe/Zurich")),
+        by(9, zone(CalendarUnit::Month, "America/New_York")),
+        spec(Algorithm::SlidingWindow, 8, 1_000),
+        spec(Algorithm::SlidingWindow, 8, 60_000).jitter(),
+        spec(Algorithm::SlidingWindow, 1 << 39, 3_600_000),
+        spec(Algorithm::StrictWindow, 8, 60_000).jitter(),
+        spec(Algorithm::StrictWindow, 8, 1_000).slots(7),
+        spec(Algorithm::SlidingLog, 8, 1_000),
+        spec(Algorithm::Concurrency, 5, 30_000),
+        spec(Algorithm::FixedWindow, 4, 1_000).counts_attempts(),
+    ]
+    .into_iter()
+    .map(|spec| spec.build().expect("in range"))
+    .collect()
+}
+
+/// Where the last limit stands: it counts attempts, which a store may only do on its own.
+const ATTEMPTS: usize = 20;
+
+async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualClock, memory: bool) {
+    let (limits, mut dice, mut ledger) = (limits(), Dice(seed), Ledger::default());
+    let in_memory = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), clock).expect("a store");
+    // Some share a group, as the windows of one rule do; some are alone.
+    let scopes: Vec<Scope> = (0..limits.len())
+        .map(|n| match n % 3 {
+            0 => Scope::new(format!("{seed}|{n}")),
+            _ => Scope::in_group(format!("{seed}|user|{n}"), &format!("{seed}|user")),
+        })
+        .collect();
+    let people: Vec<Vec<Part<'_>>> = vec![
+        vec![Part::Text("alice")],
+        vec![Part::Text("alice"), Part::Text("POST /login")],
+        vec![Part::Text("bob")],
+        vec![],
+    ];
+    for turn in 0..steps {
+        let count = 1 + dice.below(5);
+        let mut charges: Vec<Charge<'_>> = (0..count)
+            .map(|_| {
+                let n = usize::try_from(dice.below(limits.len() as u64)).expect("small");
+                let limit = &limits[n];
+                let cost = match dice.below(14) {
+                    0 => Cost::LOOK,
+                    1 => Cost::refund(1 + dice.below(3)),
+                    2 => Cost::take(limit.capacity() + dice.below(2)),
+                    3 => Cost::take(1 + dice.below(limit.capacity().max(1))),
+                    4 => Cost::take(u64::MAX >> dice.below(30)),
+                    _ => Cost::take(1 + dice.below(3)),
+                };
+                let enforcement = match dice.below(6) {
+                    _ if n == ATTEMPTS => Enforcement::Independent,
+                    0 => Enforcement::Alternative,
+                    1 => Enforcement::Independent,
+                    _ => Enforcement::Required,
+                };
+                let key = CounterKey { scope: &scopes[n], parts: dice.pick(&people).as_slice() };
+                Charge {
+                    enforcement,
+                    permit: PermitId(u128::from(dice.below(4))),
+                    ..Charge::new(key, limit, cost)
+                }
+            })
+            .collect();
+        if dice.below(8) == 0 {
+            // One counter twice.
+            charges.push(charges[0]);
+        }
+        let now = clock.now();
+        match dice.below(20) {
+            0 => {
+                ledger.debit(now, &charges);
+                in_memory.debit(&charges).await.expect("memory");
+                for store in stores {
+                    store.debit(&charges).await.expect("a debit");
+                }
+            }
+            1 => {
+                let permits: Vec<Permit<'_>> = charges
+                    .iter()
+                    .map(|one| Permit { key: one.key, limit: one.limit, id: one.permit })
+                    .collect();
+                ledger.release(&permits);
+                in_memory.release(&permits).await.expect("memory");
+                for store in stores {
+                    store.release(&permits).await.expect("a release");
+                }
+            }
+            _ => {
+                let expected = ledger.charge(now, &charges);
+                let told = in_memory.charge_now(&charges);
+                assert!(!memory || told == expected, "memory, seed {seed}, turn {turn}");
+                for (which, store) in stores.iter().enumerate() {
+                    let told = store.charge(&charges).await.expect("an answer");
+                    assert_eq!(
+                        told, expected,
+                        "store {which}, seed {seed}, turn {turn}, at {now:?}: {charges:#?}"
+                    );
+                }
+            }
+        }
+        clock.advance(Span::from_micros(match dice.below(12) {
+            0..=4 => 0,
+            5 => 1,
+            6..=8 => dice.below(300_000),
+            9 => dice.below(3_000_000),
+            10 => dice.below(100_000_000),
+            _ => dice.below(40) * 3_600_000_000,
+        }));
+    }
+    for store in stores {
+        assert_eq!(store.disagreements(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_one_redis_and_a_cluster_answer_alike() {
+    let (server, cluster) = (Server::start(&[]), cluster::shared());
+    for seed in 0..6 {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
+        let told: Arc<dyn Clock> = clock.clone();
+        let stores = [
+            RedisStore::with_clock(patient(&server.url()), Arc::clone(&told)),
+            RedisStore::with_clock(cluster.config(), told),
+        ];
+        compare(seed, 1_500, &stores, &clock, true).await;
+    }
+    assert_eq!(server.keys_without_expiry(), Vec::<String>::new());
+    for primary in &cluster.servers {
+        assert_eq!(primary.keys_without_expiry(), Vec::<String>::new());
+    }
+}
