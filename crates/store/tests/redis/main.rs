@@ -3,4 +3,5 @@
 mod cluster;
 mod conformance;
 mod differential;
+mod faults;
 mod servers;

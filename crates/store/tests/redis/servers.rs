@@ -4,7 +4,7 @@ use redis::{Cmd, Connection, FromRedisValue, Value};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tollgate_store::{RedisConfig, RedisStore};
+use tollgate_store::RedisConfig;
 
 /// One redis-server process.
 pub(crate) struct Server {
@@ -33,6 +33,20 @@ impl Server {
     }
 
     pub(crate) fn start_on(port: u16, extra: &[&str]) -> Self {
+        let server = Self::spawn(port, extra);
+        wait_until("the server answers", || server.try_command(&redis::cmd("PING")).is_some());
+        server
+    }
+
+    /// The same server again, on what it has saved; it may still be loading that.
+    pub(crate) fn restart(&mut self, extra: &[&str]) -> Self {
+        self.kill();
+        let again = Self::spawn(self.port, extra);
+        wait_until("the port is open", || std::net::TcpStream::connect(("127.0.0.1", again.port)).is_ok());
+        again
+    }
+
+    fn spawn(port: u16, extra: &[&str]) -> Self {
         let folder = std::env::temp_dir().join(format!("tollgate-redis-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let child = Command::new("redis-server")
@@ -43,17 +57,11 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .expect("redis-server on the path (Debian: apt-get install redis-server)");
-        let server = Self { port, child, folder };
-        wait_until("the server answers", || server.try_command(&redis::cmd("PING")).is_some());
-        server
+        Self { port, child, folder }
     }
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
-    }
-
-    pub(crate) fn store(&self) -> RedisStore {
-        RedisStore::connect(patient(&self.url()))
     }
 
     pub(crate) fn connection(&self) -> Option<Connection> {
