@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{LONG, Open, Server, Stopwatch, eventually};
+use harness::{LONG, Open, Server, Stopwatch, eventually, note};
 use std::time::Duration;
 
 const BODY: &[u8] = br#"{"domain":"sample","attributes":{"api_key":"k"}}"#;
@@ -38,7 +38,7 @@ fn requests_under_way_are_answered_and_then_the_process_ends() {
     assert_eq!((answer.status, &answer.json()["allowed"]), (200, &true.into()));
     let status = server.wait();
     assert_eq!(status.code(), Some(0), "{}", server.log());
-    println!("drained after {} ms", watch.elapsed().as_millis());
+    note(&format!("drained after {} ms", watch.elapsed().as_millis()));
     assert!(server.log().contains("drained"), "{}", server.log());
 }
 
@@ -64,6 +64,6 @@ fn a_request_that_never_ends_does_not_hold_the_process() {
     let watch = Stopwatch::start();
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
-    println!("ended after {} ms", watch.elapsed().as_millis());
+    note(&format!("ended after {} ms", watch.elapsed().as_millis()));
     assert!(watch.elapsed() < LONG);
 }

@@ -39,9 +39,9 @@ impl Service {
 }
 
 fn serve(stream: &TcpStream, count: &AtomicU64) {
-    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let lines = BufReader::new(stream).lines().map_while(Result::ok);
     // Requests here have no bodies: an empty line is the end of one.
-    while let Some(line) = lines.next() {
+    for line in lines {
         if line.is_empty() {
             count.fetch_add(1, Ordering::SeqCst);
             let mut stream = stream;

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Foreign, Server, Stopwatch, eventually, foreign_client};
+use harness::{Foreign, Server, Stopwatch, eventually, foreign_client, note};
 use std::time::Duration;
 
 const RULES: &str = "
@@ -24,7 +24,7 @@ descriptors:
 fn a_foreign_client_finds_the_protocol_as_envoy_has_it() {
     let server = Server::with_rules(RULES);
     let said = foreign_client("rls.py", &server);
-    println!("{said}");
+    note(&said);
     assert!(said.ends_with(" passed, 0 failed\n"), "{said}");
     assert_eq!(server.get("/healthz").status, 200);
 }
@@ -40,6 +40,6 @@ fn a_watcher_of_health_is_told_of_the_end_and_does_not_delay_it() {
     let output = watcher.finish(&server);
     assert!(output.ends_with("NOT_SERVING\n"), "{output}");
     assert_eq!(server.wait().code(), Some(0), "{}", server.log());
-    println!("ended after {} ms", watch.elapsed().as_millis());
+    note(&format!("ended after {} ms", watch.elapsed().as_millis()));
     assert!(watch.elapsed() < Duration::from_secs(10), "{:?}", watch.elapsed());
 }

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Folder, Server, Stopwatch, eventually};
+use harness::{Folder, Server, Stopwatch, eventually, note};
 use serde_json::{Value, json};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -27,8 +27,8 @@ fn acts(server: &Server, how: &str, limit: u64, change: impl FnOnce()) {
     change();
     eventually(how, || (limit_in_force(server) == limit).then_some(()));
     let took = watch.elapsed();
-    let note = if took > PROMISE { "  (over a second: is the machine busy?)" } else { "" };
-    println!("{how}: new rules acted after {} ms{note}", took.as_millis());
+    let busy = if took > PROMISE { "  (over a second: is the machine busy?)" } else { "" };
+    note(&format!("{how}: new rules acted after {} ms{busy}", took.as_millis()));
     assert!(took < BOUND, "{how} took {took:?}");
 }
 
@@ -173,7 +173,11 @@ fn a_broken_file_is_refused_and_the_last_good_rules_stay() {
     assert_eq!(limit_in_force(&server), 60, "the last good rules stay");
     assert_eq!(server.get("/readyz").status, 200, "and the server stays in service");
     eventually("the log", || server.log().contains("limt").then_some(()));
-    assert!(!server.log().contains('\u{1b}'), "a log that no terminal shows has no colours: {}", server.log());
+    assert!(
+        !server.log().contains('\u{1b}'),
+        "a log that no terminal shows has no colours: {}",
+        server.log()
+    );
     assert!(server.get("/metrics").text().contains("ratelimit_rule_refusals_total 1"));
 
     std::fs::remove_file(&path).expect("removed");

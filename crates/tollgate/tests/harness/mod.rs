@@ -18,5 +18,5 @@ mod web;
 pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client};
 pub(crate) use server::{Run, Server, run, run_with};
-pub(crate) use wait::{LONG, Stopwatch, eventually};
+pub(crate) use wait::{LONG, Stopwatch, eventually, note};
 pub(crate) use web::{Answer, Open, exchange, request};

@@ -31,3 +31,9 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         std::thread::sleep(Duration::from_millis(2));
     }
 }
+
+/// Says what was measured, to those who run the tests with `--nocapture`.
+#[allow(clippy::print_stdout, reason = "this is what it is for")]
+pub(crate) fn note(text: &str) {
+    println!("{text}");
+}
