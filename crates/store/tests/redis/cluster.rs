@@ -16,7 +16,9 @@ impl Cluster {
     }
 
     pub(crate) fn with_replicas(replicas: usize) -> Self {
-        let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+        let mut options = vec!["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+        // Else the living shards would refuse to serve while one is dead.
+        options.extend(["--cluster-require-full-coverage", "no"]);
         let servers: Vec<Server> = (0..3 + replicas).map(|_| Server::start(&options)).collect();
         let cluster = Self { servers };
         let ports: Vec<String> = cluster.servers.iter().map(|server| server.port.to_string()).collect();
@@ -36,10 +38,8 @@ impl Cluster {
         });
         for (number, replica) in cluster.servers[3..].iter().enumerate() {
             let primary: String = cluster.servers[number].command(&["CLUSTER", "MYID"]);
-            wait_until("a replica follows", || {
-                replica.try_words(&["CLUSTER", "REPLICATE", &primary])
-                    && replica.info("master_link_status").starts_with("up")
-            });
+            wait_until("a replica is told", || replica.try_words(&["CLUSTER", "REPLICATE", &primary]));
+            wait_until("a replica follows", || replica.info("master_link_status").starts_with("up"));
         }
         cluster.wait_until_well();
         cluster

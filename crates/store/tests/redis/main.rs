@@ -1,6 +1,7 @@
 //! Counters in Redis, held to real servers that the tests start and end themselves.
 
 mod cluster;
+mod cluster_faults;
 mod conformance;
 mod differential;
 mod faults;
