@@ -5,4 +5,5 @@ mod cluster_faults;
 mod conformance;
 mod differential;
 mod faults;
+mod sentinel;
 mod servers;

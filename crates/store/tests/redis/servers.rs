@@ -60,6 +60,20 @@ impl Server {
         Self { port, child, folder }
     }
 
+    /// A sentinel with this configuration, which it writes its own findings to.
+    pub(crate) fn sentinel(configuration: &str) -> Self {
+        let port = free_port();
+        let folder = std::env::temp_dir().join(format!("tollgate-redis-{}-{port}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let file = folder.join("sentinel.conf");
+        std::fs::write(&file, format!("port {port}\nbind 127.0.0.1\n{configuration}")).expect("a file");
+        let mut command = Command::new("redis-server");
+        command.arg(&file).arg("--sentinel").stdout(Stdio::null()).stderr(Stdio::null());
+        let server = Self { port, child: command.spawn().expect("redis-server on the path"), folder };
+        wait_until("the sentinel answers", || server.try_command(&redis::cmd("PING")).is_some());
+        server
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
