@@ -26,6 +26,7 @@ pub(super) struct Call {
     counters: Vec<(usize, Name)>,
     /// For each job, which of the call's counters are its own.
     numbers: Vec<SmallVec<[u16; 4]>>,
+    is_plain: bool,
 }
 
 /// What became of a call.
@@ -41,16 +42,17 @@ impl Call {
     /// As few calls as the jobs' places allow, in the jobs' order.
     pub(super) fn group(jobs: impl Iterator<Item = Job>, merges: bool) -> Vec<Self> {
         let mut calls: Vec<Self> = Vec::new();
-        let mut open: HashMap<u16, usize, foldhash::fast::RandomState> = HashMap::default();
+        let mut open: HashMap<(u16, bool), usize, foldhash::fast::RandomState> = HashMap::default();
         for job in jobs {
             let alone = !matches!(job.work, Work::Charge) || job.request.is_partial || job.asking;
-            let place = if merges { 0 } else { job.slot };
+            let is_plain = matches!(job.work, Work::Charge) && job.request.is_plain();
+            let place = (if merges { 0 } else { job.slot }, is_plain);
             let known = open.get(&place).copied().filter(|at| !alone && calls[*at].has_room(&job));
             if let Some(at) = known {
                 calls[at].add(job);
                 continue;
             }
-            let mut call = Self::default();
+            let mut call = Self { is_plain, ..Self::default() };
             call.add(job);
             calls.push(call);
             // What comes after a call that stands alone must not overtake it.
@@ -108,16 +110,23 @@ impl Call {
     ) {
         let work = &self.jobs[0].work;
         let script = match work {
+            Work::Charge if self.is_plain => &scripts.buckets,
             Work::Charge => &scripts.charge,
             Work::Debit | Work::Release => &scripts.debit,
             Work::GiveBack { .. } => &scripts.give_back,
         };
         let mut ask = Ask::new(told, near);
-        for (bundle, name) in &self.counters {
-            ask.counter(bundle + 1, name);
+        if !self.is_plain {
+            for (bundle, name) in &self.counters {
+                ask.counter(bundle + 1, name);
+            }
         }
         for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
             match &job.work {
+                Work::Charge if self.is_plain => {
+                    let bundle = self.counters[usize::from(numbers[0]) - 1].0;
+                    ask.buckets(&job.request, bundle + 1);
+                }
                 Work::Charge => ask.request(&job.request, numbers),
                 Work::Debit => ask.wants(&job.request, numbers, Verb::Debit),
                 Work::Release => ask.wants(&job.request, numbers, Verb::Release),
@@ -136,7 +145,11 @@ impl Call {
         } else {
             command.arg("EVAL").arg(script.text);
         }
-        command.arg(self.bundles.len()).arg(&self.bundles).arg(ask.finish());
+        command.arg(self.bundles.len()).arg(&self.bundles).arg(if self.is_plain {
+            ask.finish_buckets()
+        } else {
+            ask.finish()
+        });
         if let Work::GiveBack { priors, .. } = work {
             command.arg(priors);
         }

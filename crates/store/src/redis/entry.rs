@@ -12,14 +12,14 @@ use tollgate_core::{
 /// The state of the counter with this name in a bundle.
 pub(super) fn state(bundle: Option<&[u8]>, name: &Name) -> State {
     let Some(text) = bundle.and_then(|bytes| std::str::from_utf8(bytes).ok()) else { return State::Unused };
-    if !text.ends_with(';') {
+    if !text.starts_with(';') {
         // A whole number: sixteen digits of time, three of name.
         return match text.split_at_checked(16) {
             Some((micros, whose)) if whose.as_bytes() == name.as_slice() => bucket(micros),
             _ => State::Unused,
         };
     }
-    text.split_terminator(';')
+    text.split(';')
         .filter_map(|entry| entry.split_once(':'))
         .find(|(whose, _)| whose.as_bytes() == name.as_slice())
         .and_then(|(_, body)| parse(body))
@@ -33,13 +33,17 @@ fn bucket(micros: &str) -> State {
 fn parse(body: &str) -> Option<State> {
     let (kind, fields) = body.split_at_checked(1)?;
     if kind == "b" {
-        let Some((micros, fraction)) = fields.split_once('.') else { return Some(bucket(fields)) };
-        return Some(State::Bucket(Tat { micros: micros.parse().ok()?, fraction: fraction.parse().ok()? }));
+        return Some(bucket(fields));
     }
-    // The first field is the expiry, which a script needs and we do not.
-    let mut fields = fields.split(',').skip(1);
+    // The first field is the expiry, which a stranger needs; of a fraction's it is the microsecond after it.
+    let (expiry, fields) = fields.split_once(',')?;
+    let mut fields = fields.split(',');
     let mut number = || fields.next()?.parse::<u64>().ok();
     Some(match kind {
+        "f" => {
+            let micros = expiry.parse::<u64>().ok()?.checked_sub(1)?;
+            State::Bucket(Tat { micros, fraction: number()? })
+        }
         "w" => State::Window(WindowCount { start: Timestamp::from_micros(number()?), count: number()? }),
         "s" => State::Sliding(SlidingCounts {
             start: Timestamp::from_micros(number()?),
@@ -74,7 +78,7 @@ mod tests {
         let alone = Some(b"1700000017123457601".as_slice());
         assert_eq!(state(alone, &name("601")), tat(1_700_000_017_123_457, 0));
         assert_eq!(state(alone, &name("602")), State::Unused);
-        let several = Some(b"601:b1700.5;AAAAAAAAAAA:w9,7,3;BBBBBBBBBBB:l9,1,2,3,4;".as_slice());
+        let several = Some(b";601:f1701,5;AAAAAAAAAAA:w9,7,3;BBBBBBBBBBB:l9,1,2,3,4".as_slice());
         assert_eq!(state(several, &name("601")), tat(1_700, 5));
         let window = WindowCount { start: Timestamp::from_micros(7), count: 3 };
         assert_eq!(state(several, &name("AAAAAAAAAAA")), State::Window(window));

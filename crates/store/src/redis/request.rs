@@ -2,7 +2,7 @@
 
 use super::names::{self, Name};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Cost, Enforcement, Limit, Permit, PermitId, Span, Timestamp};
+use tollgate_core::{Charge, Cost, Enforcement, Limit, Measures, Permit, PermitId, Span, Timestamp};
 
 /// One charge, or one permit to give back.
 #[derive(Clone, Debug)]
@@ -34,6 +34,22 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Nothing but buckets in whole microseconds, all required and taken from, each once, all in one bundle: the usual
+    /// request, for which there is a quicker script.
+    pub(super) fn is_plain(&self) -> bool {
+        const MOST: usize = 16;
+        self.bundles.len() == 1
+            && self.wants.len() == self.counters.len()
+            && self.wants.len() <= MOST
+            && !self.is_partial
+            && self.wants.iter().all(|want| {
+                want.enforcement == Enforcement::Required
+                    && !want.cost.is_refund()
+                    && !want.cost.is_look()
+                    && matches!(want.limit.measures(), Measures::Bucket { k: 1, .. })
+            })
+    }
+
     fn add(&mut self, bundle: String, name: Name, want: impl FnOnce(usize) -> Want) {
         let place = self.bundles.iter().position(|known| *known == bundle).unwrap_or_else(|| {
             self.bundles.push(bundle);

@@ -16,6 +16,7 @@ impl Lua {
 
 /// All that lanes call.
 pub(super) struct Scripts {
+    pub(super) buckets: Lua,
     pub(super) charge: Lua,
     pub(super) debit: Lua,
     pub(super) give_back: Lua,
@@ -38,6 +39,7 @@ macro_rules! script {
 impl Scripts {
     pub(super) fn new() -> Self {
         Self {
+            buckets: Lua::new(include_str!("lua/buckets.lua")),
             charge: script!("lua/charge.lua"),
             debit: script!("lua/debit.lua"),
             give_back: script!("lua/giveback.lua"),

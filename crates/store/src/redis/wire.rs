@@ -73,6 +73,29 @@ impl Ask {
         ask
     }
 
+    /// A request of nothing but buckets in whole microseconds, as `lua/buckets.lua` takes it.
+    pub(super) fn buckets(&mut self, request: &Request, bundle: usize) {
+        self.body.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
+        self.body.push(u8::try_from(request.wants.len()).unwrap_or(u8::MAX));
+        for want in &request.wants {
+            self.body.push(b';');
+            self.body.extend_from_slice(&request.counters[want.counter].1);
+            self.body.extend_from_slice(b":\0");
+            let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
+            self.number(cost);
+            self.number(capacity);
+        }
+    }
+
+    /// The ask of `lua/buckets.lua`: the time and the requests.
+    pub(super) fn finish_buckets(self) -> Vec<u8> {
+        let mut ask = Vec::with_capacity(8 + self.body.len());
+        let time = self.told.map_or(-1.0, |now| double(now.as_micros()));
+        ask.extend_from_slice(&time.to_le_bytes());
+        ask.extend(self.body);
+        ask
+    }
+
     fn want(&mut self, want: &Want, number: u16, verb: Verb, near: Timestamp) {
         let verb = match (verb, want.cost) {
             (Verb::Release, _) => 4,

@@ -179,3 +179,53 @@ async fn memory_one_redis_and_a_cluster_answer_alike() {
         assert_eq!(primary.keys_without_expiry(), Vec::<String>::new());
     }
 }
+
+/// The windows of one rule, as most users write them, beside others of the same tenant: the requests that the quick
+/// script decides, over bundles that it shares with the general one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn windows_of_one_rule_answer_alike_whoever_else_is_in_their_bundle() {
+    let server = Server::start(&[]);
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
+    let store = RedisStore::with_clock(patient(&server.url()), clock.clone());
+    let (mut dice, mut ledger) = (Dice(7), Ledger::default());
+    let build = |algorithm, count, secs| {
+        LimitSpec::new(algorithm, Quota::per(count, Span::from_secs(secs))).build().expect("in range")
+    };
+    let limits = [
+        ("gcra|1s", build(Algorithm::Gcra, 5, 1)),
+        ("gcra|1m", build(Algorithm::Gcra, 40, 60)),
+        ("gcra|1h", build(Algorithm::Gcra, 500, 3_600)),
+        ("endpoint=POST|gcra|1s", build(Algorithm::Gcra, 4, 1)),
+        // The first again at another rate, as after a change of the rule: in fractions of a microsecond, and whole.
+        ("gcra|1s", build(Algorithm::Gcra, 7, 1)),
+        ("gcra|1s", build(Algorithm::Gcra, 2, 1)),
+        ("fixed_window|1s", build(Algorithm::FixedWindow, 6, 1)),
+    ];
+    let scopes: Vec<Scope> =
+        limits.iter().map(|(label, _)| Scope::in_group(format!("api|user|{label}"), "api|user")).collect();
+    for turn in 0..6_000 {
+        let who = [Part::Text(dice.pick::<&str>(&["alice", "bob"]))];
+        let first = dice.below(7);
+        let picked: Vec<usize> = match dice.below(4) {
+            0 => vec![usize::try_from(first).expect("small")],
+            1 => vec![0, 1, 2],
+            2 => vec![2, 3],
+            _ => vec![0, 1, 2, 3],
+        };
+        let cost = Cost::take(1 + dice.below(2));
+        let charge =
+            |n: &usize| Charge::new(CounterKey { scope: &scopes[*n], parts: &who }, &limits[*n].1, cost);
+        let charges: Vec<Charge<'_>> = picked.iter().map(charge).collect();
+        let expected = ledger.charge(clock.now(), &charges);
+        let told = store.charge(&charges).await.expect("an answer");
+        assert_eq!(told, expected, "turn {turn}: {picked:?}");
+        match dice.below(40) {
+            0..20 => clock.advance(Span::from_micros(dice.below(400_000))),
+            // A clock that goes back, by no more than what everybody still remembers.
+            20 => clock.set(clock.now() - Span::from_micros(dice.below(1_000))),
+            _ => {}
+        }
+    }
+    assert_eq!(store.disagreements(), 0);
+    assert_eq!(server.keys_without_expiry(), Vec::<String>::new());
+}

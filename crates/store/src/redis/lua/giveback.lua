@@ -42,11 +42,7 @@ now = present
 -- What has no time left is not kept.
 local function same(one, other)
   if not one and other then
-    local expires = other
-    if type(other) == 'table' then
-      expires = other[1] == 'b' and other[2] + 1 or other[2]
-    end
-    return expires <= taken
+    return (type(other) == 'table' and other[2] or other) <= taken
   end
   if type(one) ~= 'table' or type(other) ~= 'table' then
     return one == other

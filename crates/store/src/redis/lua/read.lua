@@ -30,9 +30,9 @@ end
 local function split(value)
   local found = {}
   if value then
-    if value:byte(-1) == 59 then
-      for name, body in value:gmatch('([^:]+):([^;]+);') do
-        found[name] = body
+    if value:byte() == 59 then
+      for name, kind, fields in value:gmatch(';([^:]+):(%a)([^;]+)') do
+        found[name] = kind == 'b' and number(fields) or kind .. fields
       end
     else
       found[value:sub(17)] = number(value:sub(1, 16))
@@ -43,18 +43,11 @@ end
 
 local function parse(body)
   local kind = body:sub(1, 1)
-  if kind == 'b' then
-    local micros, fraction = body:match('^b(%d+)%.?(%d*)')
-    if fraction == '' then
-      return number(micros)
-    end
-    return { kind, number(micros), number(fraction) }
-  end
-  local state, ids = { kind }, kind == 'p'
+  local state, holders = { kind }, kind == 'p'
   for field in body:sub(2):gmatch('[^,]+') do
     local n = #state
     -- Holders of permits are names: every third field after the expiry.
-    state[n + 1] = (ids and n > 1 and n % 3 == 2) and field or number(field)
+    state[n + 1] = (holders and n > 1 and n % 3 == 2) and field or number(field)
   end
   return state
 end

@@ -28,8 +28,8 @@ local function step(op, verb, state, a, b, c, d, e, extra)
     if state then
       if type(state) == 'number' then
         tat = state
-      elseif state[1] == 'b' then
-        tat = state[2]
+      elseif state[1] == 'f' then
+        tat = state[2] - 1
       end
     end
     local most = now + b + b
@@ -57,8 +57,8 @@ local function step(op, verb, state, a, b, c, d, e, extra)
     if state then
       if type(state) == 'number' then
         m = state
-      elseif state[1] == 'b' then
-        m, f = state[2], state[3]
+      elseif state[1] == 'f' then
+        m, f = state[2] - 1, state[3]
         if f >= e then
           f = e - 1
         end
@@ -72,7 +72,7 @@ local function step(op, verb, state, a, b, c, d, e, extra)
     if ahead then
       m, f = most, rest
     end
-    local mended = ahead and (f > 0 and { 'b', m, f } or m) or nil
+    local mended = ahead and (f > 0 and { 'f', m + 1, f } or m) or nil
     if verb == 0 then
       return true, mended, ahead
     end
@@ -87,7 +87,7 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       if f < 0 then
         m, f = m - 1, f + e
       end
-      return true, f > 0 and { 'b', m, f } or m
+      return true, f > 0 and { 'f', m + 1, f } or m
     end
     m, f = m + a, f + c
     if f >= e then
@@ -100,7 +100,7 @@ local function step(op, verb, state, a, b, c, d, e, extra)
     elseif m > most or m == most and f > rest then
       m, f = most, rest
     end
-    return true, f > 0 and { 'b', m, f } or m
+    return true, f > 0 and { 'f', m + 1, f } or m
   end
 
   if op >= 3 and op <= 6 then

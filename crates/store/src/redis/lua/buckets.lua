@@ -1,0 +1,116 @@
+-- The usual requests: nothing but buckets in whole microseconds, all required, all of one tenant's bundle, all taken from.
+-- The same steps as `step.lua`'s first, without the tables that the others need: those cost more than deciding.
+--
+-- ARGV[1]: time (double; -1 for the server's own), then a request after another: its bundle (uint16), how many buckets
+-- (uint8), and of each its name as it stands in the bundle (";601:", zero-terminated), cost and capacity (doubles).
+-- Answers like `charge.lua`.
+local decode, sub, number, text = struct.unpack, string.sub, tonumber, string.format
+local ask = ARGV[1]
+local now, b, n, name, cost, capacity = decode('<dHBsdd', ask)
+local fresh = 0
+if now < 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+else
+  fresh = 600000
+end
+
+local value
+if not KEYS[2] then
+  value = redis.call('GET', KEYS[1])
+  if #ask == 33 and (not value or #value == 19 and sub(value, 17) == sub(name, 2, 4)) then
+    -- One request of one bucket that is alone in its bundle, by a name of three digits. Nothing is simpler or more usual.
+    local tat = value and number(sub(value, 1, 16)) or now
+    if tat <= now + capacity + capacity then
+      local next = (tat > now and tat or now) + cost
+      if next > now + capacity then
+        return { value, now, '0' }
+      end
+      local life = (next - now) / 1000
+      life = life + (life / 16 + 100) * (now % 1000) / 1000 + fresh
+      redis.call('SET', KEYS[1], text('%.0f%s', next, sub(name, 2, 4)), 'PX', life - life % 1 + 1)
+      return { value, now, '1' }
+    end
+  end
+end
+
+local find, byte, rep = string.find, string.byte, string.rep
+local kept = KEYS[2] and redis.call('MGET', unpack(KEYS)) or { value }
+local at = 9
+local answers, values, ends = '', {}, {}
+while at <= #ask do
+  b, n, at = decode('<HB', ask, at)
+  local of = { decode('<' .. rep('sdd', n), ask, at) }
+  at = of[3 * n + 1]
+  value = values[b] or kept[b] or ''
+  local alone = nil
+  if value ~= '' and byte(value) ~= 59 then
+    -- A whole number: one bucket alone.
+    name = ';' .. sub(value, 17) .. ':'
+    if n == 1 and name == of[1] then
+      alone, value = number(sub(value, 1, 16)), ''
+    else
+      value = name .. 'b' .. sub(value, 1, 16)
+    end
+  end
+  local refused, mended, known, after = false, false, 0, {}
+  for i = 1, n do
+    name, cost, capacity = of[3 * i - 2], of[3 * i - 1], of[3 * i]
+    local tat = alone or 0
+    local first, last = find(value, name, 1, true)
+    if first then
+      if byte(value, last + 1) == 98 then
+        tat, last = number(sub(value, last + 2, last + 17)), last + 17
+      else
+        -- Of another rate or algorithm.
+        local stop = (find(value, ';', last, true) or #value + 1) - 1
+        tat = byte(value, last + 1) == 102 and number(value:match('^%d+', last + 2)) - 1 or 0
+        last = stop
+      end
+      known = known + last - first + 1
+    end
+    if tat > now + capacity + capacity then
+      tat, mended = now + capacity + capacity, true
+    end
+    local next = (tat > now and tat or now) + cost
+    refused = refused or next > now + capacity
+    after[2 * i - 1], after[2 * i], of[3 * i] = name, next, tat
+  end
+  answers = answers .. (refused and '0' or '1')
+  if not refused or mended then
+    local latest, others = now, ''
+    for i = 1, n do
+      if refused then
+        after[2 * i] = of[3 * i]
+      end
+      latest = after[2 * i] > latest and after[2 * i] or latest
+    end
+    if known ~= #value then
+      local own = {}
+      for i = 1, n do
+        own[of[3 * i - 2]] = true
+      end
+      for name, body, instant in value:gmatch('(;[^:]+:)(%a(%d+)[^;]*)') do
+        instant = number(instant)
+        if instant > now and not own[name] then
+          others = others .. name .. body
+          latest = instant > latest and instant or latest
+        end
+      end
+    end
+    if n == 1 and others == '' and #of[1] == 5 then
+      values[b] = text('%.0f%s', after[2], sub(of[1], 2, 4))
+    else
+      values[b] = text(rep('%sb%.0f', n), unpack(after)) .. others
+    end
+    ends[b] = latest
+  end
+end
+for b, latest in pairs(ends) do
+  local life = (latest - now) / 1000
+  life = life + (life / 16 + 100) * (now % 1000) / 1000 + fresh
+  redis.call('SET', KEYS[b], values[b], 'PX', life - life % 1 + 1)
+end
+kept[#KEYS + 1] = now
+kept[#KEYS + 2] = answers
+return kept
