@@ -50,7 +50,7 @@ lint: toolchain
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit
-unit: toolchain $(FOREIGN)
+unit: toolchain test-tools $(FOREIGN)
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 # The counter table under every order of its threads' steps. The flags are others than the tests', so are the files.
@@ -81,12 +81,17 @@ fmt: toolchain
 	$(CARGO) fmt --all
 
 .PHONY: setup
-setup: toolchain bench-tools $(FOREIGN)
+setup: toolchain test-tools bench-tools $(FOREIGN)
 	$(CARGO) fetch --locked
 
 .PHONY: toolchain
 toolchain:
 	@scripts/setup toolchain
+
+# The tests of the Redis store start servers of their own.
+.PHONY: test-tools
+test-tools:
+	@scripts/setup packages redis-server=redis-server
 
 .PHONY: bench-tools
 bench-tools:
