@@ -107,7 +107,7 @@ impl RedisStore {
             0 => Ok(Outcomes { admission: Admission::Admitted, each: SmallVec::new() }),
             1 => {
                 let (slot, request) = parts.remove(0);
-                let layout: SmallVec<[(usize, Enforcement); 4]> = order(&request);
+                let layout = order(&request);
                 let answer =
                     self.ask(Work::Charge, slot, request, until).await.map_err(|error| error.error)?;
                 Ok(outcomes(answer.admission, [(layout.as_slice(), &answer)].into_iter()))
@@ -158,7 +158,7 @@ impl RedisStore {
             let alone = answers.is_empty();
             return Err(if alone { why } else { StoreError::Partial { failed, why: Box::new(why) } });
         }
-        let layouts: Vec<(SmallVec<[(usize, Enforcement); 4]>, &Answer)> =
+        let layouts: Vec<(Layout, &Answer)> =
             answers.iter().map(|(_, request, answer)| (order(request), answer)).collect();
         Ok(outcomes(admission, layouts.iter().map(|(layout, answer)| (layout.as_slice(), *answer))))
     }
@@ -210,7 +210,9 @@ impl RedisStore {
 }
 
 /// Which charge of the caller's each want is.
-fn order(request: &Request) -> SmallVec<[(usize, Enforcement); 4]> {
+type Layout = SmallVec<[(usize, Enforcement); 4]>;
+
+fn order(request: &Request) -> Layout {
     request.wants.iter().map(|want| (want.index, want.enforcement)).collect()
 }
 

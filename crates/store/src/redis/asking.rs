@@ -39,9 +39,10 @@ pub(super) async fn ask(
     topology: &Arc<Topology>,
     work: Work,
     slot: u16,
-    mut request: Request,
+    request: Request,
     until: Instant,
 ) -> Result<Answer, Asked> {
+    let mut request = Box::new(request);
     let (mut redirect, mut asking, mut unsent): (Option<Arc<Node>>, bool, u32) = (None, false, 0);
     loop {
         let node = match redirect.take() {

@@ -38,7 +38,7 @@ pub(super) enum Work {
 /// A request that waits for an answer.
 pub(super) struct Job {
     pub(super) work: Work,
-    pub(super) request: Request,
+    pub(super) request: Box<Request>,
     pub(super) slot: u16,
     /// The slot is on its way here: the server must be told that we know.
     pub(super) asking: bool,
@@ -58,7 +58,7 @@ pub(super) struct Answer {
 /// Why there is no answer, and the request for another try.
 pub(super) struct Failed {
     pub(super) why: Failure,
-    pub(super) request: Request,
+    pub(super) request: Box<Request>,
 }
 
 /// Why there is no answer.
@@ -154,7 +154,7 @@ impl Lane {
         let mut usable = true;
         // A server that does not know a script is sent its text, for those calls alone.
         while !calls.is_empty() {
-            let told = self.told.as_ref().map(|clock| clock.now());
+            let told = self.told.as_ref().map(Clock::now);
             let near = told.unwrap_or_else(|| self.clock.now());
             let mut pipeline = redis::Pipeline::with_capacity(calls.len());
             for call in &calls {

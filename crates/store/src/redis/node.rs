@@ -14,6 +14,9 @@ use tollgate_core::{Clock, Timestamp};
 /// Jobs that wait for one lane; beyond it a check fails at once rather than queue for nothing.
 const WAITING: usize = 4_096;
 
+/// A lane has as many jobs waiting as it takes.
+pub(super) struct TooMany;
+
 /// What all nodes of a store share.
 pub(super) struct Shared {
     pub(super) config: RedisConfig,
@@ -80,9 +83,9 @@ impl Node {
     }
 
     /// Hands a job to the lane that has its key: checks of one key meet in one batch.
-    pub(super) fn send(&self, job: Job) -> Result<(), Job> {
+    pub(super) fn send(&self, job: Job) -> Result<(), TooMany> {
         let key = job.request.bundles.first().map_or(0, |bundle| usize::from(super::names::slot(bundle)));
-        self.lanes[key % self.lanes.len()].try_send(job).map_err(|full| full.into_inner())
+        self.lanes[key % self.lanes.len()].try_send(job).map_err(|_| TooMany)
     }
 
     pub(super) fn status(&self, now: Timestamp) -> ShardStatus {

@@ -1,7 +1,6 @@
 //! A real cluster: three primaries with a replica each.
 
 use crate::servers::{Server, patient, wait_until};
-use std::sync::OnceLock;
 use std::time::Duration;
 use tollgate_store::RedisConfig;
 
@@ -66,12 +65,6 @@ impl Cluster {
             let _: () = primary.command(&["FLUSHALL"]);
         }
     }
-}
-
-/// One cluster for the tests that leave it as it is.
-pub(crate) fn shared() -> &'static Cluster {
-    static SHARED: OnceLock<Cluster> = OnceLock::new();
-    SHARED.get_or_init(|| Cluster::with_replicas(0))
 }
 
 /// How long a check may take beyond its deadline on a machine that is busy with everything else.

@@ -3,7 +3,7 @@
 //! Users move from memory to Redis to a cluster as they grow, and must not see other answers for it. Charges of one
 //! request live in one bundle, in several bundles of one slot, and in several slots.
 
-use crate::cluster;
+use crate::cluster::Cluster;
 use crate::servers::{Server, patient};
 use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
@@ -164,7 +164,7 @@ async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualC
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_one_redis_and_a_cluster_answer_alike() {
-    let (server, cluster) = (Server::start(&[]), cluster::shared());
+    let (server, cluster) = (Server::start(&[]), Cluster::with_replicas(0));
     for seed in 0..6 {
         let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
         let told: Arc<dyn Clock> = clock.clone();

@@ -5,5 +5,6 @@ mod cluster_faults;
 mod conformance;
 mod differential;
 mod faults;
+mod memory;
 mod sentinel;
 mod servers;

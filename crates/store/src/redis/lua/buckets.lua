@@ -28,7 +28,7 @@ if not KEYS[2] then
       end
       local life = (next - now) / 1000
       life = life + (life / 16 + 100) * (now % 1000) / 1000 + fresh
-      redis.call('SET', KEYS[1], text('%.0f%s', next, sub(name, 2, 4)), 'PX', life - life % 1 + 1)
+      redis.call('SET', KEYS[1], text('%d%s', next, sub(name, 2, 4)), 'PX', life - life % 1 + 1)
       return { value, now, '1' }
     end
   end
@@ -40,7 +40,7 @@ local at = 9
 local answers, values, ends = '', {}, {}
 while at <= #ask do
   b, n, at = decode('<HB', ask, at)
-  local of = { decode('<' .. rep('sdd', n), ask, at) }
+  local of = { decode(n == 4 and '<sddsddsddsdd' or n == 1 and '<sdd' or '<' .. rep('sdd', n), ask, at) }
   at = of[3 * n + 1]
   value = values[b] or kept[b] or ''
   local alone = nil
@@ -53,7 +53,9 @@ while at <= #ask do
       value = name .. 'b' .. sub(value, 1, 16)
     end
   end
-  local refused, mended, known, after = false, false, 0, {}
+  local refused, mended, known, latest = false, false, 0, now
+  -- Made at its size: a table that grows costs more than what it holds.
+  local after = { of[1], 0, of[4], 0, of[7], 0, of[10], 0 }
   for i = 1, n do
     name, cost, capacity = of[3 * i - 2], of[3 * i - 1], of[3 * i]
     local tat = alone or 0
@@ -73,17 +75,23 @@ while at <= #ask do
       tat, mended = now + capacity + capacity, true
     end
     local next = (tat > now and tat or now) + cost
-    refused = refused or next > now + capacity
+    if next > now + capacity then
+      refused = true
+    end
+    if next > latest then
+      latest = next
+    end
     after[2 * i - 1], after[2 * i], of[3 * i] = name, next, tat
   end
   answers = answers .. (refused and '0' or '1')
   if not refused or mended then
-    local latest, others = now, ''
-    for i = 1, n do
-      if refused then
+    local others = ''
+    if refused then
+      latest = now
+      for i = 1, n do
         after[2 * i] = of[3 * i]
+        latest = of[3 * i] > latest and of[3 * i] or latest
       end
-      latest = after[2 * i] > latest and after[2 * i] or latest
     end
     if known ~= #value then
       local own = {}
@@ -99,9 +107,10 @@ while at <= #ask do
       end
     end
     if n == 1 and others == '' and #of[1] == 5 then
-      values[b] = text('%.0f%s', after[2], sub(of[1], 2, 4))
+      values[b] = text('%d%s', after[2], sub(of[1], 2, 4))
     else
-      values[b] = text(rep('%sb%.0f', n), unpack(after)) .. others
+      local form = n == 4 and '%sb%d%sb%d%sb%d%sb%d' or rep('%sb%d', n)
+      values[b] = text(form, unpack(after, 1, 2 * n)) .. others
     end
     ends[b] = latest
   end

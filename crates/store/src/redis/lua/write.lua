@@ -3,18 +3,18 @@
 local function join(name, state)
   local kind = state[1]
   if kind == 'f' then
-    return text(';%s:f%.0f,%.0f', name, state[2], state[3])
+    return text(';%s:f%d,%d', name, state[2], state[3])
   elseif kind == 'w' then
-    return text(';%s:w%.0f,%.0f,%.0f', name, state[2], state[3], state[4])
+    return text(';%s:w%d,%d,%d', name, state[2], state[3], state[4])
   elseif kind == 's' then
-    return text(';%s:s%.0f,%.0f,%.0f,%.0f', name, state[2], state[3], state[4], state[5])
+    return text(';%s:s%d,%d,%d,%d', name, state[2], state[3], state[4], state[5])
   end
   local fields, last = {}, #state
   while kind == 'k' and last > 4 and state[last] == 0 do
     last = last - 1
   end
   for i = 2, last do
-    fields[i - 1] = type(state[i]) == 'number' and text('%.0f', state[i]) or state[i]
+    fields[i - 1] = type(state[i]) == 'number' and text('%d', state[i]) or state[i]
   end
   return ';' .. name .. ':' .. kind .. table.concat(fields, ',')
 end
@@ -38,7 +38,7 @@ for b in pairs(changed) do
       if kind == 'number' then
         -- Sixteen digits, or it says so: until the year 2255 it is.
         local usual = state >= 1e15 and state < 9e15
-        texts[n] = usual and text(';%s:b%.0f', name, state) or text(';%s:f%.0f,0', name, state + 1)
+        texts[n] = usual and text(';%s:b%d', name, state) or text(';%s:f%d,0', name, state + 1)
       elseif kind == 'table' then
         texts[n] = join(name, state)
       else
@@ -53,7 +53,7 @@ for b in pairs(changed) do
     local state = n == 1 and #only == 3 and found[only]
     if type(state) == 'number' and state >= 1e15 and state < 9e15 then
       -- One bucket alone, by a name of three digits: a whole number, which costs the server no memory of its own.
-      value = text('%.0f%s', state, only)
+      value = text('%d%s', state, only)
     else
       value = table.concat(texts)
     end
