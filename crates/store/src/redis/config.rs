@@ -167,6 +167,8 @@ impl RedisConfig {
 
     fn address(&self, host: &str, port: u16) -> ConnectionAddr {
         if self.tls {
+            // Only the first of a process counts: whoever embeds us may have chosen another.
+            let _ = rustls::crypto::ring::default_provider().install_default();
             ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: false, tls_params: None }
         } else {
             ConnectionAddr::Tcp(host.to_owned(), port)

@@ -8,3 +8,4 @@ mod faults;
 mod memory;
 mod sentinel;
 mod servers;
+mod tls;

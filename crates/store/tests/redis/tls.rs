@@ -1,0 +1,75 @@
+//! TLS and a password: who cannot prove itself is not told anything.
+
+use crate::faults::{Tenant, quick};
+use crate::servers::Server;
+use std::path::Path;
+use std::process::Command;
+use tollgate_core::Admission;
+use tollgate_store::RedisStore;
+
+/// Says to a child of this test where the server is.
+const PORT: &str = "TOLLGATE_TEST_TLS_PORT";
+
+fn openssl(folder: &Path, words: &str) {
+    let made = Command::new("openssl").args(words.split(' ')).current_dir(folder).output();
+    assert!(made.is_ok_and(|made| made.status.success()), "openssl {words}");
+}
+
+/// Runs `as_a_client` in a process of its own, which trusts the certificates in this file.
+fn client(port: u16, trusted: &Path) -> bool {
+    let this = std::env::current_exe().expect("this test");
+    let mut child = Command::new(this);
+    child.args(["--exact", "tls::as_a_client"]).env(PORT, port.to_string()).env("SSL_CERT_FILE", trusted);
+    child.output().expect("a child").status.success()
+}
+
+#[tokio::test]
+async fn as_a_client() {
+    let Ok(port) = std::env::var(PORT) else { return };
+    let mut config =
+        quick(&format!("rediss://localhost:{port}")).with_credentials(None, Some("sesame".to_owned()));
+    config.deadline = std::time::Duration::from_secs(5);
+    config.connect_timeout = config.deadline;
+    let store = RedisStore::connect(config);
+    assert_eq!(Tenant::new(&store, "alice", 1).check().await, Ok(Admission::Admitted));
+}
+
+#[test]
+fn only_a_server_with_a_trusted_certificate_is_talked_to() {
+    let folder = std::env::temp_dir().join(format!("tollgate-redis-{}-tls", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for name in ["ca", "other"] {
+        openssl(
+            &folder,
+            &format!(
+                "req -x509 -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.crt -days 2 -subj /CN={name}"
+            ),
+        );
+    }
+    openssl(&folder, "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost");
+    std::fs::write(folder.join("names"), "subjectAltName=DNS:localhost\n").expect("a file");
+    openssl(
+        &folder,
+        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.crt",
+    );
+    let at = |name: &str| folder.join(name).display().to_string();
+    let tls_port = crate::servers::free_port();
+    let port = tls_port.to_string();
+    let (certificate, key, authority) = (at("server.crt"), at("server.key"), at("ca.crt"));
+    let server = Server::start(&[
+        "--tls-port",
+        &port,
+        "--tls-cert-file",
+        &certificate,
+        "--tls-key-file",
+        &key,
+        "--tls-ca-cert-file",
+        &authority,
+        "--tls-auth-clients",
+        "no",
+    ]);
+    let _: () = server.command(&["CONFIG", "SET", "requirepass", "sesame"]);
+    assert!(client(tls_port, &folder.join("ca.crt")));
+    assert!(!client(tls_port, &folder.join("other.crt")));
+    let _ = std::fs::remove_dir_all(&folder);
+}
