@@ -8,6 +8,13 @@ pub trait CounterStore: Send + Sync {
     /// Charges one request: its required charges all or none. One round trip, whatever the number.
     fn charge(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<Outcomes, StoreError>> + Send;
 
+    /// The same without waiting, from a store that never has to; `None` from one that asks somebody else. A decision on
+    /// counters in memory takes less time than a future takes to be moved about.
+    #[inline]
+    fn charge_at_once(&self, _charges: &[Charge<'_>]) -> Option<Outcomes> {
+        None
+    }
+
     /// Takes what has already happened elsewhere, beyond the limit if need be. A negative cost gives back.
     fn debit(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
@@ -18,6 +25,10 @@ pub trait CounterStore: Send + Sync {
 impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         (**self).charge(charges).await
+    }
+
+    fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+        (**self).charge_at_once(charges)
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {

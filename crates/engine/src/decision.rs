@@ -4,8 +4,8 @@ use crate::ids::DecisionId;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Limit, Outcome, Period, Span};
-use tollgate_rules::{Match, Role, Rule, RuleLimit, Ruleset, Unit};
+use tollgate_core::{CalendarUnit, Limit, Outcome, Period, Span, Verdict};
+use tollgate_rules::{Match, Role, RuleLimit, Ruleset};
 
 /// Whether the request may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,9 @@ pub enum Window {
 }
 
 impl Window {
-    fn of(limit: &Limit) -> Self {
+    /// The window of a limit.
+    #[must_use]
+    pub fn of(limit: &Limit) -> Self {
         match &limit.quota().period {
             _ if limit.algorithm() == tollgate_core::Algorithm::Concurrency => Self::Held,
             Period::Rolling(span) => Self::Span(*span),
@@ -80,40 +82,27 @@ impl fmt::Display for Window {
     }
 }
 
-/// What one limit said.
+/// Which limit a status is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimitStatus {
-    /// The rule's number; `None` for a limit that the request brought with it.
-    pub rule: Option<u32>,
-    /// Units a window.
-    pub count: u64,
-    /// Units that may pass at once.
-    pub capacity: u64,
-    /// The window.
-    pub window: Window,
-    /// The Envoy unit, if the window is one.
-    pub unit: Option<Unit>,
-    /// Whether it decides.
-    pub role: Role,
-    /// Which descriptor of the request it answers.
-    pub descriptor: u16,
-    /// What it said.
-    pub outcome: Outcome,
+pub(crate) enum LimitRef {
+    /// One of the rule set, by its number.
+    Rule(u32),
+    /// One that the request brought with it, by its place.
+    Own(u16),
 }
 
-impl LimitStatus {
-    pub(crate) fn new(rule: Option<&Rule>, limit: &RuleLimit, descriptor: u16, outcome: Outcome) -> Self {
-        Self {
-            rule: rule.map(|rule| rule.id),
-            count: limit.limit.quota().count,
-            capacity: limit.limit.capacity(),
-            window: Window::of(&limit.limit),
-            unit: limit.unit,
-            role: limit.role,
-            descriptor,
-            outcome,
-        }
-    }
+/// What one limit said. Small, since every decision carries some: [`Decision::limit`] tells the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitStatus {
+    /// What it said.
+    pub outcome: Outcome,
+    /// The rule's number; `None` for a limit that the request brought with it.
+    pub rule: Option<u32>,
+    pub(crate) limit: LimitRef,
+    /// Which descriptor of the request it answers.
+    pub descriptor: u16,
+    /// Whether it decides.
+    pub role: Role,
 }
 
 /// What became of one descriptor of the request.
@@ -123,8 +112,6 @@ pub struct DescriptorStatus {
     pub matched: Match,
     /// The rule that did.
     pub rule: Option<u32>,
-    /// The limit that is nearest its end: one that denies, else the one with the least left.
-    pub tightest: Option<usize>,
 }
 
 /// Which rule a ruling is owed to.
@@ -153,10 +140,13 @@ pub struct Answer {
     pub limits: SmallVec<[LimitStatus; 4]>,
     /// One for each descriptor; a single one for attributes.
     pub descriptors: SmallVec<[DescriptorStatus; 4]>,
+    /// Limits that the request brought with it.
+    pub(crate) own: Vec<RuleLimit>,
 }
 
 impl Answer {
     /// An answer that needs no counters.
+    #[inline(always)]
     pub(crate) fn plain(ruling: Ruling, origin: Origin) -> Self {
         Self {
             ruling,
@@ -166,7 +156,19 @@ impl Answer {
             warned_by: None,
             limits: SmallVec::new(),
             descriptors: SmallVec::new(),
+            own: Vec::new(),
         }
+    }
+
+    /// The limit of a descriptor that is nearest its end: one that denies, else the one with the least left.
+    #[must_use]
+    pub fn tightest(&self, descriptor: usize) -> Option<&LimitStatus> {
+        let own = self.limits.iter().filter(|limit| {
+            usize::from(limit.descriptor) == descriptor
+                && limit.role != Role::Candidate
+                && limit.outcome.verdict != Verdict::Unanswered
+        });
+        own.min_by_key(|limit| (!limit.outcome.verdict.is_denied(), limit.outcome.remaining))
     }
 
     /// Whether the request may pass.
@@ -236,6 +238,15 @@ impl Decision {
     #[must_use]
     pub fn denied_by_name(&self) -> Option<&str> {
         self.denied_by.map(|by| self.name(by))
+    }
+
+    /// The limit that a status is of.
+    #[must_use]
+    pub fn limit(&self, status: &LimitStatus) -> Option<&RuleLimit> {
+        match status.limit {
+            LimitRef::Rule(id) => self.rules.limit(id),
+            LimitRef::Own(at) => self.own.get(usize::from(at)),
+        }
     }
 
     /// The name of a limit's rule.

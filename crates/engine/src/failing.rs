@@ -10,17 +10,18 @@ use tollgate_rules::{FailPolicy, OnError, Plan, Role};
 /// When a caller turned away by a failing store should come back.
 pub(crate) const RETRY: Span = Span::from_secs(1);
 
-pub(crate) fn decide(plan: &Plan<'_>) -> Answer {
+pub(crate) fn decide(plan: &Plan<'_>, answer: &mut Answer) {
     let closed = plan.hits.iter().find(|hit| {
         let policy = hit.rule.map(|rule| policy(&rule.on_error, plan.tier));
         matches!(hit.limit.role, Role::Live | Role::Quota) && policy == Some(FailPolicy::Closed)
     });
     match closed {
-        Some(hit) => Answer {
-            denied_by: Some(by(hit)),
-            ..Answer::plain(Ruling::Denied { retry_after: Some(RETRY) }, Origin::FailClosed)
-        },
-        None => Answer::plain(Ruling::Allowed { delay: Span::ZERO }, Origin::FailOpen),
+        Some(hit) => {
+            answer.ruling = Ruling::Denied { retry_after: Some(RETRY) };
+            answer.origin = Origin::FailClosed;
+            answer.denied_by = Some(by(hit));
+        }
+        None => answer.origin = Origin::FailOpen,
     }
 }
 

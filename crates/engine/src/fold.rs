@@ -1,13 +1,12 @@
 //! How many outcomes become one answer: the most restrictive wins.
 //!
-//! Pure: a plan and its outcomes in, an answer out. A denial is named after the rule of the highest
-//! `priority`, then after the one that lasts longest; the time to come back is the longest that any of them asks for,
-//! since before that the request cannot pass.
+//! Pure: a plan and its outcomes in, an answer out, written in place: it is the largest thing on the path of a request.
+//! A denial is named after the rule of the highest `priority`, then after the one that lasts longest; the time to come
+//! back is the longest that any of them asks for, since before that the request cannot pass.
 
-use crate::decision::{Answer, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy};
-use smallvec::SmallVec;
-use tollgate_core::{Admission, Outcomes, Span, Verdict};
-use tollgate_rules::{Action, Hit, Match, Plan, Role, SoftAction};
+use crate::decision::{Answer, DescriptorStatus, LimitRef, LimitStatus, Origin, Ruling, RulingBy};
+use tollgate_core::{Admission, Outcome, Outcomes, Span, Verdict};
+use tollgate_rules::{Action, Hit, HitLimit, Plan, Role, RuleLimit, SoftAction};
 
 pub(crate) fn by(hit: &Hit<'_>) -> RulingBy {
     hit.rule.map_or(RulingBy::Own, |rule| RulingBy::Rule(rule.id))
@@ -19,18 +18,23 @@ fn decides(hit: &Hit<'_>) -> bool {
     matches!(hit.limit.role, Role::Live | Role::Quota) && !degrades
 }
 
-pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes) -> Answer {
-    let mut folded = Answer::plain(Ruling::Allowed { delay: Span::ZERO }, Origin::Store);
-    let pairs = || plan.hits.iter().zip(&outcomes.each);
+#[inline]
+pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
+    folded.origin = Origin::Store;
     let mut delay = Span::ZERO;
-    for (hit, outcome) in pairs() {
-        folded.limits.push(LimitStatus::new(hit.rule, &hit.limit, hit.descriptor, *outcome));
+    let mut denials = false;
+    for (hit, outcome) in plan.hits.iter().zip(&outcomes.each) {
+        push_status(folded, hit, *outcome);
         match outcome.verdict {
+            Verdict::Allowed { delay: Span::ZERO } | Verdict::Unanswered => {}
             Verdict::Allowed { delay: own } if decides(hit) => delay = delay.max(own),
-            Verdict::Denied { .. } if hit.limit.role == Role::Live && !decides(hit) => {
-                folded.degraded_by.get_or_insert(by(hit));
+            Verdict::Allowed { .. } => {}
+            Verdict::Denied { .. } => {
+                denials = true;
+                if hit.limit.role == Role::Live && !decides(hit) {
+                    folded.degraded_by.get_or_insert(by(hit));
+                }
             }
-            _ => {}
         }
         if let Some(soft) = hit.limit.soft
             && hit.limit.role == Role::Live
@@ -44,21 +48,44 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes) -> Answer {
             mark.get_or_insert(by(hit));
         }
     }
-    if is_refused(plan, outcomes) {
-        let denying = pairs().filter(|(hit, outcome)| decides(hit) && outcome.verdict.is_denied());
-        let named = denying.clone().reduce(|best, next| if rank(next) > rank(best) { next } else { best });
-        folded.denied_by = named.map(|(hit, _)| by(hit));
-        let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
-            Verdict::Denied { retry_after } => Some(retry_after),
-            Verdict::Allowed { .. } | Verdict::Unanswered => None,
-        });
-        // One that can never pass outlasts all others.
-        let retry_after = waits.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
-        folded.ruling = Ruling::Denied { retry_after };
-    } else {
-        folded.ruling = Ruling::Allowed { delay };
+    folded.ruling = Ruling::Allowed { delay };
+    if denials && is_refused(plan, outcomes) {
+        refuse(plan, outcomes, folded);
     }
-    folded
+}
+
+/// Names the denial, and says when to come back.
+#[cold]
+fn refuse(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
+    let pairs = plan.hits.iter().zip(&outcomes.each);
+    let denying = pairs.filter(|(hit, outcome)| decides(hit) && outcome.verdict.is_denied());
+    let named = denying.clone().reduce(|best, next| if rank(next) > rank(best) { next } else { best });
+    folded.denied_by = named.map(|(hit, _)| by(hit));
+    let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
+        Verdict::Denied { retry_after } => Some(retry_after),
+        Verdict::Allowed { .. } | Verdict::Unanswered => None,
+    });
+    // One that can never pass outlasts all others.
+    let retry_after = waits.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
+    folded.ruling = Ruling::Denied { retry_after };
+}
+
+#[inline]
+fn push_status(folded: &mut Answer, hit: &Hit<'_>, outcome: Outcome) {
+    let limit = match &hit.limit {
+        HitLimit::Rule(limit) => LimitRef::Rule(limit.id),
+        HitLimit::Own(limit) => {
+            folded.own.push(RuleLimit::clone(limit));
+            LimitRef::Own(u16::try_from(folded.own.len() - 1).unwrap_or(u16::MAX))
+        }
+    };
+    folded.limits.push(LimitStatus {
+        outcome,
+        rule: hit.rule.map(|rule| rule.id),
+        limit,
+        descriptor: hit.descriptor,
+        role: hit.limit.role,
+    });
 }
 
 /// The store refuses on behalf of required and alternative charges; where all are independent (the Envoy profile), the
@@ -84,7 +111,7 @@ fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
     quotas > 0 && quotas == over
 }
 
-fn rank((hit, outcome): (&Hit<'_>, &tollgate_core::Outcome)) -> (i32, Span) {
+fn rank((hit, outcome): (&Hit<'_>, &Outcome)) -> (i32, Span) {
     let lasts = match outcome.verdict {
         Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
         Verdict::Allowed { .. } | Verdict::Unanswered => Span::ZERO,
@@ -93,22 +120,8 @@ fn rank((hit, outcome): (&Hit<'_>, &tollgate_core::Outcome)) -> (i32, Span) {
 }
 
 /// One status for each descriptor of the request.
-pub(crate) fn descriptors(plan: &Plan<'_>, limits: &[LimitStatus]) -> SmallVec<[DescriptorStatus; 4]> {
-    plan.matches
-        .iter()
-        .enumerate()
-        .map(|(index, (matched, rule))| {
-            let tightest = if *matched == Match::Limited { tightest(limits, index) } else { None };
-            DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id), tightest }
-        })
-        .collect()
-}
-
-fn tightest(limits: &[LimitStatus], descriptor: usize) -> Option<usize> {
-    let own = limits
-        .iter()
-        .enumerate()
-        .filter(|(_, limit)| usize::from(limit.descriptor) == descriptor && limit.role != Role::Candidate);
-    own.min_by_key(|(_, limit)| (limit.outcome.verdict.is_allowed(), limit.outcome.remaining))
-        .map(|(at, _)| at)
+pub(crate) fn descriptors(plan: &Plan<'_>, answer: &mut Answer) {
+    for (matched, rule) in &plan.matches {
+        answer.descriptors.push(DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id) });
+    }
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{Clock, CounterStore, PermitId, Span};
-use tollgate_rules::{Plan, Ruleset};
+use tollgate_rules::{Charges, Plan, Ruleset};
 
 /// Rules and a store that decide together. Shared by all fronts.
 pub struct Limiter<S> {
@@ -54,10 +54,6 @@ impl<S: CounterStore> Limiter<S> {
         self.rules.load_full()
     }
 
-    pub(crate) fn rules_now(&self) -> arc_swap::Guard<Arc<Ruleset>> {
-        self.rules.load()
-    }
-
     /// Where the counters are.
     #[must_use]
     pub const fn store(&self) -> &S {
@@ -66,41 +62,76 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Decides. Cannot fail: when the store does, the rules' own policy answers.
     pub async fn check(&self, check: &Check<'_>) -> Decision {
-        let rules = self.rules.load();
-        let id = DecisionId::fresh();
-        let answer = self.answer(&plan(&rules, check), PermitId(id.0)).await;
-        Decision { id, answer, rules }
+        let mut decision = self.undecided();
+        if self.check_at_once(check, &mut decision) {
+            return decision;
+        }
+        {
+            let Decision { id, answer, rules } = &mut decision;
+            let mut plan = Plan::default();
+            plan_into(rules, check, &mut plan);
+            self.answer(&plan, PermitId(id.0), answer).await;
+        }
+        decision
     }
 
-    /// Charges a plan and says what came of it.
-    pub(crate) async fn answer(&self, plan: &Plan<'_>, permit: PermitId) -> Answer {
-        let mut answer = if plan.hits.is_empty() {
-            Answer::plain(Ruling::Allowed { delay: Span::ZERO }, Origin::Unmatched)
-        } else {
-            match self.store.charge(&plan.charges(permit)).await {
-                Ok(outcomes) => fold::fold(plan, &outcomes),
-                Err(_) => failing::decide(plan),
+    /// Decides where the store need not be waited for; else does nothing.
+    #[inline]
+    fn check_at_once(&self, check: &Check<'_>, decision: &mut Decision) -> bool {
+        let Decision { id, answer, rules } = decision;
+        let mut plan = Plan::default();
+        plan_into(rules, check, &mut plan);
+        if !plan.hits.is_empty() {
+            let mut charges = Charges::new();
+            plan.charges(PermitId(id.0), &mut charges);
+            let Some(outcomes) = self.store.charge_at_once(&charges) else { return false };
+            fold::fold(&plan, &outcomes, answer);
+        }
+        self.finish(&plan, answer);
+        true
+    }
+
+    /// A decision that lets pass, with a name and the rules of now.
+    #[inline(always)]
+    pub(crate) fn undecided(&self) -> Decision {
+        let answer = Answer::plain(Ruling::Allowed { delay: Span::ZERO }, Origin::Unmatched);
+        Decision { id: DecisionId::fresh(), answer, rules: self.rules.load() }
+    }
+
+    /// Charges a plan and writes what came of it into the answer.
+    pub(crate) async fn answer(&self, plan: &Plan<'_>, permit: PermitId, answer: &mut Answer) {
+        if !plan.hits.is_empty() {
+            let mut charges = Charges::new();
+            plan.charges(permit, &mut charges);
+            match self.store.charge(&charges).await {
+                Ok(outcomes) => fold::fold(plan, &outcomes, answer),
+                Err(_) => failing::decide(plan, answer),
             }
-        };
-        answer.descriptors = fold::descriptors(plan, &answer.limits);
+        }
+        self.finish(plan, answer);
+    }
+
+    /// What every answer ends with.
+    #[inline]
+    fn finish(&self, plan: &Plan<'_>, answer: &mut Answer) {
+        fold::descriptors(plan, answer);
         if self.shadow.load(Ordering::Relaxed) && !answer.is_allowed() {
             answer.ruling = Ruling::Allowed { delay: Span::ZERO };
             answer.denied_by = None;
         }
-        answer
     }
 }
 
 /// What a request meets; nothing, where the domain is not known.
-pub(crate) fn plan<'p>(rules: &'p Ruleset, check: &'p Check<'p>) -> Plan<'p> {
+pub(crate) fn plan_into<'p>(rules: &'p Ruleset, check: &'p Check<'p>, plan: &mut Plan<'p>) {
     match (rules.domain(check.domain), check.request) {
-        (None, Request::Attributes(_)) => {
-            Plan { matches: smallvec::smallvec![Default::default()], ..Plan::default() }
-        }
+        (None, Request::Attributes(_)) => plan.matches.push(Default::default()),
         (None, Request::Descriptors(descriptors)) => {
-            Plan { matches: SmallVec::from_elem(Default::default(), descriptors.len()), ..Plan::default() }
+            plan.matches = SmallVec::from_elem(Default::default(), descriptors.len());
         }
-        (Some(domain), Request::Attributes(attributes)) => domain.plan(attributes, check.cost),
-        (Some(domain), Request::Descriptors(descriptors)) => domain.plan_descriptors(descriptors, check.cost),
+        (Some(domain), Request::Attributes(attributes)) => domain.plan_into(attributes, check.cost, plan),
+        (Some(domain), Request::Descriptors(descriptors)) => {
+            domain.plan_descriptors_into(descriptors, check.cost, plan);
+        }
     }
 }

@@ -10,7 +10,7 @@
 use crate::check::Check;
 use crate::decision::{Answer, Decision};
 use crate::ids::DecisionId;
-use crate::limiter::{Limiter, plan};
+use crate::limiter::{Limiter, plan_into};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
@@ -177,16 +177,15 @@ impl<S: CounterStore> Limiter<S> {
             }
         }
         let mut pending = PendingKey { reservations: &self.reservations, key: idempotency_key };
-        let rules = self.rules_now();
-        let id = DecisionId::fresh();
-        let (answer, holdings) = {
-            let plan = plan(&rules, check);
-            let answer = self.answer(&plan, PermitId(id.0)).await;
-            let now = self.clock.now();
-            let holdings = if answer.is_allowed() { holdings(&plan, &answer, now) } else { Vec::new() };
-            (answer, holdings)
+        let mut decision = self.undecided();
+        let id = decision.id;
+        let holdings = {
+            let Decision { answer, rules, .. } = &mut decision;
+            let mut plan = Plan::default();
+            plan_into(rules, check, &mut plan);
+            self.answer(&plan, PermitId(id.0), answer).await;
+            if answer.is_allowed() { holdings(&plan, answer, self.clock.now()) } else { Vec::new() }
         };
-        let decision = Decision { id, answer, rules };
         if !decision.is_allowed() {
             return Ok(Reservation { id: None, decision, deadline });
         }

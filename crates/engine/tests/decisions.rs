@@ -156,7 +156,7 @@ descriptors:
     ];
     let decision = pollster::block_on(rig.limiter.check(&Check::descriptors("d", &descriptors)));
     assert!(!decision.is_allowed(), "the same descriptor twice counts twice");
-    let limited: Vec<bool> = decision.descriptors.iter().map(|status| status.tightest.is_some()).collect();
+    let limited: Vec<bool> = (0..3).map(|at| decision.tightest(at).is_some()).collect();
     assert_eq!(limited, [false, true, true]);
 }
 

@@ -60,6 +60,7 @@ pub(crate) fn domain(
         scope,
         tier_key: file.tier_key.filter(|key| !key.is_empty()).unwrap_or_else(|| "tier".to_owned()),
         replaces: false,
+        asks_tier: false,
         tree,
         rules: Arc::new([]),
     };

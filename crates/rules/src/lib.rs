@@ -33,7 +33,7 @@ mod walk;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use explain::{Clause, Explained, Explanation, Finding};
-pub use plan::{Attributes, Descriptor, Hit, HitLimit, Match, Plan};
+pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
 pub use rule::{
     Action, Class, CostFrom, FailPolicy, LimitSet, Mode, OnError, Profile, Role, Rule, RuleLimit, Soft,
     SoftAction,

@@ -71,7 +71,7 @@ pub enum Match {
 }
 
 /// Everything that a request meets.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Plan<'p> {
     /// Counter values of all hits, one after another.
     pub parts: SmallVec<[Part<'p>; 8]>,
@@ -83,23 +83,27 @@ pub struct Plan<'p> {
     pub tier: Option<&'p str>,
 }
 
+impl Default for Plan<'_> {
+    /// Inlined always: what is not yet in the lists need then not be copied with them.
+    #[inline(always)]
+    fn default() -> Self {
+        Self { parts: SmallVec::new(), hits: SmallVec::new(), matches: SmallVec::new(), tier: None }
+    }
+}
+
+/// A request's charges.
+pub type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
+
 impl Plan<'_> {
-    /// The charges for the store. `permit` names the holder of any concurrency permits.
-    #[must_use]
-    pub fn charges(&self, permit: PermitId) -> SmallVec<[Charge<'_>; 4]> {
-        self.hits
-            .iter()
-            .map(|hit| Charge {
-                key: CounterKey {
-                    scope: &hit.limit.scope,
-                    parts: &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)],
-                },
-                limit: &hit.limit.limit,
-                cost: hit.cost,
-                enforcement: hit.enforcement,
-                permit,
-            })
-            .collect()
+    /// Adds the charges for the store. `permit` names the holder of any concurrency permits.
+    #[inline]
+    pub fn charges<'a>(&'a self, permit: PermitId, charges: &mut Charges<'a>) {
+        for hit in &self.hits {
+            let parts = &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
+            let key = CounterKey { scope: &hit.limit.scope, parts };
+            let enforcement = hit.enforcement;
+            charges.push(Charge { key, limit: &hit.limit.limit, cost: hit.cost, enforcement, permit });
+        }
     }
 }
 

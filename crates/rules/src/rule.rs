@@ -110,6 +110,8 @@ pub enum SoftAction {
 /// One limit of a rule.
 #[derive(Clone, Debug)]
 pub struct RuleLimit {
+    /// Its number in the rule set; nothing in a limit that a request brought with it.
+    pub id: u32,
     /// The limit itself.
     pub limit: Limit,
     /// What names its counters.
@@ -182,6 +184,18 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// All its limits: those without a tier, then each tier's.
+    pub fn all_limits(&self) -> impl Iterator<Item = &RuleLimit> {
+        let sets = std::iter::once(&self.limits).chain(self.tiers.iter().map(|(_, set)| set));
+        sets.flat_map(|set| &set.limits)
+    }
+
+    /// Whether a caller's tier bears on its limits or its fail policy.
+    #[must_use]
+    pub fn asks_tier(&self) -> bool {
+        !self.tiers.is_empty() || matches!(self.on_error, OnError::ByTier { .. })
+    }
+
     /// The limits for a caller of this tier: the tier's own, else the rule's.
     #[must_use]
     #[inline]

@@ -6,7 +6,7 @@ use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::draft::FileDraft;
 use crate::lint;
 use crate::read::Reader;
-use crate::rule::{Profile, Rule};
+use crate::rule::{Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
 use crate::syntax::shorten;
 use crate::tree::TreeNode;
@@ -55,6 +55,8 @@ pub struct Ruleset {
     domains: Vec<Domain>,
     by_name: HashMap<String, usize, foldhash::fast::RandomState>,
     rules: Arc<[Rule]>,
+    /// Where each limit is, by its number: its rule, and its place among that rule's limits.
+    limits: Vec<(u32, u32)>,
     warnings: Vec<Diagnostic>,
     revision: String,
 }
@@ -71,6 +73,8 @@ pub struct Domain {
     pub(crate) tier_key: String,
     /// Whether any rule replaces others.
     pub(crate) replaces: bool,
+    /// Whether a caller's tier bears on anything.
+    pub(crate) asks_tier: bool,
     /// The root first, then every descriptor in the order of the file.
     pub(crate) tree: Vec<TreeNode>,
     /// Those of all domains; the tree says which are this one's.
@@ -100,17 +104,20 @@ impl Ruleset {
         if !errors.is_empty() {
             return Err(errors);
         }
+        let limits = number(&mut rules);
         let rules: Arc<[Rule]> = rules.into();
         let mut domains = Vec::with_capacity(compiled.len());
         for (mut domain, places, source) in compiled {
             domain.rules = Arc::clone(&rules);
             let replaces = domain.own_rules().any(|rule| !rule.replaces.is_empty());
             domain.replaces = replaces;
+            let asks_tier = domain.own_rules().any(Rule::asks_tier);
+            domain.asks_tier = asks_tier;
             let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
             lint::domain(&domain, &places, &mut reader);
             domains.push(domain);
         }
-        Ok(Self { domains, by_name, rules, warnings, revision: revision(sources, options) })
+        Ok(Self { domains, by_name, rules, limits, warnings, revision: revision(sources, options) })
     }
 
     /// What loads, and does nothing.
@@ -145,6 +152,13 @@ impl Ruleset {
         &self.rules
     }
 
+    /// The limit with this number.
+    #[must_use]
+    pub fn limit(&self, id: u32) -> Option<&RuleLimit> {
+        let (rule, place) = *self.limits.get(id as usize)?;
+        self.rule(rule)?.all_limits().nth(place as usize)
+    }
+
     /// The rule with this id.
     #[must_use]
     pub fn rule(&self, id: u32) -> Option<&Rule> {
@@ -175,6 +189,19 @@ impl Domain {
     pub fn own_rules(&self) -> impl Iterator<Item = &Rule> {
         self.tree.iter().filter_map(|node| node.rule).map(|id| &self.rules[id as usize])
     }
+}
+
+/// Numbers all limits; returns where each is.
+fn number(rules: &mut [Rule]) -> Vec<(u32, u32)> {
+    let mut places = Vec::new();
+    for rule in rules {
+        let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
+        for (place, limit) in (0..).zip(sets.flat_map(|set| &mut set.limits)) {
+            limit.id = u32::try_from(places.len()).unwrap_or(u32::MAX);
+            places.push((rule.id, place));
+        }
+    }
+    places
 }
 
 /// One domain a file: the counters of two files with one domain would be each other's.

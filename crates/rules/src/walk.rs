@@ -23,55 +23,75 @@ pub(crate) fn find<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str
 
 impl Domain {
     /// What a request with these attributes meets, in the order of the file. A cost of zero only looks.
+    #[inline]
     #[must_use]
     pub fn plan<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost) -> Plan<'p> {
-        let mut plan = Plan { tier: find(request, &self.tier_key), ..Plan::default() };
+        let mut plan = Plan::default();
+        self.plan_into(request, cost, &mut plan);
+        plan
+    }
+
+    /// The same, written where the caller has room for it: a plan is large to move about.
+    pub fn plan_into<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost, plan: &mut Plan<'p>) {
+        if self.asks_tier {
+            plan.tier = find(request, &self.tier_key);
+        }
         let mut walk = BagWalk {
             domain: self,
             request,
             cost,
             path: Path::new(),
-            plan: &mut plan,
+            plan,
             quiet: (Match::None, None),
             replacing: SmallVec::new(),
         };
         walk.level(&self.tree[0].children);
-        let BagWalk { quiet, replacing, .. } = walk;
-        if !plan.hits.is_sorted_by_key(|hit| hit.rule.map(|rule| rule.id)) {
+        let BagWalk { quiet, replacing, plan, .. } = walk;
+        if plan.hits.len() > 1 && !plan.hits.is_sorted_by_key(|hit| hit.rule.map(|rule| rule.id)) {
             plan.hits.sort_by_key(|hit| hit.rule.map(|rule| rule.id));
         }
         if !replacing.is_empty() {
-            drop_replaced(&mut plan, &replacing);
+            drop_replaced(plan, &replacing);
         }
         plan.matches.push(match plan.hits.first() {
             Some(hit) => (Match::Limited, hit.rule),
             None => quiet,
         });
-        plan
     }
 
     /// What each of these descriptors meets. Hits of zero count as one, unless a descriptor says zero itself.
+    #[inline]
     #[must_use]
     pub fn plan_descriptors<'p>(&'p self, descriptors: &'p [Descriptor<'p>], hits: Cost) -> Plan<'p> {
         let mut plan = Plan::default();
+        self.plan_descriptors_into(descriptors, hits, &mut plan);
+        plan
+    }
+
+    /// The same, written where the caller has room for it.
+    pub fn plan_descriptors_into<'p>(
+        &'p self,
+        descriptors: &'p [Descriptor<'p>],
+        hits: Cost,
+        plan: &mut Plan<'p>,
+    ) {
         let request_hits = if hits.is_look() { Cost::ONE } else { hits };
         for (i, descriptor) in descriptors.iter().enumerate() {
             let i = u16::try_from(i).unwrap_or(u16::MAX);
             let cost = descriptor.hits.unwrap_or(request_hits);
-            if plan.tier.is_none() {
+            if self.asks_tier && plan.tier.is_none() {
                 plan.tier = find(descriptor.entries, &self.tier_key);
             }
             let matched = match descriptor.limit {
-                Some(limit) => self.own(descriptor, limit, cost, i, &mut plan),
-                None => self.descriptor(descriptor, cost, i, &mut plan),
+                Some(limit) => self.own(descriptor, limit, cost, i, plan),
+                None => self.descriptor(descriptor, cost, i, plan),
             };
             plan.matches.push(matched);
         }
         if self.replaces {
             let replacing: SmallVec<[&Rule; 4]> = plan.matches.iter().filter_map(|(_, rule)| *rule).collect();
-            drop_replaced(&mut plan, &replacing);
+            drop_replaced(plan, &replacing);
         }
-        plan
     }
 
     fn descriptor<'p>(
@@ -136,7 +156,7 @@ impl Domain {
             return (Match::None, None);
         };
         let scope = self.scope.own(descriptor.entries).limit(Kind::Own, &limit, None);
-        let limit = RuleLimit { limit, scope, unit: Some(unit), role: Role::Live, soft: None };
+        let limit = RuleLimit { id: 0, limit, scope, unit: Some(unit), role: Role::Live, soft: None };
         let enforcement = Hit::enforcement(Role::Live, crate::rule::Action::Reject, self.profile);
         plan.hits.push(Hit {
             rule: None,
@@ -192,6 +212,7 @@ impl<'p> BagWalk<'_, 'p> {
         }
     }
 
+    #[inline]
     fn enter(&mut self, id: u32, value: &'p str) {
         let node = &self.domain.tree[id as usize];
         let above = self.path.len();
@@ -301,7 +322,9 @@ fn permits(cost: Cost) -> Cost {
 fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[Part<'p>]) -> Option<(u16, u16)> {
     let start = u16::try_from(plan.parts.len()).ok()?;
     let end = u16::try_from(plan.parts.len() + parts.len()).ok()?;
-    plan.parts.extend_from_slice(parts);
+    for part in parts {
+        plan.parts.push(*part);
+    }
     Some((start, end))
 }
 

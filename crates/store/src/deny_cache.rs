@@ -12,8 +12,8 @@
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, CounterKey, CounterStore, Enforcement, Limit, Outcome, Outcomes, Part, Permit,
-    Span, StoreError, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, CounterKey, CounterStore, Enforcement, Limit, Outcome, Outcomes,
+    Part, Permit, Span, StoreError, Timestamp, Verdict,
 };
 
 const WAYS: usize = 4;

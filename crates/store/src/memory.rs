@@ -317,6 +317,11 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         Ok(self.charge_now(charges))
     }
 
+    #[inline]
+    fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+        Some(self.charge_now(charges))
+    }
+
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         self.debit_at(self.clock.now(), charges);
         Ok(())

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec, ManualClock,
-    Outcomes, Part, Permit, Quota, Scope, Span, StoreError, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec,
+    ManualClock, Outcomes, Part, Permit, Quota, Scope, Span, StoreError, Timestamp, Verdict,
 };
 use tollgate_store::{DenyCache, MemoryConfig, MemoryStore};
 
@@ -35,7 +35,8 @@ struct Rig {
 
 fn rig() -> Rig {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
-    let memory = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
+    let memory =
+        MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
     let cache = DenyCache::new(Asked(memory, AtomicU64::new(0)), Arc::clone(&clock), 1_024);
     Rig { clock, cache, scope: Scope::new("test") }
 }
@@ -61,7 +62,9 @@ impl Rig {
 /// A flood over its limit must cost the store next to nothing, and get the very answers that it would have given.
 #[test]
 fn a_flood_is_answered_here_exactly() {
-    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
+    for algorithm in
+        [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
+    {
         let rig = rig();
         let limit = limit(algorithm, Quota::per_minute(5));
         let parts = [Part::Text("k")];
@@ -116,7 +119,11 @@ fn refunds_and_raised_limits_are_felt() {
 
     assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
     let raised = limit(Algorithm::FixedWindow, Quota::per_hour(2));
-    assert_eq!(rig.ask(&[rig.charge(&parts, &raised, Cost::ONE)]).admission, Admission::Admitted, "a raised limit");
+    assert_eq!(
+        rig.ask(&[rig.charge(&parts, &raised, Cost::ONE)]).admission,
+        Admission::Admitted,
+        "a raised limit"
+    );
 }
 
 /// A smaller request may still fit; a shadow rule beside a denial must still count; a permit may be back any moment.
@@ -141,7 +148,11 @@ fn only_what_is_certain_is_remembered() {
         assert_eq!(outcomes.admission, Admission::Refused);
         assert_eq!(outcomes.each[1].remaining, left, "the shadow rule counts");
     }
-    assert_eq!(rig.ask(&[rig.charge(&other, &quota, Cost::LOOK)]).each[0].remaining, 10, "nothing else was taken");
+    assert_eq!(
+        rig.ask(&[rig.charge(&other, &quota, Cost::LOOK)]).each[0].remaining,
+        10,
+        "nothing else was taken"
+    );
 
     let held = limit(Algorithm::Concurrency, Quota::per_minute(1));
     let slot = [Part::Text("slot")];
@@ -150,7 +161,8 @@ fn only_what_is_certain_is_remembered() {
     rig.ask(&[take]);
     let late = Charge { permit: tollgate_core::PermitId(8), ..take };
     assert_eq!(rig.ask(&[late]).admission, Admission::Refused);
-    block_on(rig.cache.release(&[Permit { key: take.key, limit: &held, id: permit }])).expect("memory answers");
+    block_on(rig.cache.release(&[Permit { key: take.key, limit: &held, id: permit }]))
+        .expect("memory answers");
     assert_eq!(rig.ask(&[late]).admission, Admission::Admitted);
     assert!(rig.clock.now() >= Timestamp::from_secs(1_000));
 }

@@ -46,14 +46,17 @@ impl Serialize for Limits<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(None)?;
         for limit in self.0.limits.iter().filter(|limit| limit.outcome.verdict != Verdict::Unanswered) {
-            list.serialize_element(&Limit::new(self.0, limit))?;
+            if let Some(facts) = self.0.limit(limit) {
+                list.serialize_element(&Limit::new(self.0, limit, &facts.limit))?;
+            }
         }
         list.end()
     }
 }
 
 impl<'a> Limit<'a> {
-    fn new(decision: &'a Decision, limit: &LimitStatus) -> Self {
+    fn new(decision: &'a Decision, limit: &LimitStatus, facts: &tollgate_core::Limit) -> Self {
+        let (count, capacity) = (facts.quota().count, facts.capacity());
         let role = match limit.role {
             Role::Live => None,
             Role::Shadow => Some("shadow"),
@@ -62,11 +65,11 @@ impl<'a> Limit<'a> {
         };
         Self {
             rule: decision.limit_name(limit),
-            limit: limit.count,
-            window: limit.window.to_string(),
+            limit: count,
+            window: Window::of(facts).to_string(),
             remaining: limit.outcome.remaining,
             reset_ms: limit.outcome.reset_after.ceil_millis(),
-            burst: (limit.capacity != limit.count).then_some(limit.capacity),
+            burst: (capacity != count).then_some(capacity),
             role,
             over: limit.outcome.verdict.is_denied(),
         }
@@ -106,9 +109,11 @@ pub(crate) fn answer(decision: &Decision, body: &impl Serialize) -> Answer {
 
 /// Whole seconds, rounded up. A request that can never pass is sent away for the longest window that it met.
 fn retry_after_secs(decision: &Decision) -> u64 {
-    let longest = decision.limits.iter().map(|limit| match limit.window {
-        Window::Span(span) => span.ceil_secs(),
-        Window::Calendar(_) | Window::Held => limit.outcome.reset_after.ceil_secs(),
+    let longest = decision.limits.iter().map(|status| {
+        match decision.limit(status).map(|facts| Window::of(&facts.limit)) {
+            Some(Window::Span(span)) => span.ceil_secs(),
+            _ => status.outcome.reset_after.ceil_secs(),
+        }
     });
     let wait = decision.retry_after().map(tollgate_core::Span::ceil_secs);
     wait.or_else(|| longest.max()).unwrap_or(1).max(1)

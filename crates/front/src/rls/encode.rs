@@ -8,14 +8,17 @@ use prost_types::value::Kind;
 use prost_types::{Duration, Struct, Value};
 use tollgate_core::{Span, Verdict};
 use tollgate_engine::{Decision, LimitStatus, Origin};
-use tollgate_rules::{Match, Role, Unit};
+use tollgate_rules::{Match, Role, RuleLimit, Unit};
 
 /// The answer on the wire.
 pub fn response(decision: &Decision) -> RateLimitResponse {
     let code = if decision.is_allowed() { Code::Ok } else { Code::OverLimit };
     RateLimitResponse {
         overall_code: code.into(),
-        statuses: decision.descriptors.iter().map(|status| descriptor(decision, status)).collect(),
+        statuses: (0..)
+            .zip(&decision.descriptors)
+            .map(|(at, status)| descriptor(decision, at, status))
+            .collect(),
         response_headers_to_add: headers(decision),
         request_headers_to_add: Vec::new(),
         raw_body: Vec::new(),
@@ -23,20 +26,23 @@ pub fn response(decision: &Decision) -> RateLimitResponse {
     }
 }
 
-fn descriptor(decision: &Decision, status: &tollgate_engine::DescriptorStatus) -> DescriptorStatus {
+fn descriptor(
+    decision: &Decision,
+    at: usize,
+    status: &tollgate_engine::DescriptorStatus,
+) -> DescriptorStatus {
     let mut wire = DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
     if status.matched == Match::Unlimited {
         wire.limit_remaining = u32::MAX;
     }
-    let Some(limit) = status.tightest.and_then(|at| decision.limits.get(at)) else {
-        return wire;
-    };
+    let Some(limit) = decision.tightest(at) else { return wire };
+    let Some(RuleLimit { limit: facts, unit, .. }) = decision.limit(limit) else { return wire };
     if limit.outcome.verdict.is_denied() && matches!(limit.role, Role::Live | Role::Quota) {
         wire.code = Code::OverLimit.into();
     }
     wire.current_limit = Some(RateLimit {
-        requests_per_unit: u32::try_from(limit.count).unwrap_or(u32::MAX),
-        unit: limit.unit.map_or(WireUnit::Unknown, wire_unit).into(),
+        requests_per_unit: u32::try_from(facts.quota().count).unwrap_or(u32::MAX),
+        unit: unit.map_or(WireUnit::Unknown, wire_unit).into(),
         name: name(decision, limit),
     });
     wire.limit_remaining = u32::try_from(limit.outcome.remaining).unwrap_or(u32::MAX);

@@ -131,11 +131,13 @@ fn of_decision(decision: &Decision) -> Actual {
 
 fn attribute_status(decision: &Decision, limit: &tollgate_engine::LimitStatus) -> ActualStatus {
     let over = limit.outcome.verdict.is_denied() && matches!(limit.role, Role::Live | Role::Quota);
+    let facts = decision.limit(limit);
+    let unit = facts.and_then(|facts| facts.unit);
     ActualStatus {
         code: if over { "OVER_LIMIT" } else { "OK" },
         remaining: limit.outcome.remaining,
-        limit: Some(limit.count),
-        unit: Some(limit.unit.map_or("UNKNOWN", tollgate_rules::Unit::name)),
+        limit: facts.map(|facts| facts.limit.quota().count),
+        unit: Some(unit.map_or("UNKNOWN", tollgate_rules::Unit::name)),
         reset: Some(limit.outcome.reset_after.ceil_secs()),
         name: decision.limit_name(limit).to_owned(),
     }
