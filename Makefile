@@ -56,7 +56,7 @@ unit: toolchain test-tools $(FOREIGN)
 # The counter table under every order of its threads' steps. The flags are others than the tests', so are the files.
 .PHONY: model
 model: toolchain
-	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off \
+	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_RELEASE_LTO=off \
 	  $(CARGO) test -p tollgate-store --release --locked --lib --target-dir $(TARGET)/loom model
 
 # The rules that we show to users say what we say they do.

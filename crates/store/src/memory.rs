@@ -23,7 +23,7 @@ mod counters;
 mod figures;
 mod hash;
 mod lines;
-#[cfg(all(test, loom))]
+#[cfg(all(test, tollgate_loom))]
 mod model;
 mod pages;
 mod request;

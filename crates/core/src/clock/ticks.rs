@@ -41,7 +41,8 @@ pub(super) fn micros() -> u64 {
         if passed < known.span {
             return known.after(passed) / 1_000;
         }
-        let (next, nanos) = known.renewed();
+        let (ticks, nanos) = reading();
+        let (next, nanos) = known.renewed(ticks, nanos, is_even());
         anchor.set(next);
         nanos / 1_000
     })
@@ -51,17 +52,16 @@ impl Anchor {
     /// Nanoseconds, `ticks` after the reading. Within a span this cannot overflow: both factors are small.
     #[inline]
     const fn after(&self, ticks: u64) -> u64 {
-        self.nanos + (ticks * self.scale >> 32)
+        self.nanos + ((ticks * self.scale) >> 32)
     }
 
-    /// Reads the clock; returns the anchor from now on, and the time.
+    /// What a new reading makes of it: the anchor from now on, and the time.
     #[cold]
-    fn renewed(self) -> (Self, u64) {
-        let (ticks, nanos) = reading();
+    fn renewed(self, ticks: u64, nanos: u64, even: bool) -> (Self, u64) {
         // What has been told may have run ahead a little: time stands still until the clock has caught up.
         let nanos = nanos.max(self.after(self.span));
         let (ticks_passed, nanos_passed) = (ticks.wrapping_sub(self.ticks), nanos.saturating_sub(self.nanos));
-        if !is_even() || ticks_passed > 1 << 62 || self.nanos == 0 {
+        if !even || ticks_passed > 1 << 62 || self.nanos == 0 {
             return (Self { ticks, nanos: nanos.max(1), ..Self::default() }, nanos);
         }
         if nanos_passed < BASELINE {
@@ -148,14 +148,34 @@ mod tests {
         assert_eq!(trusted, is_even(), "where the counter is even it is used");
     }
 
+    /// Two ticks a nanosecond, as two readings 2 ms apart have shown; trusted once a third agrees.
+    fn settled() -> Anchor {
+        let (first, _) = Anchor::default().renewed(1_000, 500, true);
+        let (second, _) = first.renewed(1_000 + 4_000_000, 500 + 2_000_000, true);
+        assert_eq!(second.span, 0, "one measure is not enough");
+        let (third, _) = second.renewed(1_000 + 8_000_000, 500 + 4_000_000, true);
+        assert_eq!(third.span, 2 * STRETCH, "ten milliseconds of ticks");
+        third
+    }
+
     /// A machine that was moved or put to sleep shows a counter that makes no sense: the clock then speaks.
     #[test]
     fn a_counter_that_disagrees_is_not_trusted() {
-        let honest = Anchor { ticks: counter().wrapping_sub(30_000_000), nanos: 1, scale: 1 << 40, span: 1 };
-        let (next, nanos) = honest.renewed();
-        assert_eq!(next.span, 0);
-        assert!(nanos > 0);
-        let backwards = Anchor { ticks: counter().wrapping_add(1 << 40), nanos: 1, scale: 1 << 31, span: 1 };
-        assert_eq!(backwards.renewed().0.span, 0);
+        let settled = settled();
+        let (faster, nanos) = settled.renewed(settled.ticks + 40_000_000, settled.nanos + 10_000_000, true);
+        assert_eq!((faster.span, nanos), (0, settled.nanos + 10_000_000));
+        let (backwards, _) = settled.renewed(settled.ticks - 5, settled.nanos + 50_000_000, true);
+        assert_eq!(backwards.span, 0);
+        let (uneven, _) = settled.renewed(settled.ticks + 20_000_000, settled.nanos + 10_000_000, false);
+        assert_eq!(uneven.span, 0);
+    }
+
+    /// Time told by ticks may run ahead of the clock; it must then wait, not go back.
+    #[test]
+    fn what_has_been_told_is_not_taken_back() {
+        let settled = settled();
+        let told = settled.after(settled.span);
+        let (_, nanos) = settled.renewed(settled.ticks + settled.span, told - 1_000, true);
+        assert_eq!(nanos, told);
     }
 }
