@@ -156,6 +156,36 @@ impl LimitSpec {
     }
 }
 
+impl Limit {
+    /// One of `nodes` equal shares of this limit, at least one unit; the algorithm and the period stay.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Quota};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(100)).burst(20).build()?;
+    /// let share = limit.share_of(4);
+    /// assert_eq!((share.quota().count, share.capacity()), (25, 5));
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn share_of(&self, nodes: u32) -> Self {
+        let share = |units: u64| if units == 0 { 0 } else { (units / u64::from(nodes.max(1))).max(1) };
+        let spec = LimitSpec {
+            algorithm: self.algorithm,
+            quota: Quota { count: share(self.quota.count), period: self.quota.period.clone() },
+            burst: self.algorithm.has_burst().then(|| share(self.capacity)),
+            delays: matches!(self.shape, Shape::Bucket(Bucket { shaping: Shaping::Delay, .. })),
+            slots: match self.shape {
+                Shape::Strict(slots) => Some(slots.k),
+                _ => None,
+            },
+            jitter: self.jitter,
+            counts_attempts: self.shape == Shape::Fixed(Counting::Attempts),
+        };
+        // A smaller limit of the same kind is one too, but for a burst that then takes decades to come back.
+        spec.build().unwrap_or_else(|_| self.clone())
+    }
+}
+
 /// Why a limit cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -29,6 +29,8 @@ pub enum Origin {
     Unmatched,
     /// The counters.
     Store,
+    /// The store failed, and counters of this process decided.
+    Local,
     /// The store failed, and the rules that matched let such requests pass.
     FailOpen,
     /// The store failed, and a rule that matched turns such requests away.
@@ -42,6 +44,7 @@ impl Origin {
         match self {
             Self::Unmatched => "unmatched",
             Self::Store => "store",
+            Self::Local => "local",
             Self::FailOpen => "fail_open",
             Self::FailClosed => "fail_closed",
         }

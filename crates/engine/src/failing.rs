@@ -1,36 +1,160 @@
 //! What is answered when the store is not: the policy of the rules that matched, never an error.
 //!
-//! The strictest policy of the deciding rules holds: if one of them fails closed, the request is turned away.
+//! Only the charges that the store could not decide are judged by policy; where one shard is dead, the others' limits
+//! still bite. Of those: one rule that fails closed turns the request away; rules that fail to local are decided by
+//! counters of this process, with this node's share of the limit; the rest let it pass. What was taken elsewhere from a
+//! request that is then turned away is given back.
 
 use crate::decision::{Answer, Origin, Ruling};
-use crate::fold::by;
-use tollgate_core::Span;
-use tollgate_rules::{FailPolicy, OnError, Plan, Role};
+use crate::fold::{by, fold};
+use crate::limiter::Limiter;
+use smallvec::SmallVec;
+use tollgate_core::{
+    Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, Span, StoreError,
+};
+use tollgate_rules::{Action, FailPolicy, Hit, Plan, Role};
 
 /// When a caller turned away by a failing store should come back.
-pub(crate) const RETRY: Span = Span::from_secs(1);
+const RETRY: Span = Span::from_secs(1);
 
-pub(crate) fn decide(plan: &Plan<'_>, answer: &mut Answer) {
-    let closed = plan.hits.iter().find(|hit| {
-        let policy = hit.rule.map(|rule| policy(&rule.on_error, plan.tier));
-        matches!(hit.limit.role, Role::Live | Role::Quota) && policy == Some(FailPolicy::Closed)
-    });
-    match closed {
-        Some(hit) => {
+/// A request whose charges the store could not all decide.
+struct Stranded<'a, 'p> {
+    plan: &'a Plan<'p>,
+    charges: &'a [Charge<'a>],
+    /// What is known of each charge.
+    each: SmallVec<[Outcome; 4]>,
+    /// Which of them the store could not decide.
+    failed: SmallVec<[bool; 8]>,
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// Decides without, or with less of, the store.
+    #[cold]
+    pub(crate) async fn fall_back(
+        &self,
+        plan: &Plan<'_>,
+        charges: &[Charge<'_>],
+        error: StoreError,
+        answer: &mut Answer,
+    ) {
+        let mut stranded = Stranded {
+            plan,
+            charges,
+            each: SmallVec::from_elem(Outcome::UNANSWERED, charges.len()),
+            failed: SmallVec::from_elem(true, charges.len()),
+        };
+        if let StoreError::Partial { failed, .. } = error
+            && self.ask_the_rest(&mut stranded, &failed).await == Admission::Refused
+        {
+            fold(plan, &stranded.outcomes(Admission::Refused), answer);
+            return;
+        }
+        // Counted under the rule that turns it away, else under the first that could not be asked about.
+        let deciding = (0..charges.len()).find(|at| stranded.failed[*at] && stranded.decides(*at));
+        let mut owed_to = deciding.and_then(|at| plan.hits[at].rule);
+        let closed = stranded.failed_by(FailPolicy::Closed).next().map(|at| &plan.hits[at]);
+        if let Some(hit) = closed {
+            owed_to = hit.rule;
+            self.give_back(&stranded).await;
             answer.ruling = Ruling::Denied { retry_after: Some(RETRY) };
             answer.origin = Origin::FailClosed;
             answer.denied_by = Some(by(hit));
+        } else if self.ask_locally(&mut stranded) == Admission::Refused {
+            self.give_back(&stranded).await;
+            fold(plan, &stranded.outcomes(Admission::Refused), answer);
+            answer.origin = Origin::Local;
+        } else {
+            fold(plan, &stranded.outcomes(Admission::Admitted), answer);
+            let open = (0..charges.len()).any(|at| stranded.decides(at) && stranded.failed[at]);
+            let local = deciding.is_some_and(|at| !stranded.failed[at]);
+            answer.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
         }
-        None => answer.origin = Origin::FailOpen,
+        self.fallbacks.note(owed_to.map_or("", |rule| &rule.name), answer.origin);
+    }
+
+    /// Charges what the store can still decide.
+    async fn ask_the_rest(&self, stranded: &mut Stranded<'_, '_>, failed: &[usize]) -> Admission {
+        let rest: SmallVec<[usize; 8]> =
+            (0..stranded.charges.len()).filter(|at| !failed.contains(at)).collect();
+        if rest.is_empty() {
+            return Admission::Admitted;
+        }
+        let charges: SmallVec<[Charge<'_>; 8]> = rest.iter().map(|at| stranded.charges[*at]).collect();
+        let Ok(outcomes) = self.store.charge(&charges).await else { return Admission::Admitted };
+        for (at, outcome) in rest.into_iter().zip(outcomes.each) {
+            stranded.each[at] = outcome;
+            stranded.failed[at] = false;
+        }
+        outcomes.admission
+    }
+
+    /// Charges what fails to local on this process's own counters, and notes what it so takes of the shared ones.
+    fn ask_locally(&self, stranded: &mut Stranded<'_, '_>) -> Admission {
+        let Some(fallback) = &self.fallback else { return Admission::Admitted };
+        let local: SmallVec<[usize; 8]> = stranded.failed_by(FailPolicy::Local).collect();
+        let charges: SmallVec<[Charge<'_>; 8]> = local
+            .iter()
+            .map(|at| {
+                let (hit, charge) = (&stranded.plan.hits[*at], stranded.charges[*at]);
+                Charge { limit: hit.limit.share.as_deref().unwrap_or(charge.limit), ..charge }
+            })
+            .collect();
+        let outcomes = fallback.charge_now(&charges);
+        for (at, outcome) in local.into_iter().zip(outcomes.each) {
+            stranded.each[at] = outcome;
+            stranded.failed[at] = false;
+            if outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed() {
+                self.debts.add(&stranded.charges[at]);
+            }
+        }
+        outcomes.admission
+    }
+
+    /// Gives back what the store has taken from a request that is turned away. What cannot be given back comes back with
+    /// time.
+    async fn give_back(&self, stranded: &Stranded<'_, '_>) {
+        let taken = stranded.charges.iter().zip(&stranded.each).zip(&stranded.failed).filter(
+            |((charge, outcome), failed)| {
+                !**failed && outcome.verdict.is_allowed() && charge.enforcement != Enforcement::Independent
+            },
+        );
+        let taken: Vec<Charge<'_>> = taken.map(|((charge, _), _)| *charge).collect();
+        let (held, spent): (Vec<_>, Vec<_>) = taken
+            .into_iter()
+            .partition(|charge| charge.limit.algorithm() == tollgate_core::Algorithm::Concurrency);
+        if !spent.is_empty() {
+            let refunds: Vec<_> =
+                spent.into_iter().map(|charge| Charge { cost: charge.cost.reversed(), ..charge }).collect();
+            let _ = self.store.debit(&refunds).await;
+        }
+        if !held.is_empty() {
+            let permits: Vec<_> = held
+                .iter()
+                .map(|charge| Permit { key: charge.key, limit: charge.limit, id: charge.permit })
+                .collect();
+            let _ = self.store.release(&permits).await;
+        }
     }
 }
 
-fn policy(on_error: &OnError, tier: Option<&str>) -> FailPolicy {
-    match on_error {
-        OnError::Open => FailPolicy::Open,
-        OnError::Closed => FailPolicy::Closed,
-        OnError::ByTier { tiers, otherwise } => {
-            tier.and_then(|tier| tiers.get(tier)).copied().unwrap_or(*otherwise)
-        }
+impl Stranded<'_, '_> {
+    fn outcomes(&self, admission: Admission) -> Outcomes {
+        Outcomes { admission, each: self.each.clone() }
+    }
+
+    /// Whether a charge's limit can turn the request away at all.
+    fn decides(&self, at: usize) -> bool {
+        let hit: &Hit<'_> = &self.plan.hits[at];
+        let degrades = hit.rule.is_some_and(|rule| rule.action == Action::Degrade);
+        matches!(hit.limit.role, Role::Live | Role::Quota) && !degrades
+    }
+
+    /// The charges that the store could not decide and whose rules have this policy.
+    fn failed_by(&self, policy: FailPolicy) -> impl Iterator<Item = usize> {
+        (0..self.charges.len()).filter(move |at| {
+            let rule = self.plan.hits[*at].rule;
+            let own = rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(self.plan.tier));
+            self.failed[*at] && self.decides(*at) && own == policy
+        })
     }
 }

@@ -7,13 +7,19 @@
 //! | `decision` | what is answered |
 //! | `fold` | how many outcomes become one answer |
 //! | `failing` | what is answered when the store is not |
+//! | `debts` | charging the shared counters, later, with what was let through without them |
+//! | `fallbacks` | how often that happened |
+//! | `holding` | a charge that outlives its request |
 //! | `reserve` | charging an estimate now and the truth later |
 //! | `ids` | how a decision gets its name |
 
 mod check;
+mod debts;
 mod decision;
 mod failing;
+mod fallbacks;
 mod fold;
+mod holding;
 mod ids;
 mod limiter;
 mod reserve;

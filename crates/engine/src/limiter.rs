@@ -1,16 +1,19 @@
 //! How a check runs, start to end: match, charge, fold. It always ends in a decision.
 
 use crate::check::{Check, Request};
+use crate::debts::Debts;
 use crate::decision::{Answer, Decision, Origin, Ruling};
+use crate::fallbacks::Fallbacks;
+use crate::fold;
 use crate::ids::DecisionId;
 use crate::reserve::Reservations;
-use crate::{failing, fold};
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{Clock, CounterStore, PermitId, Span};
 use tollgate_rules::{Charges, Plan, Ruleset};
+use tollgate_store::MemoryStore;
 
 /// Rules and a store that decide together. Shared by all fronts.
 pub struct Limiter<S> {
@@ -20,6 +23,10 @@ pub struct Limiter<S> {
     shadow: AtomicBool,
     pub(crate) reservations: Reservations,
     pub(crate) clock: Arc<dyn Clock>,
+    /// Counters of this process, for rules that fail to local.
+    pub(crate) fallback: Option<MemoryStore<Arc<dyn Clock>>>,
+    pub(crate) debts: Debts,
+    pub(crate) fallbacks: Fallbacks,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -33,6 +40,9 @@ impl<S: CounterStore> Limiter<S> {
             shadow: AtomicBool::new(false),
             reservations: Reservations::default(),
             clock,
+            fallback: None,
+            debts: Debts::default(),
+            fallbacks: Fallbacks::default(),
         }
     }
 
@@ -41,6 +51,19 @@ impl<S: CounterStore> Limiter<S> {
     pub fn with_global_shadow(self, shadow: bool) -> Self {
         self.shadow.store(shadow, Ordering::Relaxed);
         self
+    }
+
+    /// Gives rules that fail to local counters of this process to decide by when the store is away.
+    #[must_use]
+    pub fn with_fallback(mut self, counters: MemoryStore<Arc<dyn Clock>>) -> Self {
+        self.fallback = Some(counters);
+        self
+    }
+
+    /// How often decisions were made without the store: rule, origin, count.
+    #[must_use]
+    pub fn fallbacks(&self) -> Vec<(String, &'static str, u64)> {
+        self.fallbacks.all()
     }
 
     /// Decides by other rules from now on. Counters of rules that stay keep their state.
@@ -105,7 +128,7 @@ impl<S: CounterStore> Limiter<S> {
             plan.charges(permit, &mut charges);
             match self.store.charge(&charges).await {
                 Ok(outcomes) => fold::fold(plan, &outcomes, answer),
-                Err(_) => failing::decide(plan, answer),
+                Err(error) => self.fall_back(plan, &charges, error, answer).await,
             }
         }
         self.finish(plan, answer);

@@ -9,15 +9,15 @@
 
 use crate::check::Check;
 use crate::decision::{Answer, Decision};
+use crate::holding::Holding;
 use crate::ids::DecisionId;
 use crate::limiter::{Limiter, plan_into};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Charge, Cost, CounterKey, CounterStore, Limit, Part, Permit, PermitId, Scope, Span, StoreError,
-    Timestamp, Verdict,
+    Charge, Cost, CounterStore, Part, Permit, PermitId, Span, StoreError, Timestamp, Verdict,
 };
-use tollgate_rules::{CostFrom, Plan};
+use tollgate_rules::{Charges, CostFrom, Plan};
 
 /// The name of a reservation: that of the decision that made it.
 pub type ReservationId = DecisionId;
@@ -35,7 +35,7 @@ struct Ledger {
 
 struct Entry {
     decision: Decision,
-    holdings: Vec<Holding>,
+    holdings: Vec<Reserved>,
     deadline: Timestamp,
     key: Option<String>,
     status: Status,
@@ -50,20 +50,11 @@ enum Status {
 
 /// What a reservation took from one counter.
 #[derive(Clone)]
-struct Holding {
-    scope: Scope,
-    parts: Vec<OwnedPart>,
-    limit: Limit,
-    units: u64,
+struct Reserved {
+    holding: Holding,
     taken: Timestamp,
     /// Whether the real cost replaces the estimate here, or this counter took a number of its own.
     follows: bool,
-}
-
-#[derive(Clone)]
-enum OwnedPart {
-    Text(String),
-    Network { address: u128, prefix: u8 },
 }
 
 /// A reservation and the decision on it.
@@ -106,7 +97,7 @@ pub enum SettleError {
     #[error("there is no such reservation, or its deadline has passed and it stands as it was taken")]
     Unknown,
     /// It has already ended in another way.
-    #[error("the reservation has already been {}", match .0 { Settlement::Settled(_) => "settled to another cost", Settlement::Cancelled => "cancelled" })]
+    #[error("the reservation has already been {}", match .0 { Settlement::Settled(_) => "settled", Settlement::Cancelled => "cancelled" })]
     Ended(Settlement),
     /// It is being ended at this moment.
     #[error("the reservation is being settled or cancelled at this moment; try again")]
@@ -238,32 +229,33 @@ impl<S: CounterStore> Limiter<S> {
 
     async fn move_counters(
         &self,
-        holdings: &[Holding],
+        holdings: &[Reserved],
         id: ReservationId,
         wanted: Settlement,
     ) -> Result<(), StoreError> {
-        let parts: Vec<Vec<Part<'_>>> = holdings.iter().map(Holding::parts).collect();
+        let parts: Vec<Vec<Part<'_>>> = holdings.iter().map(|reserved| reserved.holding.parts()).collect();
         let permit = PermitId(id.0);
         let now = self.clock.now();
         let mut charges = Vec::new();
         let mut permits = Vec::new();
-        for (holding, parts) in holdings.iter().zip(&parts) {
-            let key = CounterKey { scope: &holding.scope, parts };
+        for (Reserved { holding, taken, follows }, parts) in holdings.iter().zip(&parts) {
+            let key = holding.key(parts);
             if holding.limit.algorithm() == tollgate_core::Algorithm::Concurrency {
                 permits.push(Permit { key, limit: &holding.limit, id: permit });
                 continue;
             }
             let real = match wanted {
-                Settlement::Settled(cost) if holding.follows => cost,
+                Settlement::Settled(cost) if *follows => cost,
                 Settlement::Settled(_) => holding.units,
                 Settlement::Cancelled => 0,
             };
             let cost = match real.checked_sub(holding.units) {
                 Some(more) => Cost::take(more),
                 // What time has given back already is not given back twice.
-                None => Cost::refund(
-                    holding.limit.refundable(holding.units, holding.taken, now).min(holding.units - real),
-                ),
+                None => {
+                    let most = holding.limit.refundable(holding.units, *taken, now);
+                    Cost::refund(most.min(holding.units - real))
+                }
             };
             if !cost.is_look() {
                 charges.push(Charge { permit, ..Charge::new(key, &holding.limit, cost) });
@@ -309,44 +301,16 @@ impl Drop for Closing<'_> {
 }
 
 /// What an allowed plan took: every charge that its own limit let through.
-fn holdings(plan: &Plan<'_>, answer: &Answer, taken: Timestamp) -> Vec<Holding> {
-    plan.hits
-        .iter()
-        .zip(&answer.limits)
+fn holdings(plan: &Plan<'_>, answer: &Answer, taken: Timestamp) -> Vec<Reserved> {
+    let mut charges = Charges::new();
+    plan.charges(PermitId::ANONYMOUS, &mut charges);
+    let statuses = answer.limits.iter();
+    (charges.iter().zip(&plan.hits).zip(statuses))
         .filter(|(_, status)| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
-        .map(|(hit, _)| Holding {
-            scope: hit.limit.scope.clone(),
-            parts: plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)]
-                .iter()
-                .map(OwnedPart::from)
-                .collect(),
-            limit: hit.limit.limit.clone(),
-            units: hit.cost.units(),
+        .map(|((charge, hit), _)| Reserved {
+            holding: Holding::of(charge),
             taken,
             follows: !matches!(hit.rule.map(|rule| &rule.cost), Some(CostFrom::Fixed(_))),
         })
         .collect()
-}
-
-impl Holding {
-    fn parts(&self) -> Vec<Part<'_>> {
-        self.parts
-            .iter()
-            .map(|part| match part {
-                OwnedPart::Text(text) => Part::Text(text),
-                OwnedPart::Network { address, prefix } => {
-                    Part::Network { address: *address, prefix: *prefix }
-                }
-            })
-            .collect()
-    }
-}
-
-impl From<&Part<'_>> for OwnedPart {
-    fn from(part: &Part<'_>) -> Self {
-        match part {
-            Part::Text(text) => Self::Text((*text).to_owned()),
-            Part::Network { address, prefix } => Self::Network { address: *address, prefix: *prefix },
-        }
-    }
 }

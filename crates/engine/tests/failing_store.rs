@@ -1,11 +1,16 @@
-//! A store that does not answer: the rules' policy does.
+//! A store that does not answer, or only in part: the rules' policy does.
 
 mod rig;
 
-use rig::{check, rules};
+use rig::{Memory, check, rules};
 use std::sync::Arc;
-use tollgate_core::{Charge, Cost, CounterStore, Outcomes, Permit, StoreError, SystemClock};
+use std::sync::atomic::{AtomicU8, Ordering};
+use tollgate_core::{
+    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, Span, StoreError, SystemClock,
+    Timestamp,
+};
 use tollgate_engine::{Limiter, Origin};
+use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// A store that is always away.
 struct Away;
@@ -55,4 +60,110 @@ fn each_class_fails_as_it_says() {
         assert_eq!(decision.denied_by_name(), denied_by, "{request:?}");
         assert_eq!(decision.is_allowed(), origin != Origin::FailClosed, "{request:?}");
     }
+}
+
+/// A store of which a part can be away: the counters whose first value starts with `dead`, or all.
+struct Flaky {
+    counters: Memory,
+    away: AtomicU8,
+}
+
+const WELL: u8 = 0;
+const PARTLY: u8 = 1;
+const GONE: u8 = 2;
+
+impl Flaky {
+    fn fault(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let dead =
+            |charge: &Charge<'_>| charge.key.parts.iter().any(|part| part.to_string().starts_with("dead"));
+        let failed: Vec<usize> = (0..charges.len()).filter(|at| dead(&charges[*at])).collect();
+        match self.away.load(Ordering::Relaxed) {
+            GONE => Err(StoreError::Timeout),
+            PARTLY if !failed.is_empty() => {
+                Err(StoreError::Partial { failed, why: Box::new(StoreError::Timeout) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl CounterStore for Flaky {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.fault(charges)?;
+        self.counters.charge(charges).await
+    }
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.fault(charges)?;
+        self.counters.debit(charges).await
+    }
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.counters.release(permits).await
+    }
+}
+
+struct Outage {
+    clock: Arc<ManualClock>,
+    limiter: Limiter<Flaky>,
+}
+
+fn outage(text: &str) -> Outage {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let time: Arc<dyn Clock> = Arc::clone(&clock) as _;
+    let memory = MemoryConfig::with_bytes(1 << 20);
+    let counters = MemoryStore::new(&memory, Arc::clone(&clock)).expect("a small store");
+    let fallback = MemoryStore::new(&memory, Arc::clone(&time)).expect("a small store");
+    let store = Flaky { counters, away: AtomicU8::new(WELL) };
+    Outage { limiter: Limiter::new(rules(text), store, time).with_fallback(fallback), clock }
+}
+
+impl Outage {
+    fn set(&self, state: u8) {
+        self.limiter.store().away.store(state, Ordering::Relaxed);
+    }
+
+    /// How many of `tries` pass, and on what they rest.
+    fn passed(&self, request: &[(&str, &str)], tries: u32) -> (u32, Origin) {
+        let decisions: Vec<_> = (0..tries).map(|_| check(&self.limiter, request, Cost::ONE)).collect();
+        let passed = decisions.iter().filter(|decision| decision.is_allowed()).count();
+        (u32::try_from(passed).expect("few"), decisions[0].origin)
+    }
+}
+
+/// While the store is away a comfort limit must still bite; when it is back, nobody must get a fresh burst for it.
+#[test]
+fn an_outage_neither_opens_the_gates_nor_ends_in_a_burst() {
+    let outage = outage("{domain: d, descriptors: [{key: user, name: u, limit: 10/hour}]}");
+    outage.set(GONE);
+    assert_eq!(outage.passed(&[("user", "x")], 30), (10, Origin::Local));
+    pollster::block_on(outage.limiter.pay_debts());
+    outage.set(WELL);
+    outage.clock.advance(Span::from_secs(1));
+    pollster::block_on(outage.limiter.pay_debts());
+    assert_eq!(outage.passed(&[("user", "x")], 30), (0, Origin::Store), "the outage was paid for");
+    assert_eq!(outage.passed(&[("user", "y")], 30), (10, Origin::Store));
+    let counted = outage.limiter.fallbacks();
+    assert_eq!(counted, [("u".to_owned(), "local", 30)]);
+}
+
+/// One dead shard must not cost the others their limits, nor a request turned away its quota there.
+#[test]
+fn a_dead_part_leaves_the_others_limits_as_they_are() {
+    let outage = outage(
+        "
+domain: d
+descriptors:
+  - {key: tenant, name: tenant, limit: 5/hour}
+  - {key: user, name: user, limit: 100/hour, on_error: open}
+  - {key: login, name: login, limit: 100/hour, class: security}
+",
+    );
+    outage.set(PARTLY);
+    let open = [("tenant", "t"), ("user", "dead")];
+    assert_eq!(outage.passed(&open, 3), (3, Origin::FailOpen));
+    let closed = [("tenant", "t"), ("login", "dead")];
+    assert_eq!(outage.passed(&closed, 20), (0, Origin::FailClosed));
+    let (passed, _) = outage.passed(&open, 20);
+    assert_eq!(passed, 2, "what was turned away has taken nothing from the tenant");
+    let denied = check(&outage.limiter, &open, Cost::ONE);
+    assert_eq!((denied.denied_by_name(), denied.origin), (Some("tenant"), Origin::Store));
 }

@@ -238,8 +238,8 @@ fn named(key: &Placed<String>, draft: &RuleDraft) -> String {
 
 fn by_class(class: Class) -> OnError {
     match class {
-        Class::Comfort => OnError::Open,
-        Class::Security | Class::Strict => OnError::Closed,
+        Class::Comfort => OnError::Always(FailPolicy::Local),
+        Class::Security | Class::Strict => OnError::Always(FailPolicy::Closed),
         Class::Cost => OnError::ByTier {
             tiers: BTreeMap::from([("free".to_owned(), FailPolicy::Closed)]),
             otherwise: FailPolicy::Open,

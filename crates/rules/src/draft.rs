@@ -77,11 +77,11 @@ impl OnErrorDraft {
     /// With the rest filled in by the class.
     pub(crate) fn complete(self, class: Class) -> OnError {
         match self {
-            Self::Always(FailPolicy::Open) => OnError::Open,
-            Self::Always(FailPolicy::Closed) => OnError::Closed,
+            Self::Always(policy) => OnError::Always(policy),
             Self::ByTier { tiers, otherwise } => {
                 let by_class = match class {
-                    Class::Comfort | Class::Cost => FailPolicy::Open,
+                    Class::Comfort => FailPolicy::Local,
+                    Class::Cost => FailPolicy::Open,
                     Class::Security | Class::Strict => FailPolicy::Closed,
                 };
                 OnError::ByTier { tiers, otherwise: otherwise.unwrap_or(by_class) }

@@ -17,7 +17,7 @@ pub enum Profile {
 /// What a limit protects; it chooses the defaults of everything that may go wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Class {
-    /// Fairness between callers. Fails open.
+    /// Fairness between callers. Fails to a counter of this process.
     #[default]
     Comfort,
     /// Log-ins, password resets. Fails closed.
@@ -31,26 +31,39 @@ pub enum Class {
 /// What to answer when the store cannot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OnError {
-    /// Let it pass.
-    Open,
-    /// Turn it away.
-    Closed,
-    /// By the caller's tier; the default for tiers that are not named.
+    /// The same for all callers.
+    Always(FailPolicy),
+    /// By the caller's tier.
     ByTier {
-        /// Tier to policy: `true` in neither direction, a named policy each.
+        /// For the tiers that are named.
         tiers: BTreeMap<String, FailPolicy>,
-        /// For any other tier.
+        /// For any other.
         otherwise: FailPolicy,
     },
 }
 
-/// One of the two answers that need no store.
+/// An answer that does not need the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailPolicy {
     /// Let it pass.
     Open,
     /// Turn it away.
     Closed,
+    /// Decide by a counter of this process alone, with this node's share of the limit; where there is none, let it pass.
+    Local,
+}
+
+impl OnError {
+    /// The policy for a caller of this tier.
+    #[must_use]
+    pub fn policy(&self, tier: Option<&str>) -> FailPolicy {
+        match self {
+            Self::Always(policy) => *policy,
+            Self::ByTier { tiers, otherwise } => {
+                tier.and_then(|tier| tiers.get(tier)).copied().unwrap_or(*otherwise)
+            }
+        }
+    }
 }
 
 /// What happens to a request that is over the limit.
@@ -114,6 +127,8 @@ pub struct RuleLimit {
     pub id: u32,
     /// The limit itself.
     pub limit: Limit,
+    /// This node's share of it, for when the store is away; none where the number of nodes is not known.
+    pub share: Option<Box<Limit>>,
     /// What names its counters.
     pub scope: Scope,
     /// The Envoy unit that its period is, if it is one.

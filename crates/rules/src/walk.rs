@@ -156,7 +156,8 @@ impl Domain {
             return (Match::None, None);
         };
         let scope = self.scope.own(descriptor.entries).limit(Kind::Own, &limit, None);
-        let limit = RuleLimit { id: 0, limit, scope, unit: Some(unit), role: Role::Live, soft: None };
+        let limit =
+            RuleLimit { id: 0, share: None, limit, scope, unit: Some(unit), role: Role::Live, soft: None };
         let enforcement = Hit::enforcement(Role::Live, crate::rule::Action::Reject, self.profile);
         plan.hits.push(Hit {
             rule: None,

@@ -70,11 +70,11 @@ fn the_file_sets_what_its_rules_leave_open() {
         "{domain: d, algorithm: sliding_window, jitter: true, class: security, descriptors: [{key: k, limit: [5/s, 9/day in UTC]}, {key: q, algorithm: gcra, class: comfort, limit: 1/s}]}",
     );
     let rule = &set.rules()[0];
-    assert_eq!((rule.class, &rule.on_error), (Class::Security, &OnError::Closed));
+    assert_eq!((rule.class, &rule.on_error), (Class::Security, &OnError::Always(FailPolicy::Closed)));
     let jitters: Vec<bool> = rule.limits.limits.iter().map(|limit| limit.limit.is_jittered()).collect();
     assert_eq!(jitters, [true, false], "a calendar day starts at midnight for everybody");
     assert_eq!(set.rules()[1].limits.limits[0].limit.algorithm(), Algorithm::Gcra);
-    assert_eq!(set.rules()[1].on_error, OnError::Open);
+    assert_eq!(set.rules()[1].on_error, OnError::Always(FailPolicy::Local));
 }
 
 #[test]
@@ -128,12 +128,14 @@ fn another_attribute_can_tell_the_tier() {
 fn the_class_chooses_how_a_rule_fails_and_on_error_wins() {
     let by_tier = |free, otherwise| OnError::ByTier { tiers: [("free".to_owned(), free)].into(), otherwise };
     for (descriptor, expected) in [
-        ("class: comfort", OnError::Open),
-        ("class: security", OnError::Closed),
-        ("class: strict", OnError::Closed),
+        ("class: comfort", OnError::Always(FailPolicy::Local)),
+        ("class: security", OnError::Always(FailPolicy::Closed)),
+        ("class: strict", OnError::Always(FailPolicy::Closed)),
         ("class: cost", by_tier(FailPolicy::Closed, FailPolicy::Open)),
-        ("class: security, on_error: open", OnError::Open),
-        ("on_error: closed", OnError::Closed),
+        ("class: security, on_error: open", OnError::Always(FailPolicy::Open)),
+        ("class: strict, on_error: local", OnError::Always(FailPolicy::Local)),
+        ("on_error: {free: closed}", by_tier(FailPolicy::Closed, FailPolicy::Local)),
+        ("on_error: closed", OnError::Always(FailPolicy::Closed)),
         ("on_error: {free: closed, default: open}", by_tier(FailPolicy::Closed, FailPolicy::Open)),
         ("class: strict, on_error: {free: open}", by_tier(FailPolicy::Open, FailPolicy::Closed)),
     ] {
@@ -252,8 +254,11 @@ fn mode_priority_name_and_place_reach_the_engine() {
 #[test]
 fn the_option_forces_a_profile_over_the_file() {
     let source = Source::new("t", "{domain: d, descriptors: [{key: k, limit: 1/s}]}");
-    let set =
-        Ruleset::load(std::slice::from_ref(&source), &Options { profile: Some(Profile::Envoy) }).unwrap();
+    let set = Ruleset::load(
+        std::slice::from_ref(&source),
+        &Options { profile: Some(Profile::Envoy), ..Options::default() },
+    )
+    .unwrap();
     assert_eq!(set.rules()[0].limits.limits[0].limit.algorithm(), Algorithm::FixedWindow);
     let native = Ruleset::load(&[source], &Options::default()).unwrap();
     assert_ne!(set.revision(), native.revision());

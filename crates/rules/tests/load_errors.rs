@@ -197,8 +197,6 @@ fn extensions_that_are_wrong_say_why() {
                 "3:31 unknown class `vip` | write one of: comfort, security, cost, strict",
             ),
             ("- {key: a, limit: 1/s, on_error: ajar}", "3:34 unknown policy for `on_error` `ajar`"),
-            ("- {key: a, limit: 1/s, on_error: local}", "3:34 `on_error: local` is not available yet"),
-            ("- {key: a, limit: 1/s, on_error: {free: local}}", "`on_error: local` is not available yet"),
             ("- {key: a, limit: 1/s, mode: leased}", "3:30 `mode: leased` is not available yet"),
             ("- {key: a, limit: 1/s, mode: remote}", "unknown mode `remote`"),
             ("- {key: a, limit: 1/s, region: shared}", "3:32 `region` is not available yet"),
@@ -238,7 +236,7 @@ fn the_envoy_profile_refuses_what_would_change_its_arithmetic() {
             ("- {key: a, limit: 1/s, action: throttle}", "3:32 `action: delay` would change"),
             ("- {key: a, limit: 1/day in UTC}", "3:19 a calendar period would change"),
         ],
-        &Options { profile: Some(Profile::Envoy) },
+        &Options { profile: Some(Profile::Envoy), ..Options::default() },
     );
     let file = "domain: d\nprofile: envoy\nalgorithm: gcra\ndescriptors: []\n";
     let errors = errors_of(file, &Options::default());

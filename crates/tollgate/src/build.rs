@@ -1,19 +1,16 @@
 //! The assembly of a server: one list, from rules to listeners.
 
-use crate::cli::StoreKind;
-use crate::config::Config;
+use crate::config::{Config, StoreChoice};
 use crate::sources;
 use crate::status::ServerStatus;
+use crate::store::Store;
 use anyhow::Context;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tollgate_core::SystemClock;
+use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
-use tollgate_rules::Ruleset;
-use tollgate_store::{MemoryConfig, MemoryStore};
-
-/// The store as the binary stacks it; each later decorator gets a line here.
-pub(crate) type Store = MemoryStore<SystemClock>;
+use tollgate_rules::{Mode, Ruleset};
+use tollgate_store::{MemoryConfig, MemoryStore, RedisStore};
 
 /// A server that is about to listen.
 pub(crate) struct Built {
@@ -31,15 +28,22 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
     for warning in rules.warnings() {
         tracing::warn!("{warning}");
     }
+    refuse_what_the_store_cannot(&rules, config).map_err(anyhow::Error::msg)?;
     let clock = SystemClock::new();
-    let store = match config.store {
-        StoreKind::Memory => {
-            let memory = MemoryConfig::with_bytes(config.memory);
-            MemoryStore::new(&memory, clock).context("--memory")?
+    let memory = MemoryConfig::with_bytes(config.memory);
+    let time: Arc<dyn Clock> = Arc::new(clock);
+    let limiter = match &config.store {
+        StoreChoice::Memory => {
+            let store = Store::Memory(MemoryStore::new(&memory, clock).context("--memory")?);
+            Limiter::new(Arc::new(rules), store, time)
+        }
+        StoreChoice::Redis(redis) => {
+            let fallback = MemoryStore::new(&memory, Arc::clone(&time)).context("--memory")?;
+            let store = Store::redis(RedisStore::connect(redis.clone()), clock);
+            Limiter::new(Arc::new(rules), store, time).with_fallback(fallback)
         }
     };
-    let limiter =
-        Limiter::new(Arc::new(rules), store, Arc::new(clock)).with_global_shadow(config.global_shadow);
+    let limiter = limiter.with_global_shadow(config.global_shadow);
     let limiter = Arc::new(limiter);
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), config));
     let listen = async |address, flag| {
@@ -50,4 +54,16 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
     let grpc = listen(config.grpc, "--grpc").await?;
     let http = listen(config.http, "--http").await?;
     Ok(Built { limiter, status, grpc, http })
+}
+
+/// Rules that ask for what this store does not do yet are refused, never ignored.
+pub(crate) fn refuse_what_the_store_cannot(rules: &Ruleset, config: &Config) -> Result<(), String> {
+    let local = rules.rules().iter().find(|rule| rule.mode == Mode::Local);
+    match (local, &config.store) {
+        (Some(rule), StoreChoice::Redis(_)) => {
+            let (file, line) = &rule.location;
+            Err(format!("{file}:{line}: `mode: local` is not available yet with a Redis store; leave it out"))
+        }
+        _ => Ok(()),
+    }
 }

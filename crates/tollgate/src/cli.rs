@@ -35,9 +35,18 @@ pub(crate) struct ServeFlags {
     /// A rule file, or a directory of them; may be repeated. Changes act within a second.
     #[arg(long, env = "TOLLGATE_RULES", value_name = "PATH", value_delimiter = ',')]
     pub(crate) rules: Vec<PathBuf>,
-    /// Where counters live.
-    #[arg(long, env = "TOLLGATE_STORE", value_name = "STORE")]
-    pub(crate) store: Option<StoreKind>,
+    /// Where counters live: memory, or redis://, rediss://, redis+sentinel://h1,h2/name, redis+cluster://h1,h2.
+    #[arg(long, env = "TOLLGATE_STORE", hide_env_values = true, value_name = "STORE")]
+    pub(crate) store: Option<String>,
+    /// A file that holds the store's password and nothing else; or set TOLLGATE_STORE_PASSWORD.
+    #[arg(long, env = "TOLLGATE_STORE_PASSWORD_FILE", value_name = "FILE")]
+    pub(crate) store_password_file: Option<PathBuf>,
+    /// The longest that a check waits for the store, in milliseconds.
+    #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) store_deadline_ms: Option<u64>,
+    /// How many nodes share the store: each decides by that share of a limit when the store is away.
+    #[arg(long, env = "TOLLGATE_NODES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) nodes: Option<u32>,
     /// The most memory that counters may take, such as 512MiB.
     #[arg(long, env = "TOLLGATE_MEMORY", value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<usize>,
@@ -56,13 +65,6 @@ pub(crate) struct ServeFlags {
     /// The least important messages to log.
     #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVEL", default_value = "info")]
     pub(crate) log: tracing::Level,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum StoreKind {
-    /// In this process.
-    Memory,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]

@@ -1,22 +1,32 @@
 //! The settings of `serve`: flags over environment over file over defaults, joined once.
 
-use crate::cli::{ProfileName, ServeFlags, StoreKind, parse_size};
+use crate::cli::{ProfileName, ServeFlags, parse_size};
 use anyhow::Context;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tollgate_rules::{Options, Profile};
+use tollgate_store::RedisConfig;
 
 /// Everything that `serve` needs to know.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) rules: Vec<PathBuf>,
-    pub(crate) store: StoreKind,
+    pub(crate) store: StoreChoice,
+    pub(crate) nodes: Option<u32>,
     pub(crate) memory: usize,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
+}
+
+/// Where counters live.
+#[derive(Clone, Debug)]
+pub(crate) enum StoreChoice {
+    Memory,
+    Redis(RedisConfig),
 }
 
 /// The file of `--config`.
@@ -25,7 +35,10 @@ pub(crate) struct Config {
 struct File {
     #[serde(default)]
     rules: Vec<PathBuf>,
-    store: Option<StoreKind>,
+    store: Option<String>,
+    store_password_file: Option<PathBuf>,
+    store_deadline_ms: Option<u64>,
+    nodes: Option<u32>,
     memory: Option<String>,
     grpc: Option<SocketAddr>,
     http: Option<SocketAddr>,
@@ -39,8 +52,9 @@ impl Config {
         let memory = file.memory.as_deref().map(parse_size).transpose();
         let memory = memory.map_err(anyhow::Error::msg).context("`memory` in the file of --config")?;
         Ok(Self {
+            store: store(flags, &file)?,
             rules: if flags.rules.is_empty() { file.rules } else { flags.rules.clone() },
-            store: flags.store.or(file.store).unwrap_or(StoreKind::Memory),
+            nodes: flags.nodes.or(file.nodes),
             memory: flags.memory.or(memory).unwrap_or(512 << 20),
             grpc: flags.grpc.or(file.grpc).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8081))),
             http: flags.http.or(file.http).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
@@ -50,13 +64,34 @@ impl Config {
     }
 
     pub(crate) fn rule_options(&self) -> Options {
-        options(self.profile)
+        Options { nodes: self.nodes, ..options(self.profile) }
     }
+}
+
+/// The store that the settings ask for. Its address may hold a password, so no error repeats it.
+fn store(flags: &ServeFlags, file: &File) -> anyhow::Result<StoreChoice> {
+    let Some(address) = flags.store.as_ref().or(file.store.as_ref()).filter(|store| *store != "memory")
+    else {
+        return Ok(StoreChoice::Memory);
+    };
+    let mut redis = RedisConfig::parse(address).map_err(|error| {
+        anyhow::anyhow!("--store: {error}; write `memory` or an address such as redis://127.0.0.1:6379")
+    })?;
+    if let Ok(password) = std::env::var("TOLLGATE_STORE_PASSWORD") {
+        redis = redis.with_credentials(None, Some(password));
+    }
+    if let Some(path) = flags.store_password_file.as_ref().or(file.store_password_file.as_ref()) {
+        redis = redis.with_password_file(path).context("--store-password-file")?;
+    }
+    if let Some(deadline) = flags.store_deadline_ms.or(file.store_deadline_ms) {
+        redis.deadline = Duration::from_millis(deadline);
+    }
+    Ok(StoreChoice::Redis(redis))
 }
 
 /// How rule files are read.
 pub(crate) fn options(profile: Option<ProfileName>) -> Options {
-    Options { profile: profile.map(Profile::from) }
+    Options { profile: profile.map(Profile::from), ..Options::default() }
 }
 
 /// Paths in the file are relative to it.

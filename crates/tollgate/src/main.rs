@@ -8,6 +8,7 @@ mod ruleinfo;
 mod serve;
 mod sources;
 mod status;
+mod store;
 mod test;
 
 use clap::Parser;

@@ -4,10 +4,11 @@
 //! behind. A glance at sizes and times every half second catches what notifications miss (network file systems, lost
 //! events). A set that does not load changes nothing but the status and the log; the last good rules stay.
 
-use crate::build::Store;
+use crate::build::refuse_what_the_store_cannot;
 use crate::config::Config;
 use crate::sources::{self, Glimpse};
 use crate::status::ServerStatus;
+use crate::store::Store;
 use notify::{RecursiveMode, Watcher};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ pub(crate) async fn watch(
             Some(()) = told.recv() => {
                 tokio::time::sleep(SETTLE).await;
                 while told.try_recv().is_ok() {}
-                false
+                true
             }
             () = tokio::time::sleep(GLANCE) => false,
         };
@@ -58,7 +59,8 @@ fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus) {
         return;
     }
     let loaded = sources::read(&config.rules).map_err(|error| format!("{error:#}")).and_then(|sources| {
-        Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())
+        let rules = Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())?;
+        refuse_what_the_store_cannot(&rules, config).map(|()| rules)
     });
     match loaded {
         Err(error) => {
@@ -79,9 +81,11 @@ fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus) {
 
 /// Watches the directories that the paths are in, and those that they are.
 fn notified(paths: &[PathBuf], tell: mpsc::Sender<()>) -> Option<impl Watcher> {
-    let watcher = notify::recommended_watcher(move |_| {
-        // Full means that a look is due already.
-        let _ = tell.try_send(());
+    let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Reading the files is an event too, and not one to read them for. Full means that a look is due already.
+        if !event.is_ok_and(|event| event.kind.is_access()) {
+            let _ = tell.try_send(());
+        }
     });
     let mut watcher =
         watcher.inspect_err(|error| tracing::warn!(%error, "rule changes are found by polling")).ok()?;

@@ -3,6 +3,7 @@
 use crate::build::{Built, build};
 use crate::cli::ServeFlags;
 use crate::config::Config;
+use crate::store::Store;
 use crate::{reload, sources};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tollgate_engine::Limiter;
 use tollgate_front::{http, rls};
 
 /// The longest that draining may take before the process ends all the same.
@@ -44,6 +46,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     };
     let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
+    let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
     let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls::RlsConfig::default(), drain()));
     let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
     let web = tokio::spawn(http::serve(http, limiter, asked, http::HttpConfig::default(), drain()));
@@ -62,7 +65,16 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         Err(_) => tracing::warn!("some requests did not end within {} s", DRAIN.as_secs()),
     }
     reloading.abort();
+    paying.abort();
     Ok(())
+}
+
+/// Charges the shared counters with what was let through while they were away.
+async fn pay_debts(limiter: Arc<Limiter<Store>>) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        limiter.pay_debts().await;
+    }
 }
 
 async fn told_to_stop() -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! What the process tells about itself: readiness, the rules it runs, the last change that was refused, its figures.
 
-use crate::build::Store;
 use crate::config::Config;
+use crate::store::{Store, label, metric};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,63 +69,35 @@ impl Status for ServerStatus {
                 "paths": self.paths,
                 "error": refused,
             },
-            "store": {"kind": "memory"},
+            "store": self.limiter.store().details(),
         })
     }
 
     fn metrics(&self) -> String {
         let mut text = String::new();
-        let figures = self.limiter.store().figures();
-        let mut metric = |name: &str, kind: &str, help: &str, value: u64| {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
-        };
-        let gauges = [
-            ("ratelimit_memory_cap_bytes", "The most bytes that counters can take.", figures.bytes_cap),
-            ("ratelimit_memory_slots", "Slots of the counter table.", figures.slots),
-            ("ratelimit_memory_live_slots", "Slots with a live counter, estimated.", figures.live),
-            ("ratelimit_memory_aside_counters", "Counters too wide for a slot.", figures.aside),
-            ("ratelimit_memory_aside_bytes", "Bytes that those take.", figures.aside_bytes),
-        ];
-        for (name, help, value) in gauges {
-            metric(name, "gauge", help, value);
-        }
-        let counters = [
-            ("ratelimit_memory_inserted_total", "Keys that got a slot.", figures.inserted),
-            ("ratelimit_memory_reused_total", "Of these, in a slot that had expired.", figures.reused),
-            (
-                "ratelimit_memory_evicted_total",
-                "Of these, in the slot of a live key that had used less than half of its limit.",
-                figures.evicted,
-            ),
-            (
-                "ratelimit_memory_overflow_charges_total",
-                "Charges on a counter shared by newcomers, for want of a slot.",
-                figures.overflowed,
-            ),
-            (
-                "ratelimit_memory_overflow_evicted_total",
-                "Shared counters given up for others.",
-                figures.overflow_evicted,
-            ),
-            ("ratelimit_memory_aside_evicted_total", "Wide counters given up.", figures.aside_evicted),
-            (
-                "ratelimit_memory_aside_overflow_charges_total",
-                "Wide charges on a shared counter.",
-                figures.aside_overflowed,
-            ),
-            (
-                "ratelimit_memory_aside_refused_total",
-                "Wide charges denied for want of memory.",
-                figures.aside_refused,
-            ),
-        ];
-        for (name, help, value) in counters {
-            metric(name, "counter", help, value);
+        self.limiter.store().metrics(&mut text);
+        let name = "ratelimit_fallback_decisions_total";
+        let help = "Decisions made without the store, by rule and by what decided instead.";
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");
+        for (rule, origin, count) in self.limiter.fallbacks() {
+            let _ = writeln!(text, "{name}{{rule=\"{}\",origin=\"{origin}\"}} {count}", label(&rule));
         }
         let reloads = self.reloads.load(Ordering::Relaxed);
-        metric("ratelimit_rule_reloads_total", "counter", "Rule changes that were taken.", reloads);
+        metric(
+            &mut text,
+            "ratelimit_rule_reloads_total",
+            "counter",
+            "Rule changes that were taken.",
+            reloads,
+        );
         let refusals = self.refusals.load(Ordering::Relaxed);
-        metric("ratelimit_rule_refusals_total", "counter", "Rule changes that were refused.", refusals);
+        metric(
+            &mut text,
+            "ratelimit_rule_refusals_total",
+            "counter",
+            "Rule changes that were refused.",
+            refusals,
+        );
         text
     }
 }

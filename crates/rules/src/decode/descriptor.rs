@@ -195,12 +195,9 @@ fn policy(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<FailPolicy> {
     match value.as_str() {
         "open" => Some(FailPolicy::Open),
         "closed" => Some(FailPolicy::Closed),
-        "local" => {
-            not_yet(reader, at, "`on_error: local`", "write `open` or `closed`");
-            None
-        }
+        "local" => Some(FailPolicy::Local),
         other => {
-            reader.unknown_word(at, "policy for `on_error`", other, &["open", "closed"]);
+            reader.unknown_word(at, "policy for `on_error`", other, &["open", "closed", "local"]);
             None
         }
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `server` | a running `tollgate serve`, and commands that end by themselves |
 //! | `foreign` | programs that nobody here wrote: gRPC's own client, Envoy |
+//! | `redis` | a real Redis server that can die and come back |
 //! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
 //! | `folder` | a folder that is gone when the test is over |
 //! | `wait` | waiting for what can be observed |
@@ -11,12 +12,14 @@
 
 mod folder;
 mod foreign;
+mod redis;
 mod server;
 mod wait;
 mod web;
 
 pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client};
+pub(crate) use redis::Redis;
 pub(crate) use server::{Run, Server, run, run_with};
 pub(crate) use wait::{LONG, Stopwatch, eventually, note};
 pub(crate) use web::{Answer, Open, exchange, request};

@@ -1,0 +1,56 @@
+//! A charge that outlives its request: what a reservation took, or what this node let through while the store was away.
+
+use tollgate_core::{Charge, CounterKey, Limit, Part, Scope};
+
+/// What was taken from one counter, with everything that names it.
+#[derive(Clone, Debug)]
+pub(crate) struct Holding {
+    pub(crate) scope: Scope,
+    parts: Vec<OwnedPart>,
+    pub(crate) limit: Limit,
+    pub(crate) units: u64,
+}
+
+#[derive(Clone, Debug)]
+enum OwnedPart {
+    Text(String),
+    Network { address: u128, prefix: u8 },
+}
+
+impl Holding {
+    /// What this charge takes of this limit.
+    pub(crate) fn of(charge: &Charge<'_>) -> Self {
+        Self {
+            scope: charge.key.scope.clone(),
+            parts: charge.key.parts.iter().map(OwnedPart::from).collect(),
+            limit: charge.limit.clone(),
+            units: charge.cost.units(),
+        }
+    }
+
+    /// The values of the counter's name; [`Holding::key`] borrows them.
+    pub(crate) fn parts(&self) -> Vec<Part<'_>> {
+        self.parts
+            .iter()
+            .map(|part| match part {
+                OwnedPart::Text(text) => Part::Text(text),
+                OwnedPart::Network { address, prefix } => {
+                    Part::Network { address: *address, prefix: *prefix }
+                }
+            })
+            .collect()
+    }
+
+    pub(crate) fn key<'a>(&'a self, parts: &'a [Part<'a>]) -> CounterKey<'a> {
+        CounterKey { scope: &self.scope, parts }
+    }
+}
+
+impl From<&Part<'_>> for OwnedPart {
+    fn from(part: &Part<'_>) -> Self {
+        match part {
+            Part::Text(text) => Self::Text((*text).to_owned()),
+            Part::Network { address, prefix } => Self::Network { address: *address, prefix: *prefix },
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Where counters live, as the binary stacks it: one list a choice, outermost first.
+//!
+//! | `--store` | stack |
+//! |---|---|
+//! | `memory` | the memory table |
+//! | `redis://…` and the like | denials remembered, over Redis (with a breaker for each shard inside) |
+
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::sync::Arc;
+use tollgate_core::{Charge, CounterStore, Outcomes, Permit, StoreError, SystemClock};
+use tollgate_store::{BreakerState, DenyCache, MemoryFigures, MemoryStore, RedisStore};
+
+/// Denials that are remembered, 64 bytes each.
+const DENIALS: usize = 65_536;
+
+pub(crate) enum Store {
+    Memory(MemoryStore<SystemClock>),
+    Redis(Box<DenyCache<Arc<RedisStore>, SystemClock>>),
+}
+
+impl Store {
+    pub(crate) fn redis(redis: RedisStore, clock: SystemClock) -> Self {
+        Self::Redis(Box::new(DenyCache::new(Arc::new(redis), clock, DENIALS)))
+    }
+
+    /// For `/readyz?verbose`.
+    pub(crate) fn details(&self) -> Value {
+        match self {
+            Self::Memory(_) => json!({"kind": "memory"}),
+            Self::Redis(cache) => {
+                let shards: Vec<Value> = cache
+                    .inner()
+                    .status()
+                    .into_iter()
+                    .map(|shard| {
+                        json!({
+                            "address": shard.address,
+                            "connections": shard.connections,
+                            "breaker": shard.breaker.name(),
+                            "lost_writes_at": shard.lost_writes_at.map(tollgate_core::Timestamp::as_secs),
+                        })
+                    })
+                    .collect();
+                json!({"kind": "redis", "shards": shards})
+            }
+        }
+    }
+
+    /// Its figures in the Prometheus text format.
+    pub(crate) fn metrics(&self, text: &mut String) {
+        match self {
+            Self::Memory(memory) => memory_metrics(&memory.figures(), text),
+            Self::Redis(cache) => redis_metrics(cache.inner(), text),
+        }
+    }
+}
+
+impl CounterStore for Store {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        match self {
+            Self::Memory(memory) => memory.charge(charges).await,
+            Self::Redis(redis) => redis.charge(charges).await,
+        }
+    }
+
+    #[inline]
+    fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+        match self {
+            Self::Memory(memory) => memory.charge_at_once(charges),
+            Self::Redis(_) => None,
+        }
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        match self {
+            Self::Memory(memory) => memory.debit(charges).await,
+            Self::Redis(redis) => redis.debit(charges).await,
+        }
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        match self {
+            Self::Memory(memory) => memory.release(permits).await,
+            Self::Redis(redis) => redis.release(permits).await,
+        }
+    }
+}
+
+/// One metric without labels.
+pub(crate) fn metric(text: &mut String, name: &str, kind: &str, help: &str, value: u64) {
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+}
+
+fn redis_metrics(redis: &RedisStore, text: &mut String) {
+    let shards = redis.status();
+    let name = "ratelimit_circuit_state";
+    let help = "State of each shard's breaker: 0 closed, 1 half open, 2 open.";
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+    for shard in &shards {
+        let state = match shard.breaker {
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
+        };
+        let _ = writeln!(text, "{name}{{shard=\"{}\"}} {state}", label(&shard.address));
+    }
+    let disagreements = redis.disagreements() as u64;
+    let help = "Decisions on which a script and this program differed; anything but 0 is a bug.";
+    metric(text, "ratelimit_redis_disagreements_total", "counter", help, disagreements);
+}
+
+/// Text inside a label's quotes.
+pub(crate) fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn memory_metrics(figures: &MemoryFigures, text: &mut String) {
+    let gauges = [
+        ("ratelimit_memory_cap_bytes", "The most bytes that counters can take.", figures.bytes_cap),
+        ("ratelimit_memory_slots", "Slots of the counter table.", figures.slots),
+        ("ratelimit_memory_live_slots", "Slots with a live counter, estimated.", figures.live),
+        ("ratelimit_memory_aside_counters", "Counters too wide for a slot.", figures.aside),
+        ("ratelimit_memory_aside_bytes", "Bytes that those take.", figures.aside_bytes),
+    ];
+    for (name, help, value) in gauges {
+        metric(text, name, "gauge", help, value);
+    }
+    let counters = [
+        ("inserted", "Keys that got a slot.", figures.inserted),
+        ("reused", "Of these, in a slot that had expired.", figures.reused),
+        (
+            "evicted",
+            "Of these, in the slot of a live key that had used less than half of its limit.",
+            figures.evicted,
+        ),
+        (
+            "overflow_charges",
+            "Charges on a counter shared by newcomers, for want of a slot.",
+            figures.overflowed,
+        ),
+        ("overflow_evicted", "Shared counters given up for others.", figures.overflow_evicted),
+        ("aside_evicted", "Wide counters given up.", figures.aside_evicted),
+        ("aside_overflow_charges", "Wide charges on a shared counter.", figures.aside_overflowed),
+        ("aside_refused", "Wide charges denied for want of memory.", figures.aside_refused),
+    ];
+    for (name, help, value) in counters {
+        metric(text, &format!("ratelimit_memory_{name}_total"), "counter", help, value);
+    }
+}
