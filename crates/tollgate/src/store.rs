@@ -7,21 +7,21 @@
 
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::sync::Arc;
 use tollgate_core::{Charge, CounterStore, Outcomes, Permit, StoreError, SystemClock};
 use tollgate_store::{BreakerState, DenyCache, MemoryFigures, MemoryStore, RedisStore};
 
 /// Denials that are remembered, 64 bytes each.
 const DENIALS: usize = 65_536;
 
+#[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is never moved")]
 pub(crate) enum Store {
     Memory(MemoryStore<SystemClock>),
-    Redis(Box<DenyCache<Arc<RedisStore>, SystemClock>>),
+    Redis(DenyCache<RedisStore, SystemClock>),
 }
 
 impl Store {
     pub(crate) fn redis(redis: RedisStore, clock: SystemClock) -> Self {
-        Self::Redis(Box::new(DenyCache::new(Arc::new(redis), clock, DENIALS)))
+        Self::Redis(DenyCache::new(redis, clock, DENIALS))
     }
 
     /// For `/readyz?verbose`.
