@@ -74,9 +74,10 @@ fn store(flags: &ServeFlags, file: &File) -> anyhow::Result<StoreChoice> {
     else {
         return Ok(StoreChoice::Memory);
     };
-    let mut redis = RedisConfig::parse(address).map_err(|error| {
-        anyhow::anyhow!("--store: {error}; write `memory` or an address such as redis://127.0.0.1:6379")
-    })?;
+    if !address.contains("://") {
+        anyhow::bail!("--store: write `memory`, or an address such as redis://127.0.0.1:6379");
+    }
+    let mut redis = RedisConfig::parse(address).context("--store")?;
     if let Ok(password) = std::env::var("TOLLGATE_STORE_PASSWORD") {
         redis = redis.with_credentials(None, Some(password));
     }
