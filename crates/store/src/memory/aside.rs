@@ -181,12 +181,18 @@ impl Locked<'_> {
                     shard.remove(at, aside);
                 }
             }
-            Undo::Step(name, step) => {
-                if let Some(at) = shard.find(name) {
+            Undo::Step(name, step) => match (shard.find(name), step) {
+                (Some(at), step) => {
                     step.take_back(ask, &mut shard.entries[at].state);
                     shard.measure(at, ask, aside);
                 }
-            }
+                // A refund had emptied it, and another charge of this request has swept it away since.
+                (None, undo::Step::Whole(mut before)) => {
+                    let outcome = ask.limit.step(&mut before, ask.moment, Cost::LOOK);
+                    shard.put(name, before, ask, &outcome, aside);
+                }
+                (None, _) => {}
+            },
         }
     }
 

@@ -1,0 +1,39 @@
+//! A request that gives back to one counter and is refused by another has given nothing back.
+
+use std::sync::Arc;
+use tollgate_core::{
+    Admission, Algorithm, Charge, Cost, CounterKey, Limit, LimitSpec, ManualClock, Part, Quota, Scope,
+    Timestamp,
+};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+/// A refund that empties a log lets other charges of the same request sweep it away; a refusal must still bring it back,
+/// or a caller could clear its own log with requests that are denied. Many keys, for only some share a shard.
+#[test]
+fn a_refund_in_a_refused_request_is_taken_back() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(16 << 20), clock).expect("a store");
+    let limit = |algorithm, count| -> Limit {
+        LimitSpec::new(algorithm, Quota::per_minute(count)).build().expect("a limit")
+    };
+    let (log, strict, full) = (
+        limit(Algorithm::SlidingLog, 6),
+        limit(Algorithm::StrictWindow, 6),
+        limit(Algorithm::Concurrency, 3),
+    );
+    let scopes = ["log", "strict", "full"].map(Scope::new);
+    for n in 0..20_000 {
+        let name = n.to_string();
+        let parts = [Part::Text(&name)];
+        let key = |scope: usize| CounterKey { scope: &scopes[scope], parts: &parts };
+        assert_eq!(store.charge_now(&[Charge::new(key(0), &log, Cost::ONE)]).admission, Admission::Admitted);
+        let refused = store.charge_now(&[
+            Charge::new(key(0), &log, Cost::refund(1)),
+            Charge::new(key(1), &strict, Cost::ONE),
+            Charge::new(key(2), &full, Cost::take(4)),
+        ]);
+        assert_eq!(refused.admission, Admission::Refused);
+        let left = store.charge_now(&[Charge::new(key(0), &log, Cost::LOOK)]).each[0].remaining;
+        assert_eq!(left, 5, "key {n}");
+    }
+}
