@@ -19,6 +19,17 @@ pub enum Enforcement {
     Independent,
 }
 
+/// What a counter without a state is taken for where its store may have lost writes: another process answers in the
+/// place of the one that knew them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterLoss {
+    /// As unused: callers go on, with quota that they may have spent before.
+    #[default]
+    Fresh,
+    /// As used up at the moment of the loss; it recovers from there as its limit does. No crash hands out fresh quota.
+    UsedUp,
+}
+
 /// One limit to be charged for one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
@@ -32,13 +43,22 @@ pub struct Charge<'a> {
     pub enforcement: Enforcement,
     /// Who holds the permit, where the limit is of concurrency.
     pub permit: PermitId,
+    /// What is assumed where its state may have been lost.
+    pub after_loss: AfterLoss,
 }
 
 impl<'a> Charge<'a> {
     /// A required charge of `cost`.
     #[must_use]
     pub const fn new(key: CounterKey<'a>, limit: &'a Limit, cost: Cost) -> Self {
-        Self { key, limit, cost, enforcement: Enforcement::Required, permit: PermitId::ANONYMOUS }
+        Self {
+            key,
+            limit,
+            cost,
+            enforcement: Enforcement::Required,
+            permit: PermitId::ANONYMOUS,
+            after_loss: AfterLoss::Fresh,
+        }
     }
 }
 

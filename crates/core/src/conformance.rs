@@ -136,7 +136,7 @@ impl<S: CounterStore> Bench<S> {
             let asked: Vec<String> = charges
                 .iter()
                 .map(|charge| {
-                    let Charge { key, limit, cost, enforcement, permit } = charge;
+                    let Charge { key, limit, cost, enforcement, permit, .. } = charge;
                     format!(
                         "  {} {:?}: {limit}, {cost:?}, {enforcement:?}, {permit:?}",
                         key.scope.label(),

@@ -42,7 +42,7 @@ mod window;
 pub use algorithm::Algorithm;
 pub use bucket::Tat;
 pub use calendar::{Calendar, CalendarUnit, UnknownZone};
-pub use charge::{Admission, Charge, Enforcement, Outcomes, Permit};
+pub use charge::{Admission, AfterLoss, Charge, Enforcement, Outcomes, Permit};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
 pub use key::{CounterKey, Part, Scope, StableHasher};

@@ -52,7 +52,7 @@ impl<S: CounterStore> Limiter<S> {
             let charges: Vec<_> = batch
                 .iter()
                 .zip(&parts)
-                .map(|((_, debt), parts)| Charge::new(debt.key(parts), &debt.limit, Cost::take(debt.units)))
+                .map(|((_, debt), parts)| debt.charge(parts, Cost::take(debt.units)))
                 .collect();
             if self.store.debit(&charges).await.is_err() {
                 break;

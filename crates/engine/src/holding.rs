@@ -1,6 +1,6 @@
 //! A charge that outlives its request: what a reservation took, or what this node let through while the store was away.
 
-use tollgate_core::{Charge, CounterKey, Limit, Part, Scope};
+use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Limit, Part, Scope};
 
 /// What was taken from one counter, with everything that names it.
 #[derive(Clone, Debug)]
@@ -9,6 +9,7 @@ pub(crate) struct Holding {
     parts: Vec<OwnedPart>,
     pub(crate) limit: Limit,
     pub(crate) units: u64,
+    after_loss: AfterLoss,
 }
 
 #[derive(Clone, Debug)]
@@ -25,6 +26,7 @@ impl Holding {
             parts: charge.key.parts.iter().map(OwnedPart::from).collect(),
             limit: charge.limit.clone(),
             units: charge.cost.units(),
+            after_loss: charge.after_loss,
         }
     }
 
@@ -43,6 +45,11 @@ impl Holding {
 
     pub(crate) fn key<'a>(&'a self, parts: &'a [Part<'a>]) -> CounterKey<'a> {
         CounterKey { scope: &self.scope, parts }
+    }
+
+    /// A charge on the same counter.
+    pub(crate) fn charge<'a>(&'a self, parts: &'a [Part<'a>], cost: Cost) -> Charge<'a> {
+        Charge { after_loss: self.after_loss, ..Charge::new(self.key(parts), &self.limit, cost) }
     }
 }
 

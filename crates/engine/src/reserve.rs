@@ -258,7 +258,7 @@ impl<S: CounterStore> Limiter<S> {
                 }
             };
             if !cost.is_look() {
-                charges.push(Charge { permit, ..Charge::new(key, &holding.limit, cost) });
+                charges.push(Charge { permit, ..holding.charge(parts, cost) });
             }
         }
         if !charges.is_empty() {

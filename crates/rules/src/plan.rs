@@ -4,7 +4,7 @@
 
 use crate::rule::{Action, Role, Rule, RuleLimit};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Cost, CounterKey, Enforcement, Part, PermitId};
+use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Part, PermitId};
 
 /// A request's attributes, as pairs of key and value.
 pub type Attributes<'a> = [(&'a str, &'a str)];
@@ -102,7 +102,9 @@ impl Plan<'_> {
             let parts = &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
             let key = CounterKey { scope: &hit.limit.scope, parts };
             let enforcement = hit.enforcement;
-            charges.push(Charge { key, limit: &hit.limit.limit, cost: hit.cost, enforcement, permit });
+            let after_loss = hit.rule.map_or(AfterLoss::Fresh, |rule| rule.class.after_loss());
+            let limit = &hit.limit.limit;
+            charges.push(Charge { key, limit, cost: hit.cost, enforcement, permit, after_loss });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::unit::Unit;
 use std::collections::BTreeMap;
-use tollgate_core::{Limit, Scope};
+use tollgate_core::{AfterLoss, Limit, Scope};
 
 /// Which arithmetic a domain decides by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +26,18 @@ pub enum Class {
     Cost,
     /// Must be exact. Fails closed.
     Strict,
+}
+
+impl Class {
+    /// What its counters are taken for where the store may have lost them.
+    #[must_use]
+    #[inline]
+    pub const fn after_loss(self) -> AfterLoss {
+        match self {
+            Self::Security | Self::Strict => AfterLoss::UsedUp,
+            Self::Comfort | Self::Cost => AfterLoss::Fresh,
+        }
+    }
 }
 
 /// What to answer when the store cannot.

@@ -331,11 +331,9 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         let now = self.clock.now();
         for permit in permits {
             let charge = Charge {
-                key: permit.key,
-                limit: permit.limit,
-                cost: tollgate_core::Cost::LOOK,
                 enforcement: Enforcement::Independent,
                 permit: permit.id,
+                ..Charge::new(permit.key, permit.limit, tollgate_core::Cost::LOOK)
             };
             let asks = [self.ask_aside(&charge, now)];
             self.aside.lock(&asks, &self.counters.counts).release(&asks[0]);
