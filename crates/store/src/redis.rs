@@ -8,6 +8,7 @@
 //! | `lua/`, `script` | the scripts that decide and write |
 //! | `wire`, `call` | requests as the argument of one script call, and back |
 //! | `entry`, `replay` | what the bundles held, and what the charges come to: told by `Limit::step` itself |
+//! | `loss` | what is assumed of counters that a server may have forgotten |
 //! | `lane` | one connection: batches without a timer |
 //! | `node`, `topology` | servers with their breakers, and which has which slot |
 //! | `asking` | one part of a request: retries within the deadline |
@@ -20,6 +21,7 @@ mod call;
 mod config;
 mod entry;
 mod lane;
+mod loss;
 mod names;
 mod node;
 mod replay;
@@ -171,7 +173,8 @@ impl RedisStore {
             let takes = request.wants.iter().any(|want| want.enforcement != Enforcement::Independent);
             if answer.admission == Admission::Admitted && takes {
                 let work = Work::GiveBack { taken: answer.now, priors: answer.priors.clone() };
-                let (store, slot, request) = (self.clone(), *slot, request.clone());
+                let (store, slot) = (self.clone(), *slot);
+                let request = Request { loss: answer.loss, ..request.clone() };
                 let patient = Instant::now() + 10 * self.shared.config.deadline;
                 tasks.push(tokio::spawn(async move { store.ask(work, slot, request, patient).await }));
             }

@@ -1,11 +1,12 @@
 //! The settings of `serve`: flags over environment over file over defaults, joined once.
 
-use crate::cli::{ProfileName, ServeFlags, parse_size};
+use crate::cli::{DAY, LONGEST_DEADLINE, MOST_FAILURES, ProfileName, ServeFlags, parse_size};
 use anyhow::Context;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tollgate_core::Span;
 use tollgate_rules::{Options, Profile};
 use tollgate_store::RedisConfig;
 
@@ -38,6 +39,10 @@ struct File {
     store: Option<String>,
     store_password_file: Option<PathBuf>,
     store_deadline_ms: Option<u64>,
+    store_breaker_failures: Option<u64>,
+    store_breaker_window_ms: Option<u64>,
+    store_breaker_open_ms: Option<u64>,
+    store_caution_ms: Option<u64>,
     nodes: Option<u32>,
     memory: Option<String>,
     grpc: Option<SocketAddr>,
@@ -84,10 +89,35 @@ fn store(flags: &ServeFlags, file: &File) -> anyhow::Result<StoreChoice> {
     if let Some(path) = flags.store_password_file.as_ref().or(file.store_password_file.as_ref()) {
         redis = redis.with_password_file(path).context("--store-password-file")?;
     }
-    if let Some(deadline) = flags.store_deadline_ms.or(file.store_deadline_ms) {
+    let deadline = within("store_deadline_ms", file.store_deadline_ms, LONGEST_DEADLINE)?;
+    if let Some(deadline) = flags.store_deadline_ms.or(deadline) {
         redis.deadline = Duration::from_millis(deadline);
     }
+    let failures = within("store_breaker_failures", file.store_breaker_failures, MOST_FAILURES)?;
+    if let Some(failures) = flags.store_breaker_failures.or(failures) {
+        redis.breaker.failures = usize::try_from(failures)?;
+    }
+    let window = within("store_breaker_window_ms", file.store_breaker_window_ms, DAY)?;
+    if let Some(window) = flags.store_breaker_window_ms.or(window) {
+        redis.breaker.within = Span::from_millis(window);
+    }
+    let open = within("store_breaker_open_ms", file.store_breaker_open_ms, DAY)?;
+    if let Some(open) = flags.store_breaker_open_ms.or(open) {
+        redis.breaker.cooldown = Span::from_millis(open);
+    }
+    let caution = flags.store_caution_ms.or(file.store_caution_ms);
+    redis.caution = caution.map(|most| Span::from_micros(most.saturating_mul(1_000)));
     Ok(StoreChoice::Redis(redis))
+}
+
+/// A number of the file, held to the same bounds as its flag.
+fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u64>> {
+    match number {
+        Some(number) if !(1..=most).contains(&number) => {
+            anyhow::bail!("`{name}` in the file of --config: write a number from 1 to {most}, not {number}")
+        }
+        number => Ok(number),
+    }
 }
 
 /// How rule files are read.

@@ -69,6 +69,96 @@ fn a_node_starts_without_redis_and_heals() {
     eventually("the node on Redis", || (ask(&node, "user", "u").1["origin"] == "store").then_some(()));
 }
 
+const CLASSES: &str = "
+domain: d
+descriptors:
+  - {key: comfort, name: comfort, limit: 3/hour}
+  - {key: security, name: security, class: security, algorithm: sliding_log, limit: 3 per 4s}
+  - {key: strict, name: strict, class: strict, limit: 3/day, algorithm: fixed_window}
+";
+
+/// Somebody who has used up his log-ins must not get new ones because Redis crashed; a limit that is there for comfort
+/// goes on.
+#[test]
+fn a_crash_of_redis_hands_out_no_fresh_log_ins() {
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", CLASSES);
+    let rules = rules.to_str().expect("a plain path");
+    let redis = Redis::start();
+    let url = redis.url();
+    let common = ["--rules", rules, "--store", &url, "--store-deadline-ms", "500"];
+    let common = [&common[..], &["--store-breaker-failures", "1000000"]].concat();
+    let careful = Server::start(&common);
+    let careless = Server::start(&[&common[..], &["--store-caution-ms", "0"]].concat());
+    let passed = |server: &Server, class: &str, user: &str| {
+        (0..6).filter(|_| ask(server, class, user).0 == 200).count()
+    };
+    eventually("both nodes on Redis", || {
+        let on_redis = |server: &Server| ask(server, "comfort", "warm-up").1["origin"] == "store";
+        (on_redis(&careful) && on_redis(&careless)).then_some(())
+    });
+    for (server, user) in [(&careful, "u"), (&careless, "v")] {
+        for class in ["comfort", "security", "strict"] {
+            assert_eq!(passed(server, class, user), 3, "{class}");
+        }
+    }
+    let _redis = redis.stop().start_again();
+    let back = |server: &Server| (ask(server, "comfort", "back").1["origin"] == "store").then_some(());
+    eventually("the first node on the new Redis", || back(&careful));
+    // One whom no node remembers to have denied: nothing is known of him, so he may have used it all up.
+    let answered = |class: &str, user: &str| {
+        let (status, decision) = ask(&careful, class, user);
+        (decision["origin"] == "store").then_some(status)
+    };
+    assert_eq!(eventually("an answer", || answered("security", "w")), 429);
+    eventually("comfort goes on when the last denial is no longer remembered", || {
+        (ask(&careful, "comfort", "u").0 == 200).then_some(())
+    });
+    assert_eq!(eventually("an answer", || answered("strict", "w")), 429);
+    eventually("security is served after its period", || {
+        (ask(&careful, "security", "w").0 == 200).then_some(())
+    });
+    assert_eq!(ask(&careful, "strict", "w").0, 429, "its day is not over");
+    eventually("the other node on the new Redis", || back(&careless));
+    let served = eventually("an answer", || {
+        let (status, decision) = ask(&careless, "strict", "x");
+        (decision["origin"] == "store").then_some(status)
+    });
+    assert_eq!(served, 200, "switched off");
+}
+
+/// Whoever sets a breaker must get that breaker.
+#[test]
+fn breakers_follow_their_settings() {
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let redis = Redis::start();
+    let settings = format!(
+        "rules: [{}]\nstore: {}\nstore_deadline_ms: 500\nstore_breaker_failures: 1\nstore_breaker_open_ms: 3600000\n",
+        rules.display(),
+        redis.url()
+    );
+    let config = folder.write("config.yaml", &settings);
+    let node = Server::start(&["--config", config.to_str().expect("a plain path")]);
+    eventually("the node on Redis", || (ask(&node, "user", "u").1["origin"] == "store").then_some(()));
+    let dead = redis.stop();
+    let breaker = || node.get("/readyz?verbose").json()["store"]["shards"][0]["breaker"].clone();
+    assert_eq!(breaker(), "closed");
+    assert_eq!(ask(&node, "login", "u").0, 503);
+    assert_eq!(breaker(), "open", "one failure was enough");
+    let _redis = dead.start_again();
+    for _ in 0..20 {
+        assert_eq!(ask(&node, "login", "u").1["origin"], "fail_closed", "it stays open for an hour");
+    }
+    let wrong = folder.write("wrong.yaml", "store: redis://127.0.0.1:1\nstore_breaker_failures: 0\n");
+    let refused = run(&["serve", "--config", wrong.to_str().expect("a plain path")]);
+    assert!(
+        refused.err.contains("store_breaker_failures") && refused.err.contains("from 1 to"),
+        "{}",
+        refused.err
+    );
+}
+
 /// A password in an address must not end up in a terminal or a log.
 #[test]
 fn a_bad_address_is_refused_without_repeating_it() {

@@ -191,8 +191,13 @@ impl Call {
             self.counters.iter().map(|(bundle, name)| entry::state(held(*bundle), name)).collect();
         for (at, (job, numbers)) in self.jobs.into_iter().zip(self.numbers).enumerate() {
             if !matches!(job.work, Work::Charge) {
-                let done =
-                    Answer { now, admission: Admission::Admitted, told: SmallVec::new(), priors: Vec::new() };
+                let done = Answer {
+                    now,
+                    admission: Admission::Admitted,
+                    told: SmallVec::new(),
+                    priors: Vec::new(),
+                    loss: job.request.loss,
+                };
                 let _ = job.reply.send(Ok(done));
                 continue;
             }
@@ -203,6 +208,7 @@ impl Call {
                 &request.wants,
                 now,
                 !request.is_partial,
+                request.loss,
             );
             let scripted =
                 if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Refused };
@@ -216,7 +222,7 @@ impl Call {
                 Vec::new()
             };
             // The script's word is what was done.
-            let _ = job.reply.send(Ok(Answer { now, admission: scripted, told, priors }));
+            let _ = job.reply.send(Ok(Answer { now, admission: scripted, told, priors, loss: request.loss }));
         }
     }
 

@@ -4,6 +4,7 @@ use crate::breaker::BreakerConfig;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use std::fmt;
 use std::time::Duration;
+use tollgate_core::Span;
 
 /// How the servers stand together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,9 @@ pub struct RedisConfig {
     pub connections: usize,
     /// When to stop asking a server that fails.
     pub breaker: BreakerConfig,
+    /// The longest that counters which a server may have lost count as used up, for charges that ask for it
+    /// ([`AfterLoss::UsedUp`](tollgate_core::AfterLoss::UsedUp)); none: until they would have recovered by themselves.
+    pub caution: Option<Span>,
     pub(super) kind: Kind,
     pub(super) hosts: Vec<(String, u16)>,
     /// The name by which sentinels know the primary.
@@ -112,6 +116,7 @@ impl RedisConfig {
             connect_timeout: Duration::from_millis(250),
             connections: 2,
             breaker: BreakerConfig::default(),
+            caution: None,
             kind,
             hosts,
             primary: primary.to_owned(),

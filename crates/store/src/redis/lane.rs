@@ -9,6 +9,8 @@
 //! what was taken is at most lost to the tenant, never given twice.
 
 use super::call::{Call, Decoded};
+use super::loss::Loss;
+use super::node::Memory;
 use super::replay::Told;
 use super::request::Request;
 use super::script::Scripts;
@@ -20,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tollgate_core::{Admission, Clock, Timestamp};
+use tollgate_core::{Admission, Clock, Span, Timestamp};
 
 /// What a server is asked to do.
 #[derive(Clone, Debug)]
@@ -53,6 +55,8 @@ pub(super) struct Answer {
     pub(super) told: SmallVec<[Told; 4]>,
     /// What the bundles held, where the request is partial.
     pub(super) priors: Vec<Vec<u8>>,
+    /// What was assumed.
+    pub(super) loss: Loss,
 }
 
 /// Why there is no answer, and the request for another try.
@@ -90,6 +94,9 @@ pub(super) struct Lane {
     /// Time that is told to scripts; their server's own if absent.
     pub(super) told: Option<Arc<dyn Clock>>,
     pub(super) clock: Arc<dyn Clock>,
+    /// What this server may have lost, and the longest that it matters.
+    pub(super) memory: Arc<Memory>,
+    pub(super) caution: Option<Span>,
     /// Whether requests of different slots may share a call.
     pub(super) merges: bool,
     /// How long an answer may take before the connection is given up.
@@ -125,6 +132,8 @@ impl Lane {
                 // Connecting took time: who has gone is not charged.
                 batch.retain(|job| !job.reply.is_closed());
             }
+            // Only now, for connecting may have shown that another process answers.
+            self.doubt(&mut batch);
             if let Some(open) = &mut connection
                 && !self.serve(open, Call::group(batch.drain(..), self.merges)).await
             {
@@ -134,6 +143,15 @@ impl Lane {
         }
         if connection.is_some() {
             self.connected.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells jobs what their server may have forgotten. What is given back goes by what was assumed when it was taken.
+    fn doubt(&self, batch: &mut [Job]) {
+        let lost_at = self.memory.lost_at();
+        let now = self.told.as_ref().map_or_else(|| self.clock.now(), Clock::now);
+        for job in batch.iter_mut().filter(|job| !matches!(job.work, Work::GiveBack { .. })) {
+            job.request.loss.meet(lost_at, now, self.caution);
         }
     }
 

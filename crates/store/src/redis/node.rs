@@ -26,6 +26,13 @@ pub(super) struct Shared {
     pub(super) disagreements: Arc<AtomicUsize>,
 }
 
+impl Shared {
+    /// The time that counters go by, as far as we know it without asking.
+    pub(super) fn now(&self) -> Timestamp {
+        self.told.as_ref().map_or_else(|| self.clock.now(), Clock::now)
+    }
+}
+
 /// One server.
 pub(super) struct Node {
     pub(super) address: String,
@@ -37,9 +44,20 @@ pub(super) struct Node {
 
 /// Which process answered last, and since when another may have forgotten something. Zero is never.
 #[derive(Default)]
-struct Memory {
+pub(super) struct Memory {
     process: Mutex<Option<String>>,
     lost_at: AtomicU64,
+}
+
+impl Memory {
+    pub(super) fn lost_at(&self) -> Option<Timestamp> {
+        let lost_at = self.lost_at.load(Ordering::Acquire);
+        (lost_at > 0).then(|| Timestamp::from_micros(lost_at))
+    }
+
+    fn lose(&self, now: Timestamp) {
+        self.lost_at.fetch_max(now.as_micros(), Ordering::AcqRel);
+    }
 }
 
 /// How one server is doing.
@@ -69,6 +87,8 @@ impl Node {
                 scripts: Arc::clone(&shared.scripts),
                 told: shared.told.clone(),
                 clock: Arc::clone(&shared.clock),
+                memory: Arc::clone(&memory),
+                caution: shared.config.caution,
                 merges: shared.config.kind != Kind::Cluster,
                 patience: shared.config.deadline * 10,
                 connect_timeout: shared.config.connect_timeout,
@@ -89,18 +109,24 @@ impl Node {
     }
 
     pub(super) fn status(&self, now: Timestamp) -> ShardStatus {
-        let lost_at = self.memory.lost_at.load(Ordering::Relaxed);
         ShardStatus {
             address: self.address.clone(),
             connections: self.connected.load(Ordering::Relaxed),
             breaker: self.breaker.state(now),
-            lost_writes_at: (lost_at > 0).then(|| Timestamp::from_micros(lost_at)),
+            lost_writes_at: self.memory.lost_at(),
         }
     }
 
     /// Another server has taken this one's slots: what it did not pass on is lost.
     pub(super) fn took_over(&self, now: Timestamp) {
-        self.memory.lost_at.store(now.as_micros(), Ordering::Relaxed);
+        self.memory.lose(now);
+    }
+
+    /// Slots of another server have come here: what that one had lost is not known here either.
+    pub(super) fn takes_slots_of(&self, other: &Self) {
+        if let Some(lost_at) = other.memory.lost_at() {
+            self.memory.lose(lost_at);
+        }
     }
 }
 
@@ -118,7 +144,7 @@ fn connect(address: String, shared: Arc<Shared>, memory: Arc<Memory>) -> Connect
             let process = server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::to_owned);
             let mut known = memory.process.lock().unwrap_or_else(PoisonError::into_inner);
             if known.is_some() && *known != process {
-                memory.lost_at.store(shared.clock.now().as_micros(), Ordering::Relaxed);
+                memory.lose(shared.now());
                 tracing::warn!(address, "another Redis process answers: writes may have been lost");
             }
             *known = process;

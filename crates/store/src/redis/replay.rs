@@ -3,6 +3,7 @@
 //! A script only decides and writes. It answers with what its bundles held before, and the same steps are made here, so
 //! outcomes are bit-equal to memory's by construction; a decision that differs is a bug, is counted, and shows in tests.
 
+use super::loss::Loss;
 use super::request::Want;
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, Span, State, Timestamp, Verdict};
@@ -37,9 +38,19 @@ pub(super) fn replay(
     wants: &[Want],
     now: Timestamp,
     alternatives_bind: bool,
+    loss: Loss,
 ) -> (Admission, SmallVec<[Told; 4]>) {
     let step = |state: &mut State, want: &Want, cost: Cost| {
-        want.limit.step_as(want.permit, state, now + want.phase, cost)
+        let Some(assumed) = loss.assume(want, state, now) else {
+            return want.limit.step_as(want.permit, state, now + want.phase, cost);
+        };
+        let mut next = assumed.clone();
+        let outcome = want.limit.step_as(want.permit, &mut next, now + want.phase, cost);
+        // What is only assumed is not kept, unless something is taken on top.
+        if next != assumed {
+            *state = next;
+        }
+        outcome
     };
     let mut told: SmallVec<[Told; 4]> = SmallVec::new();
     let mut tried: SmallVec<[(usize, State); 4]> = SmallVec::new();

@@ -1,8 +1,11 @@
 //! A request as the lanes carry it: owned, its counters told apart, its charges in the order that scripts take them.
 
+use super::loss::Loss;
 use super::names::{self, Name};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Cost, Enforcement, Limit, Measures, Permit, PermitId, Span, Timestamp};
+use tollgate_core::{
+    AfterLoss, Charge, Cost, Enforcement, Limit, Measures, Permit, PermitId, Span, Timestamp,
+};
 
 /// One charge, or one permit to give back.
 #[derive(Clone, Debug)]
@@ -11,6 +14,7 @@ pub(super) struct Want {
     pub(super) cost: Cost,
     pub(super) enforcement: Enforcement,
     pub(super) permit: PermitId,
+    pub(super) after_loss: AfterLoss,
     /// The shift of this key's windows.
     pub(super) phase: Span,
     /// Which of the request's counters.
@@ -31,6 +35,8 @@ pub(super) struct Request {
     pub(super) is_partial: bool,
     /// What time it is where it is decided, where our own clock proved to be far off.
     pub(super) near: Option<Timestamp>,
+    /// When the servers that it was sent to may have lost something.
+    pub(super) loss: Loss,
 }
 
 impl Request {
@@ -46,6 +52,7 @@ impl Request {
                 want.enforcement == Enforcement::Required
                     && !want.cost.is_refund()
                     && !want.cost.is_look()
+                    && self.loss.bears_on(want).is_none()
                     && matches!(want.limit.measures(), Measures::Bucket { k: 1, .. })
             })
     }
@@ -82,6 +89,7 @@ pub(super) fn from_charges(charges: &[Charge<'_>], place: Place) -> SmallVec<[(u
                 cost: charge.cost,
                 enforcement: charge.enforcement,
                 permit: charge.permit,
+                after_loss: charge.after_loss,
                 phase,
                 counter,
                 index,

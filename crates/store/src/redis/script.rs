@@ -29,6 +29,7 @@ macro_rules! script {
             include_str!("lua/decode.lua"),
             include_str!("lua/aside.lua"),
             include_str!("lua/step.lua"),
+            include_str!("lua/loss.lua"),
             include_str!($body),
             include_str!("lua/write.lua"),
             include_str!("lua/answer.lua"),

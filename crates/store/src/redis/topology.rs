@@ -81,6 +81,22 @@ impl Topology {
         slots.wait_for(|slots| known(slots).is_some()).await.ok().and_then(|slots| known(&slots))
     }
 
+    /// Waits until this server is known to have slots: by then it is also known whether it took them over from one that
+    /// failed.
+    pub(super) async fn serves(&self, node: &Arc<Node>) {
+        let has = |slots: &Slots| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
+        if has(&self.slots.borrow()) {
+            return;
+        }
+        let mut slots = self.slots.subscribe();
+        while !has(&slots.borrow_and_update()) {
+            self.suspect();
+            if slots.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Something is not where it was: look again soon.
     pub(super) fn suspect(&self) {
         self.stale.notify_one();
@@ -137,10 +153,12 @@ impl Topology {
         gone.dedup_by(|one, other| Arc::ptr_eq(one, other));
         gone.retain(|node| !serves(&slots, node));
         for (was, is) in before.0.iter().zip(&slots.0) {
-            if let (Some(was), Some(is)) = (was, is)
-                && gone.iter().any(|node| Arc::ptr_eq(node, was))
-            {
-                is.took_over(self.shared.clock.now());
+            match (was, is) {
+                (Some(was), Some(is)) if gone.iter().any(|node| Arc::ptr_eq(node, was)) => {
+                    is.took_over(self.shared.now());
+                }
+                (Some(was), Some(is)) if !Arc::ptr_eq(was, is) => is.takes_slots_of(was),
+                _ => {}
             }
         }
         self.slots.send_replace(slots);

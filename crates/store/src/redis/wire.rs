@@ -59,7 +59,8 @@ impl Ask {
     pub(super) fn wants(&mut self, request: &Request, numbers: &[u16], verb: Verb) {
         let near = request.near.unwrap_or(self.near);
         for want in &request.wants {
-            self.want(want, numbers[want.counter], verb, near);
+            let ago = request.loss.bears_on(want).filter(|_| verb != Verb::Release);
+            self.want(want, numbers[want.counter], verb, near, ago);
         }
     }
 
@@ -96,7 +97,7 @@ impl Ask {
         ask
     }
 
-    fn want(&mut self, want: &Want, number: u16, verb: Verb, near: Timestamp) {
+    fn want(&mut self, want: &Want, number: u16, verb: Verb, near: Timestamp, ago: Option<Span>) {
         let verb = match (verb, want.cost) {
             (Verb::Release, _) => 4,
             (_, cost) if cost.is_refund() => 2,
@@ -104,7 +105,8 @@ impl Ask {
             (Verb::Charge, cost) => u8::from(!cost.is_look()),
         };
         let (op, numbers) = numbers(&want.limit, want.cost, want.phase);
-        self.body.extend_from_slice(&[op, verb, want.enforcement as u8]);
+        let how = want.enforcement as u8 + if ago.is_some() { LOST } else { 0 };
+        self.body.extend_from_slice(&[op, verb, how]);
         self.body.extend_from_slice(&number.to_le_bytes());
         for number in numbers {
             self.number(number);
@@ -122,6 +124,9 @@ impl Ask {
             }
             _ => {}
         }
+        if let Some(ago) = ago {
+            self.number(ago.as_micros());
+        }
     }
 
     fn number(&mut self, number: u64) {
@@ -130,6 +135,8 @@ impl Ask {
 }
 
 const PERMITS: u8 = 10;
+/// Marks a charge whose state may have been lost.
+const LOST: u8 = 4;
 
 /// The step's number in `lua/step.lua`, and its five numbers.
 fn numbers(limit: &Limit, cost: Cost, phase: Span) -> (u8, [u64; 5]) {

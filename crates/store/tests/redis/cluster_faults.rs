@@ -10,7 +10,7 @@ use tollgate_core::{
 use tollgate_store::RedisStore;
 
 /// A tenant's name whose slot the primary with this number has at the start.
-fn name_at(cluster: &Cluster, primary: usize) -> String {
+pub(crate) fn name_at(cluster: &Cluster, primary: usize) -> String {
     let slot = |name: &str| cluster.servers[1].command::<u32>(&["CLUSTER", "KEYSLOT", name]);
     let bounds = [0, 5461, 10_923, 16_384];
     (0..)

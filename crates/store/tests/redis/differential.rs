@@ -14,10 +14,10 @@ use tollgate_core::{
 use tollgate_store::{MemoryConfig, MemoryStore, RedisStore};
 
 /// Numbers that look random and are the same in every run (splitmix64).
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,13 +25,13 @@ impl Dice {
         (z ^ (z >> 31)) % bound
     }
 
-    fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+    pub(crate) fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[usize::try_from(self.below(choices.len() as u64)).expect("small")]
     }
 }
 
 /// Limits that users write, and odd ones: fractions of a microsecond, fractions too fine for a word, calendars, jitter.
-fn limits() -> Vec<Limit> {
+pub(crate) fn limits() -> Vec<Limit> {
     let spec =
         |algorithm, count, millis| LimitSpec::new(algorithm, Quota::per(count, Span::from_millis(millis)));
     let zone = |unit, name| Period::Calendar(Calendar::new(unit, name).expect("a zone"));
@@ -65,7 +65,7 @@ fn limits() -> Vec<Limit> {
 }
 
 /// Where the last limit stands: it counts attempts, which a store may only do on its own.
-const ATTEMPTS: usize = 20;
+pub(crate) const ATTEMPTS: usize = 20;
 
 async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualClock, memory: bool) {
     let (limits, mut dice, mut ledger) = (limits(), Dice(seed), Ledger::default());

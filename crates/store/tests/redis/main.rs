@@ -5,6 +5,7 @@ mod cluster_faults;
 mod conformance;
 mod differential;
 mod faults;
+mod loss;
 mod memory;
 mod sentinel;
 mod servers;

@@ -8,13 +8,16 @@ while at <= #ask do
   local first = at
   local refused, mend, alternatives, fitting, tried = false, false, 0, 0, nil
   for _ = 1, n do
-    local op, verb, how, c, a, b, d, e, f, extra = charge()
+    local op, verb, how, c, a, b, d, e, f, extra, ago = charge()
     if op < 0 then
       return { now }
     end
     local state = states[c]
     if tried and tried[c] ~= nil then
       state = tried[c]
+    end
+    if ago then
+      state = assume(ago, state, op, b, d, e, f, extra)
     end
     local fits, next, ahead = step(op, verb, state, a, b, d, e, f, extra)
     if how == 2 then

@@ -1,11 +1,15 @@
 -- Charges that have already happened, and permits that are given back: one after another, none turned away.
 local answers = ''
 while at <= #ask do
-  local op, verb, _, c, a, b, d, e, f, extra = charge()
+  local op, verb, _, c, a, b, d, e, f, extra, ago = charge()
   if op < 0 then
     return { now }
   end
-  local _, next = step(op, verb, states[c], a, b, d, e, f, extra)
+  local state = states[c]
+  if ago then
+    state = assume(ago, state, op, b, d, e, f, extra)
+  end
+  local _, next = step(op, verb, state, a, b, d, e, f, extra)
   if next then
     put(c, next)
   end

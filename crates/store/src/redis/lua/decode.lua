@@ -1,8 +1,9 @@
 -- One charge of the ask:
---   op, verb, how (0 required, 1 alternative, 2 independent), counter (uint16, from 1), five doubles, what `op` adds:
---   four borders of windows for a calendar (doubles), the holder for permits (zero-terminated).
+--   op, verb, how (0 required, 1 alternative, 2 independent; 4 more where the state may have been lost), counter (uint16,
+--   from 1), five doubles, what `op` adds: four borders of windows for a calendar (doubles), the holder for permits
+--   (zero-terminated); and last, where the state may have been lost, how long ago (double).
 local function charge()
-  local op, verb, how, c, a, b, d, e, f, extra
+  local op, verb, how, c, a, b, d, e, f, extra, ago
   op, verb, how, c, a, b, d, e, f, at = decode('<BBBHddddd', ask, at)
   if op == 5 or op == 6 then
     extra = {}
@@ -14,6 +15,10 @@ local function charge()
   elseif op == 10 then
     extra, at = decode('<s', ask, at)
   end
-  return op, verb, how, c, a, b, d, e, f, extra
+  if how > 3 then
+    how = how - 4
+    ago, at = decode('<d', ask, at)
+  end
+  return op, verb, how, c, a, b, d, e, f, extra, ago
 end
 

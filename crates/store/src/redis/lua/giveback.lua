@@ -18,10 +18,13 @@ for c = 1, counters do
 end
 now = taken
 for i = 1, n do
-  local op, verb, how, c, a, b, d, e, f, extra = charge()
+  local op, verb, how, c, a, b, d, e, f, extra, ago = charge()
   local state = after[c]
   if state == nil then
     state = before[c]
+  end
+  if ago then
+    state = assume(ago, state, op, b, d, e, f, extra)
   end
   local fits, next = step(op, verb, state, a, b, d, e, f, extra)
   if how == 2 then
