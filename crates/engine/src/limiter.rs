@@ -83,6 +83,12 @@ impl<S: CounterStore> Limiter<S> {
         &self.store
     }
 
+    /// The clock of reservations' deadlines, and of what answers say of the time.
+    #[must_use]
+    pub fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
     /// Decides. Cannot fail: when the store does, the rules' own policy answers.
     pub async fn check(&self, check: &Check<'_>) -> Decision {
         let mut decision = self.undecided();

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tollgate_core::Span;
+use tollgate_edge::answer::AnswerSettings;
 use tollgate_rules::{Options, Profile};
 use tollgate_store::RedisConfig;
 
@@ -21,6 +22,7 @@ pub(crate) struct Config {
     pub(crate) http: SocketAddr,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
+    pub(crate) answers: AnswerSettings,
 }
 
 /// Where counters live.
@@ -49,6 +51,8 @@ struct File {
     http: Option<SocketAddr>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
+    #[serde(default)]
+    answers: AnswerSettings,
 }
 
 impl Config {
@@ -65,6 +69,7 @@ impl Config {
             http: flags.http.or(file.http).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
             profile: flags.profile.or(file.profile),
             global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
+            answers: file.answers,
         })
     }
 

@@ -44,12 +44,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
+    let http_config = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };
     let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
     let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls::RlsConfig::default(), drain()));
     let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
-    let web = tokio::spawn(http::serve(http, limiter, asked, http::HttpConfig::default(), drain()));
+    let web = tokio::spawn(http::serve(http, limiter, asked, http_config, drain()));
 
     told_to_stop().await?;
     tracing::info!("draining: no new connections, requests under way are answered");

@@ -2,14 +2,14 @@
 
 use super::body::Object;
 use super::problem::Problem;
-use super::{Answer, body, decision};
+use super::{Answer, App, body, decision};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
 use tollgate_core::{Cost, CounterStore};
-use tollgate_engine::{Check, Limiter, Request};
+use tollgate_engine::{Check, Request};
 use tollgate_rules::{Descriptor, Unit};
 
 const MOST: usize = 64;
@@ -240,7 +240,7 @@ impl Laid<'_> {
     }
 }
 
-pub(crate) async fn answer<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -> Result<Answer, Problem> {
+pub(crate) async fn answer<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<Answer, Problem> {
     let ask: Ask<'_> = body::decode(body)?;
     for (place, there) in
         [("deadline_ms", ask.deadline_ms.is_some()), ("idempotency_key", ask.idempotency_key.is_some())]
@@ -251,6 +251,6 @@ pub(crate) async fn answer<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -
     }
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();
-    let decision = limiter.check(&laid.check(&descriptors)).await;
-    Ok(decision::answer(&decision, &decision::Body::new(&decision)))
+    let decision = app.limiter.check(&laid.check(&descriptors)).await;
+    Ok(decision::answer(app, &decision, &decision::Body::new(&decision)))
 }

@@ -1,12 +1,11 @@
 //! A decision as JSON: the same body for allowed and denied.
 
-use super::{Answer, json_answer};
-use hyper::StatusCode;
-use hyper::header::{HeaderValue, RETRY_AFTER};
+use super::{Answer, App, json_answer};
 use serde::Serialize;
 use serde::ser::SerializeSeq;
-use tollgate_core::Verdict;
-use tollgate_engine::{Decision, LimitStatus, Origin, Window};
+use tollgate_core::{CounterStore, Verdict};
+use tollgate_edge::answer::Facts;
+use tollgate_engine::{Decision, LimitStatus, Window};
 use tollgate_rules::Role;
 
 #[derive(Serialize)]
@@ -93,28 +92,11 @@ impl<'a> Body<'a> {
     }
 }
 
-/// The answer with its status and, on a denial, when to come back.
-pub(crate) fn answer(decision: &Decision, body: &impl Serialize) -> Answer {
-    let status = match decision.origin {
-        _ if decision.is_allowed() => StatusCode::OK,
-        Origin::FailClosed => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::TOO_MANY_REQUESTS,
-    };
-    let mut answer = json_answer(status, serde_json::to_vec(body).unwrap_or_default());
-    if !decision.is_allowed() {
-        answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(retry_after_secs(decision)));
-    }
+/// The answer with its status and the fields that every HTTP answer has. Programs ask here, so the status is always the
+/// protocol's own, whatever callers of the edge are told.
+pub(crate) fn answer<S: CounterStore>(app: &App<S>, decision: &Decision, body: &impl Serialize) -> Answer {
+    let facts = Facts::of(decision);
+    let mut answer = json_answer(facts.ruled.status(), serde_json::to_vec(body).unwrap_or_default());
+    app.answers.write(&facts, app.limiter.clock().now(), answer.headers_mut());
     answer
-}
-
-/// Whole seconds, rounded up. A request that can never pass is sent away for the longest window that it met.
-fn retry_after_secs(decision: &Decision) -> u64 {
-    let longest = decision.limits.iter().map(|status| {
-        match decision.limit(status).map(|facts| Window::of(&facts.limit)) {
-            Some(Window::Span(span)) => span.ceil_secs(),
-            _ => status.outcome.reset_after.ceil_secs(),
-        }
-    });
-    let wait = decision.retry_after().map(tollgate_core::Span::ceil_secs);
-    wait.or_else(|| longest.max()).unwrap_or(1).max(1)
 }

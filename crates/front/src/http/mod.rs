@@ -30,12 +30,14 @@ use hyper::{Method, Request, Response, StatusCode};
 use problem::Problem;
 use std::sync::Arc;
 use tollgate_core::CounterStore;
+use tollgate_edge::answer::AnswerSettings;
 use tollgate_engine::Limiter;
 
 /// What every handler needs.
 pub(crate) struct App<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) status: Arc<dyn Status>,
+    pub(crate) answers: AnswerSettings,
 }
 
 pub(crate) type Answer = Response<Full<Bytes>>;
@@ -60,8 +62,8 @@ async fn route<S: CounterStore>(app: &App<S>, request: Request<Incoming>) -> Res
     let (head, body) = request.into_parts();
     let body = body::read(body).await?;
     match head.uri.path() {
-        "/v1/check" => check::answer(&app.limiter, &body).await,
-        "/v1/reserve" => reserve::reserve(&app.limiter, &body).await,
+        "/v1/check" => check::answer(app, &body).await,
+        "/v1/reserve" => reserve::reserve(app, &body).await,
         "/v1/settle" => reserve::settle(&app.limiter, &body).await,
         "/v1/cancel" => reserve::cancel(&app.limiter, &body).await,
         _ => json::answer(&app.limiter, &body).await,

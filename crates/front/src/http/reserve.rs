@@ -2,7 +2,7 @@
 
 use super::check::Ask;
 use super::problem::Problem;
-use super::{Answer, body, decision, json_answer};
+use super::{Answer, App, body, decision, json_answer};
 use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -20,7 +20,7 @@ struct Reserved<'a> {
     decision: decision::Body<'a>,
 }
 
-pub(crate) async fn reserve<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -> Result<Answer, Problem> {
+pub(crate) async fn reserve<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<Answer, Problem> {
     let ask: Ask<'_> = body::decode(body)?;
     let within = ask.deadline_ms.unwrap_or(DEFAULT);
     if within == 0 || within > LONGEST {
@@ -32,7 +32,7 @@ pub(crate) async fn reserve<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) 
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();
     let check = laid.check(&descriptors);
-    let made = limiter.reserve(&check, Span::from_millis(within), ask.idempotency_key.as_deref()).await;
+    let made = app.limiter.reserve(&check, Span::from_millis(within), ask.idempotency_key.as_deref()).await;
     let made = made.map_err(|error| match error {
         ReserveError::UnderWay => {
             Problem::new(StatusCode::CONFLICT, "Reservation under way", error.to_string())
@@ -43,7 +43,7 @@ pub(crate) async fn reserve<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) 
         reservation: made.id.map(|id| id.to_string()),
         decision: decision::Body::new(&made.decision),
     };
-    Ok(decision::answer(&made.decision, &reserved))
+    Ok(decision::answer(app, &made.decision, &reserved))
 }
 
 #[derive(Deserialize)]

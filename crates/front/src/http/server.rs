@@ -13,10 +13,11 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tollgate_core::CounterStore;
+use tollgate_edge::answer::AnswerSettings;
 use tollgate_engine::Limiter;
 
 /// What callers may do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HttpConfig {
     /// Connections open at once; more wait to be accepted.
     pub connections: usize,
@@ -24,11 +25,18 @@ pub struct HttpConfig {
     pub header_timeout: Duration,
     /// How long requests under way may take to end when the process is told to.
     pub drain: Duration,
+    /// How answers are written.
+    pub answers: AnswerSettings,
 }
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        Self { connections: 65_536, header_timeout: Duration::from_secs(60), drain: Duration::from_secs(10) }
+        Self {
+            connections: 65_536,
+            header_timeout: Duration::from_secs(60),
+            drain: Duration::from_secs(10),
+            answers: AnswerSettings::default(),
+        }
     }
 }
 
@@ -44,16 +52,16 @@ pub async fn serve<S: CounterStore + 'static>(
     config: HttpConfig,
     drain: impl Future<Output = ()> + Send,
 ) {
-    let app = Arc::new(App { limiter, status });
+    let app = Arc::new(App { limiter, status, answers: config.answers.clone() });
     let places = Arc::new(Semaphore::new(config.connections));
     let (early, late) = (GracefulShutdown::new(), GracefulShutdown::new());
     tokio::select! {
         () = drain => {}
-        () = accept_all(&listener, &app, &places, config, &early) => {}
+        () = accept_all(&listener, &app, &places, &config, &early) => {}
     }
     tokio::select! {
         _ = tokio::time::timeout(config.drain, early.shutdown()) => {}
-        () = accept_all(&listener, &app, &places, config, &late) => {}
+        () = accept_all(&listener, &app, &places, &config, &late) => {}
     }
     drop(listener);
     let _ = tokio::time::timeout(LATE, late.shutdown()).await;
@@ -64,7 +72,7 @@ async fn accept_all<S: CounterStore + 'static>(
     listener: &TcpListener,
     app: &Arc<App<S>>,
     places: &Arc<Semaphore>,
-    config: HttpConfig,
+    config: &HttpConfig,
     open: &GracefulShutdown,
 ) {
     loop {

@@ -1,0 +1,254 @@
+//! Who is asking for what: the attributes that rules match, from a request's head.
+//!
+//! | file | tells |
+//! |---|---|
+//! | `settings` | what an operator can say |
+//! | `address` | the client's address, through trusted proxies only |
+//! | `key` | an API key, never as it was sent |
+//! | `token` | a user, from a JSON Web Token; `keys` holds what verifies it |
+//! | `routes` | the endpoint, as a template: `/users/1` and `/users/2` are one |
+//! | `path` | a path as an upstream would read it |
+//!
+//! The rule that everything here follows: **a header counts only where the peer that sent it is one we trust**, unless it
+//! proves itself (a signed token) or is the caller's own to choose (its API key). What a stranger writes into
+//! `X-Forwarded-For` changes nothing. And no value is unbounded: a million made-up paths, methods or long headers are not a
+//! million long keys.
+//!
+//! ```
+//! use http::{HeaderMap, Method, Uri};
+//! use tollgate_core::Timestamp;
+//! use tollgate_edge::who::{Asked, Who, WhoSettings};
+//!
+//! let mut settings = WhoSettings::default();
+//! settings.routes.push("GET /users/{id}".to_owned());
+//! let who = Who::new(&settings)?;
+//! let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
+//! headers.insert("x-forwarded-for", "198.51.100.7".parse()?);
+//! let asked = Asked { peer: "203.0.113.9".parse()?, method: &Method::GET, uri: &uri, headers: &headers };
+//! let caller = who.direct(&asked, Timestamp::ZERO);
+//! assert_eq!(caller.get("remote_address"), Some("203.0.113.9")); // the peer is nobody that we trust
+//! assert_eq!(caller.get("endpoint"), Some("GET /users/{id}"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod address;
+mod key;
+mod keys;
+mod path;
+mod routes;
+mod settings;
+mod token;
+
+pub use settings::{
+    ApiKeySettings, ForwardedBy, JwtSettings, Network, OriginalRequest, Unmatched, WhoError, WhoSettings,
+};
+
+use address::Address;
+use http::header::{HOST, HeaderMap, HeaderName};
+use http::{Method, Uri};
+use key::ApiKey;
+use routes::Routes;
+use smallvec::SmallVec;
+use std::borrow::Cow;
+use std::net::IpAddr;
+use token::Tokens;
+use tollgate_core::Timestamp;
+
+/// The head of a request, and who handed it to us.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'r> {
+    /// The other end of the connection; what a PROXY line said of it, where that is trusted.
+    pub peer: IpAddr,
+    /// The method.
+    pub method: &'r Method,
+    /// The target.
+    pub uri: &'r Uri,
+    /// The header fields.
+    pub headers: &'r HeaderMap,
+}
+
+/// Reads callers by one set of settings. Made once, then shared.
+#[derive(Debug)]
+pub struct Who {
+    address: Address,
+    key: ApiKey,
+    tokens: Option<Tokens>,
+    routes: Routes,
+    original: OriginalRequest,
+    headers: Vec<Mapped>,
+}
+
+/// A header that becomes an attribute.
+#[derive(Debug)]
+struct Mapped {
+    attribute: String,
+    header: HeaderName,
+    only_trusted: bool,
+}
+
+/// Two headers name different requests, and only one of them can be the proxy's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` and `{1}` disagree: let the proxy remove the one that it does not set, or set `original`")]
+pub struct Ambiguous(&'static str, &'static str);
+
+/// What is known of a caller, borrowed from its request where it can be.
+#[derive(Clone, Debug)]
+pub struct Caller<'r> {
+    /// Its whole address, for logs.
+    pub address: IpAddr,
+    /// Whether its request came by a peer that we trust.
+    pub is_trusted: bool,
+    pairs: SmallVec<[(&'r str, Cow<'r, str>); 10]>,
+}
+
+impl<'r> Caller<'r> {
+    /// The attributes, as a check wants them.
+    #[must_use]
+    pub fn attributes(&self) -> SmallVec<[(&str, &str); 12]> {
+        let own = self.pairs.iter().map(|(key, value)| (*key, &**value));
+        // Every request is part of the total.
+        own.chain([("global", "aggregate")]).collect()
+    }
+
+    /// One attribute.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| &**value)
+    }
+
+    fn add(&mut self, name: &'r str, value: impl Into<Cow<'r, str>>) {
+        if self.get(name).is_none() {
+            self.pairs.push((name, key::bounded(value.into())));
+        }
+    }
+}
+
+/// Method, path and host of the request that is meant.
+struct Target<'r> {
+    method: &'r str,
+    path: &'r str,
+    host: Option<&'r str>,
+}
+
+impl Who {
+    /// Reads the settings, and the files that they name.
+    pub fn new(settings: &WhoSettings) -> Result<Self, WhoError> {
+        let mapped = |map: &std::collections::BTreeMap<String, String>, only_trusted| {
+            let each = map.iter().map(move |(attribute, header)| {
+                settings::check_attribute(attribute)?;
+                Ok(Mapped { attribute: attribute.clone(), header: settings::header(header)?, only_trusted })
+            });
+            each.collect::<Result<Vec<_>, WhoError>>()
+        };
+        let mut headers = mapped(&settings.trusted_headers, true)?;
+        headers.extend(mapped(&settings.headers, false)?);
+        Ok(Self {
+            address: Address::new(settings)?,
+            key: ApiKey::new(&settings.api_key)?,
+            tokens: settings.jwt.as_ref().map(Tokens::new).transpose()?,
+            routes: Routes::new(&settings.routes, settings.unmatched)?,
+            original: settings.original,
+            headers,
+        })
+    }
+
+    /// Whether headers of this peer count.
+    #[must_use]
+    pub fn trusts(&self, peer: IpAddr) -> bool {
+        self.address.trusts(peer)
+    }
+
+    /// Who asks for this very request: for a gateway, which is what the caller wanted to reach.
+    #[must_use]
+    pub fn direct<'r>(&'r self, asked: &Asked<'r>, now: Timestamp) -> Caller<'r> {
+        let target = Target { method: asked.method.as_str(), path: asked.uri.path(), host: own_host(asked) };
+        self.read(asked, &target, now)
+    }
+
+    /// Who asks for the request that a proxy tells about; `prefix` is where the proxy was sent to ask.
+    pub fn forwarded<'r>(
+        &'r self,
+        asked: &Asked<'r>,
+        prefix: &str,
+        now: Timestamp,
+    ) -> Result<Caller<'r>, Ambiguous> {
+        let own = asked.uri.path();
+        let own = own.strip_prefix(prefix).unwrap_or(own);
+        let mut target = Target {
+            method: asked.method.as_str(),
+            path: if own.is_empty() { "/" } else { own },
+            host: own_host(asked),
+        };
+        if self.trusts(asked.peer) {
+            let told = |forwarded, original| self.told(asked.headers, forwarded, original);
+            if let Some(method) = told("x-forwarded-method", "x-original-method")? {
+                target.method = method;
+            }
+            if let Some(uri) = told("x-forwarded-uri", "x-original-uri")? {
+                target.path = path::of_target(uri);
+            }
+            if let Some(host) = told("x-forwarded-host", "x-original-host")? {
+                target.host = Some(host);
+            }
+        }
+        Ok(self.read(asked, &target, now))
+    }
+
+    /// What a proxy says of the original request, in whichever of the two spellings it uses.
+    fn told<'r>(
+        &self,
+        headers: &'r HeaderMap,
+        forwarded: &'static str,
+        original: &'static str,
+    ) -> Result<Option<&'r str>, Ambiguous> {
+        let last = |name| last(headers, name);
+        match self.original {
+            OriginalRequest::Path => Ok(None),
+            OriginalRequest::XForwarded => Ok(last(forwarded)),
+            OriginalRequest::XOriginal => Ok(last(original)),
+            OriginalRequest::Auto => match (last(forwarded), last(original)) {
+                (Some(one), Some(other)) if one != other => Err(Ambiguous(forwarded, original)),
+                (one, other) => Ok(one.or(other)),
+            },
+        }
+    }
+
+    fn read<'r>(&'r self, asked: &Asked<'r>, target: &Target<'r>, now: Timestamp) -> Caller<'r> {
+        let is_trusted = self.trusts(asked.peer);
+        let address = self.address.client(asked.peer, asked.headers);
+        let mut caller = Caller { address, is_trusted, pairs: SmallVec::new() };
+        caller.add("remote_address", self.address.attribute(address));
+        let method = self.routes.method(target.method);
+        let path = path::normal(target.path);
+        match self.routes.endpoint(method, &path) {
+            Some(endpoint) => caller.add("endpoint", endpoint),
+            None => caller.add("endpoint", format!("{method} {path}")),
+        }
+        caller.add("method", method);
+        caller.add("path", path);
+        if let Some(host) = target.host {
+            caller.add("host", path::host(host));
+        }
+        if let Some(tokens) = &self.tokens {
+            tokens.read(asked.headers, is_trusted, now, &mut caller);
+        }
+        if let Some(key) = self.key.read(asked.headers, self.tokens.is_some()) {
+            caller.add("api_key", key);
+        }
+        for mapped in self.headers.iter().filter(|mapped| is_trusted || !mapped.only_trusted) {
+            if let Some(value) = asked.headers.get_all(&mapped.header).iter().next_back() {
+                caller.add(&mapped.attribute, String::from_utf8_lossy(value.as_bytes()));
+            }
+        }
+        caller
+    }
+}
+
+/// The last of a header's values: the one that the nearest proxy wrote.
+fn last<'r>(headers: &'r HeaderMap, name: &str) -> Option<&'r str> {
+    headers.get_all(name).iter().next_back().and_then(|value| value.to_str().ok())
+}
+
+fn own_host<'r>(asked: &Asked<'r>) -> Option<&'r str> {
+    asked.uri.authority().map(http::uri::Authority::as_str).or_else(|| asked.headers.get(HOST)?.to_str().ok())
+}

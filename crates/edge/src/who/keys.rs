@@ -1,0 +1,137 @@
+//! What tokens are verified by: the keys of a JWKS file (RFC 7517). The algorithm is the key's, never the token's choice:
+//! a token that could name its own would be signed with whatever its writer has.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
+use serde::Deserialize;
+
+const MOST: usize = 64;
+/// RFC 7518: a key of HS256 is at least as long as its hash.
+const SHORTEST_SECRET: usize = 32;
+
+pub(super) struct Keys(Vec<Key>);
+
+struct Key {
+    id: Option<String>,
+    kind: Kind,
+}
+
+enum Kind {
+    Rs256 { n: Vec<u8>, e: Vec<u8> },
+    Es256(Vec<u8>),
+    EdDsa(Vec<u8>),
+    Hs256(hmac::Key),
+}
+
+#[derive(Deserialize)]
+struct File {
+    keys: Vec<Jwk>,
+}
+
+/// The members that are read; a JWK may have any others.
+#[derive(Deserialize)]
+struct Jwk {
+    kty: String,
+    kid: Option<String>,
+    alg: Option<String>,
+    #[serde(rename = "use")]
+    usage: Option<String>,
+    crv: Option<String>,
+    n: Option<String>,
+    e: Option<String>,
+    x: Option<String>,
+    y: Option<String>,
+    k: Option<String>,
+}
+
+impl Keys {
+    /// Reads a file. Keys for other uses and algorithms are passed over; none left is an error.
+    pub(super) fn read(text: &[u8]) -> Result<Self, String> {
+        let file: File = serde_json::from_slice(text).map_err(|error| format!("is no JWKS: {error}"))?;
+        let mut keys = Vec::new();
+        for (at, jwk) in file.keys.iter().enumerate() {
+            if jwk.usage.as_deref().is_some_and(|usage| usage != "sig") {
+                continue;
+            }
+            if let Some(kind) = jwk.kind().map_err(|wrong| format!("keys[{at}]: {wrong}"))? {
+                keys.push(Key { id: jwk.kid.clone(), kind });
+            }
+        }
+        match keys.len() {
+            0 => Err("has no key for RS256, ES256, EdDSA or HS256".to_owned()),
+            1..=MOST => Ok(Self(keys)),
+            _ => Err(format!("has more than {MOST} keys")),
+        }
+    }
+
+    /// Whether one of the keys signed the message.
+    pub(super) fn verify(&self, algorithm: &str, id: Option<&str>, message: &[u8], signature: &[u8]) -> bool {
+        let mut fitting = self.0.iter().filter(|key| match (id, &key.id) {
+            (Some(id), Some(own)) => id == own,
+            _ => true,
+        });
+        fitting.any(|key| key.kind.algorithm() == algorithm && key.kind.verify(message, signature))
+    }
+}
+
+impl Jwk {
+    fn kind(&self) -> Result<Option<Kind>, String> {
+        let bytes = |name: &str, value: &Option<String>| {
+            let text = value.as_ref().ok_or_else(|| format!("`{name}` is missing"))?;
+            let text = text.trim_end_matches('=');
+            URL_SAFE_NO_PAD.decode(text).map_err(|_| format!("`{name}` is no base64url"))
+        };
+        let kind = match (self.kty.as_str(), self.crv.as_deref()) {
+            ("RSA", _) => Kind::Rs256 { n: bytes("n", &self.n)?, e: bytes("e", &self.e)? },
+            ("EC", Some("P-256")) => {
+                let (x, y) = (bytes("x", &self.x)?, bytes("y", &self.y)?);
+                if x.len() != 32 || y.len() != 32 {
+                    return Err("`x` and `y` of P-256 have 32 bytes each".to_owned());
+                }
+                Kind::Es256([&[4], &x[..], &y[..]].concat())
+            }
+            ("OKP", Some("Ed25519")) => Kind::EdDsa(bytes("x", &self.x)?),
+            ("oct", _) => {
+                let secret = bytes("k", &self.k)?;
+                if secret.len() < SHORTEST_SECRET {
+                    return Err(format!("`k` of HS256 has at least {SHORTEST_SECRET} bytes"));
+                }
+                Kind::Hs256(hmac::Key::new(hmac::HMAC_SHA256, &secret))
+            }
+            _ => return Ok(None),
+        };
+        let fits = self.alg.as_deref().is_none_or(|alg| alg == kind.algorithm());
+        Ok(fits.then_some(kind))
+    }
+}
+
+impl Kind {
+    const fn algorithm(&self) -> &'static str {
+        match self {
+            Self::Rs256 { .. } => "RS256",
+            Self::Es256(_) => "ES256",
+            Self::EdDsa(_) => "EdDSA",
+            Self::Hs256(_) => "HS256",
+        }
+    }
+
+    fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
+        let verified = match self {
+            Self::Rs256 { n, e } => RsaPublicKeyComponents { n, e }.verify(
+                &signature::RSA_PKCS1_2048_8192_SHA256,
+                message,
+                signature,
+            ),
+            Self::Es256(point) => {
+                UnparsedPublicKey::new(&signature::ECDSA_P256_SHA256_FIXED, point).verify(message, signature)
+            }
+            Self::EdDsa(point) => {
+                UnparsedPublicKey::new(&signature::ED25519, point).verify(message, signature)
+            }
+            Self::Hs256(key) => hmac::verify(key, message, signature),
+        };
+        verified.is_ok()
+    }
+}

@@ -1,0 +1,146 @@
+//! A path as an upstream would read it. `/login`, `//login`, `/./login`, `/%6Cogin` and `/login/` reach the same handler
+//! in most servers; if they were other endpoints here, each would be a fresh limit.
+
+use std::borrow::Cow;
+
+/// The path of a request target: without query and fragment, and without scheme and host where it has them.
+pub(super) fn of_target(target: &str) -> &str {
+    let path = target.split(['?', '#']).next().unwrap_or("");
+    if path.starts_with('/') {
+        return path;
+    }
+    let rest = path.split_once("://").map_or("", |(_, rest)| rest);
+    rest.find('/').map_or("/", |at| &rest[at..])
+}
+
+/// The host without its port, in small letters.
+pub(super) fn host(host: &str) -> Cow<'_, str> {
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    let host = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let host = host.strip_suffix('.').unwrap_or(host);
+    if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(host.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(host)
+    }
+}
+
+/// Unreserved characters decoded, other escapes in capitals, no empty, `.` or `..` segments, no slash at the end.
+pub(super) fn normal(path: &str) -> Cow<'_, str> {
+    let is_plain = path.starts_with('/')
+        && !path.contains('%')
+        && !path.contains("//")
+        && !path.contains("/.")
+        && (path.len() == 1 || !path.ends_with('/'));
+    if is_plain {
+        return Cow::Borrowed(path);
+    }
+    let decoded = decode(path);
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in decoded.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => {
+                segments.pop();
+            }
+            _ => segments.push(segment),
+        }
+    }
+    let mut normal = String::with_capacity(path.len() + 1);
+    for segment in &segments {
+        normal.push('/');
+        normal.push_str(segment);
+    }
+    if normal.is_empty() {
+        normal.push('/');
+    }
+    Cow::Owned(normal)
+}
+
+fn decode(path: &str) -> String {
+    let mut decoded = String::with_capacity(path.len());
+    let mut rest = path;
+    while let Some(at) = rest.find('%') {
+        decoded.push_str(&rest[..at]);
+        let digits =
+            rest.get(at + 1..at + 3).filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        let Some(digits) = digits else {
+            decoded.push('%');
+            rest = &rest[at + 1..];
+            continue;
+        };
+        match u8::from_str_radix(digits, 16) {
+            Ok(byte) if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => decoded.push(byte as char),
+            _ => {
+                decoded.push('%');
+                decoded.push_str(&digits.to_ascii_uppercase());
+            }
+        }
+        rest = &rest[at + 3..];
+    }
+    decoded.push_str(rest);
+    decoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{host, normal, of_target};
+
+    /// Each spelling that reached the handler under another name would be a fresh limit.
+    #[test]
+    fn spellings_of_one_path_are_one_path() {
+        for path in [
+            "/login",
+            "//login",
+            "/login/",
+            "/./login",
+            "/a/../login",
+            "/%6Cogin",
+            "/%6cog%69n//",
+            "/../login",
+        ] {
+            assert_eq!(normal(path), "/login", "{path}");
+        }
+        for (path, is) in [
+            ("", "/"),
+            ("/", "/"),
+            ("/a%2fb", "/a%2Fb"),
+            ("/a%zz", "/a%zz"),
+            ("/a%2", "/a%2"),
+            ("/%e2%82", "/%E2%82"),
+        ] {
+            assert_eq!(normal(path), is, "{path}");
+        }
+        assert_eq!(
+            normal(&normal("/%2561")),
+            normal("/%2561"),
+            "an escaped percent sign is decoded by nobody twice"
+        );
+    }
+
+    #[test]
+    fn targets_and_hosts_lose_what_is_not_theirs() {
+        for (target, path) in [
+            ("/a?b=/c", "/a"),
+            ("https://h:1/a/b?c", "/a/b"),
+            ("https://h", "/"),
+            ("junk", "/"),
+            ("", "/"),
+            ("/a#b", "/a"),
+        ] {
+            assert_eq!(of_target(target), path, "{target}");
+        }
+        for (whole, name) in [
+            ("Api.Example.COM:8443", "api.example.com"),
+            ("[2001:db8::1]:80", "[2001:db8::1]"),
+            ("[2001:db8::1]", "[2001:db8::1]"),
+            ("a.", "a"),
+            ("u@h", "h"),
+        ] {
+            assert_eq!(host(whole), name, "{whole}");
+        }
+    }
+}
