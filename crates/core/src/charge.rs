@@ -5,6 +5,7 @@ use crate::key::CounterKey;
 use crate::limit::Limit;
 use crate::outcome::Outcome;
 use crate::permits::PermitId;
+use crate::time::Timestamp;
 use smallvec::SmallVec;
 
 /// What a denial of one charge means for the others.
@@ -30,6 +31,20 @@ pub enum AfterLoss {
     UsedUp,
 }
 
+/// Where a charge may be decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// By the store, every time.
+    #[default]
+    Central,
+    /// By the store, until its key is hot: then as leased.
+    Adaptive,
+    /// By this node, out of units that the store has already deducted; by the store where there are none in hand.
+    Leased,
+    /// By this node's own counters, which nobody shares.
+    Local,
+}
+
 /// One limit to be charged for one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
@@ -45,6 +60,8 @@ pub struct Charge<'a> {
     pub permit: PermitId,
     /// What is assumed where its state may have been lost.
     pub after_loss: AfterLoss,
+    /// Where it may be decided.
+    pub mode: Mode,
 }
 
 impl<'a> Charge<'a> {
@@ -58,6 +75,7 @@ impl<'a> Charge<'a> {
             enforcement: Enforcement::Required,
             permit: PermitId::ANONYMOUS,
             after_loss: AfterLoss::Fresh,
+            mode: Mode::Central,
         }
     }
 }
@@ -70,6 +88,21 @@ pub struct Permit<'a> {
     /// By which limit.
     pub limit: &'a Limit,
     /// Whose.
+    pub id: PermitId,
+}
+
+/// Units that were taken and never used, to be given back.
+#[derive(Clone, Copy, Debug)]
+pub struct GiveBack<'a> {
+    /// Which counter.
+    pub key: CounterKey<'a>,
+    /// By which limit.
+    pub limit: &'a Limit,
+    /// How many.
+    pub units: u64,
+    /// When they were taken, by the store's time. What time has given back since is not given back again.
+    pub taken: Timestamp,
+    /// Names this giving-back: a store that hears of it twice does it once.
     pub id: PermitId,
 }
 
@@ -87,6 +120,8 @@ pub enum Admission {
 pub struct Outcomes {
     /// Whether they were taken.
     pub admission: Admission,
+    /// When, by the store's time; zero where no store was asked.
+    pub at: Timestamp,
     /// One for each charge, in the same order: what that limit alone says. In a refused request the required charges
     /// that would have fitted tell what remains without this one.
     pub each: SmallVec<[Outcome; 4]>,

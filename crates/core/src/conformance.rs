@@ -24,7 +24,7 @@ mod tests;
 
 pub use ledger::{Ledger, ReferenceStore};
 
-use crate::charge::{Admission, Charge, Outcomes, Permit};
+use crate::charge::{Admission, Charge, GiveBack, Outcomes, Permit};
 use crate::clock::{Clock, ManualClock};
 use crate::store::{CounterStore, StoreError};
 use crate::time::{Span, Timestamp};
@@ -115,6 +115,15 @@ impl<S: CounterStore> Bench<S> {
     async fn release(&mut self, permits: &[Permit<'_>]) -> Result<(), Broken> {
         self.store.release(permits).await.map_err(|error| self.failed(&error))?;
         self.ledger.release(permits);
+        Ok(())
+    }
+
+    /// Gives units back in both, twice: the second time nothing may happen.
+    async fn give_back(&mut self, back: &GiveBack<'_>) -> Result<(), Broken> {
+        for _ in 0..2 {
+            self.store.give_back(back).await.map_err(|error| self.failed(&error))?;
+        }
+        self.ledger.give_back(self.clock.now(), back);
         Ok(())
     }
 

@@ -50,6 +50,20 @@ impl Scope {
         Self { id: hash_of(&label), label, group: hash_of(group), shared }
     }
 
+    /// A scope of the same group, with a longer name: what a store keeps about this one's counters, beside them.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// let second = Scope::in_group("api|user|gcra|1s", "api|user");
+    /// let escrow = second.beside("|escrow");
+    /// assert_eq!((escrow.label(), escrow.group()), ("api|user|gcra|1s|escrow", second.group()));
+    /// ```
+    #[must_use]
+    pub fn beside(&self, suffix: &str) -> Self {
+        let label = format!("{}{suffix}", self.label);
+        Self { id: hash_of(&label), label, group: self.group, shared: self.shared }
+    }
+
     /// A stable 64-bit name of the group.
     #[must_use]
     pub const fn group(&self) -> u64 {

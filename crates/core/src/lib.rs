@@ -6,6 +6,7 @@
 //! | [`quota`](Quota), [`calendar`](Calendar) | how many, in which period? |
 //! | [`algorithm`](Algorithm), [`spec`](LimitSpec), [`limit`](Limit) | how it is held: checked once, then a pure `step` |
 //! | [`refund`](Limit::refundable) | how much of an old charge may still be given back |
+//! | [`escrow`](Escrow) | how long units that were taken ahead may be spent |
 //! | [`measures`](Measures) | a limit as plain numbers, for a store that steps it elsewhere |
 //! | [`state`](State) | what a limit remembers of one key |
 //! | `bucket`, `window`, `sliding`, `strict`, `log`, `permits` | one algorithm family each |
@@ -22,6 +23,7 @@ mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod cost;
+mod escrow;
 mod key;
 mod limit;
 mod log;
@@ -42,9 +44,10 @@ mod window;
 pub use algorithm::Algorithm;
 pub use bucket::Tat;
 pub use calendar::{Calendar, CalendarUnit, UnknownZone};
-pub use charge::{Admission, AfterLoss, Charge, Enforcement, Outcomes, Permit};
+pub use charge::{Admission, AfterLoss, Charge, Enforcement, GiveBack, Mode, Outcomes, Permit};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
+pub use escrow::Escrow;
 pub use key::{CounterKey, Part, Scope, StableHasher};
 pub use limit::Limit;
 pub use log::AdmissionLog;

@@ -169,6 +169,31 @@ impl Limit {
     #[must_use]
     pub fn share_of(&self, nodes: u32) -> Self {
         let share = |units: u64| if units == 0 { 0 } else { (units / u64::from(nodes.max(1))).max(1) };
+        self.resized(share)
+    }
+
+    /// This part of the limit, rounded down; nothing where that is less than a unit. Parts that make up a whole or less
+    /// let through no more than the whole.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Quota};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(100)).burst(20).build()?;
+    /// let part = limit.part(95, 100).ok_or(tollgate_core::LimitError::TooMany)?;
+    /// assert_eq!((part.quota().count, part.capacity()), (95, 19));
+    /// assert_eq!(limit.part(1, 25), None);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn part(&self, parts: u64, of: u64) -> Option<Self> {
+        let part = |units: u64| {
+            u64::try_from(u128::from(units) * u128::from(parts) / u128::from(of.max(1))).unwrap_or(units)
+        };
+        let smaller = self.resized(part);
+        (smaller.capacity > 0 && smaller.quota.count > 0 && smaller.capacity <= part(self.capacity))
+            .then_some(smaller)
+    }
+
+    fn resized(&self, share: impl Fn(u64) -> u64) -> Self {
         let spec = LimitSpec {
             algorithm: self.algorithm,
             quota: Quota { count: share(self.quota.count), period: self.quota.period.clone() },

@@ -1,6 +1,6 @@
 //! Where counters live, as the engine sees it. Memory, Redis and every decorator implement this one trait.
 
-use crate::charge::{Charge, Outcomes, Permit};
+use crate::charge::{Charge, GiveBack, Outcomes, Permit};
 use std::future::Future;
 
 /// A place that keeps counters.
@@ -20,6 +20,12 @@ pub trait CounterStore: Send + Sync {
 
     /// Gives permits back. Doing it twice is doing it once.
     fn release(&self, permits: &[Permit<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Gives back what was taken some time ago and not used: no more than time has not given back already, and once
+    /// only, however often it is asked for. A store may also leave it to time.
+    fn give_back(&self, _back: &GiveBack<'_>) -> impl Future<Output = Result<(), StoreError>> + Send {
+        std::future::ready(Ok(()))
+    }
 }
 
 impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
@@ -37,6 +43,10 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         (**self).release(permits).await
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        (**self).give_back(back).await
     }
 }
 

@@ -103,7 +103,8 @@ impl<S: CounterStore> Limiter<S> {
         for (at, outcome) in local.into_iter().zip(outcomes.each) {
             stranded.each[at] = outcome;
             stranded.failed[at] = false;
-            if outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed() {
+            let taken = outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed();
+            if taken && !stranded.plan.hits[at].limit.paid {
                 self.debts.add(&stranded.charges[at]);
             }
         }
@@ -139,7 +140,7 @@ impl<S: CounterStore> Limiter<S> {
 
 impl Stranded<'_, '_> {
     fn outcomes(&self, admission: Admission) -> Outcomes {
-        Outcomes { admission, each: self.each.clone() }
+        Outcomes { admission, at: tollgate_core::Timestamp::ZERO, each: self.each.clone() }
     }
 
     /// Whether a charge's limit can turn the request away at all.

@@ -6,14 +6,14 @@ use crate::draft::{CostDraft, FileDraft, RuleDraft, ShapeDraft};
 use crate::network;
 use crate::pattern::Pattern;
 use crate::read::{Placed, Reader};
-use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Rule};
+use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::ScopePath;
 use crate::syntax::{At, shorten};
 use crate::tree::{Element, Level, Test, TreeNode};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use tollgate_core::Algorithm;
+use tollgate_core::{Algorithm, Mode};
 
 /// Where things stand in the file, for lint: one for each node of the tree.
 #[derive(Clone, Debug)]
@@ -168,7 +168,9 @@ impl Compiler<'_, '_> {
     /// The rule of a descriptor; none if it only leads to others.
     fn rule(&mut self, draft: RuleDraft, scope: &ScopePath, path: &str, leaf: bool) -> Option<u32> {
         self.native_only(&draft.shape);
-        let (limits, tiers) = self.limit_sets(&draft, scope);
+        let split = draft.split.map(|split| scope.split(split.value));
+        let (limits, tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(scope));
+        self.refuse_unleasable(&draft, &limits);
         if !leaf && !draft.unlimited && limits.limits.is_empty() && tiers.is_empty() {
             return None;
         }
@@ -182,9 +184,16 @@ impl Compiler<'_, '_> {
             tiers,
             unlimited: draft.unlimited,
             class,
-            on_error: draft.on_error.map_or_else(|| by_class(class), |on_error| on_error.complete(class)),
+            on_error: match (draft.on_error, draft.fallback) {
+                (Some(on_error), _) => on_error.complete(class),
+                (None, Some(_)) => OnError::Always(FailPolicy::Local),
+                (None, None) => by_class(class),
+            },
             action: draft.action.map_or(Action::Reject, |action| action.value),
-            mode: draft.mode,
+            mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
+            shared: scope.is_shared(),
+            fallback: draft.fallback.map(|part| part.value),
+            split: draft.split.map(|split| u16::try_from(split.value).unwrap_or(u16::MAX)),
             priority: draft.priority,
             cost: match draft.cost {
                 None => CostFrom::Request,
@@ -198,6 +207,23 @@ impl Compiler<'_, '_> {
             location: (self.reader.source.name.clone(), draft.at.line),
         });
         Some(id)
+    }
+
+    /// Refuses `mode: leased` on limits whose units cannot be taken ahead.
+    fn refuse_unleasable(&mut self, draft: &RuleDraft, limits: &LimitSet) {
+        let Some(mode) = draft.mode.filter(|mode| mode.value == Mode::Leased) else { return };
+        let held = |limit: &&RuleLimit| limit.limit.algorithm() != Algorithm::Concurrency;
+        let other = limits.limits.iter().filter(held).find(|limit| !limit.limit.is_leasable());
+        if let Some(limit) = other {
+            self.reader.error_help(
+                mode.at,
+                format!(
+                    "{} cannot be leased: what it counts is when each unit is used",
+                    limit.limit.algorithm()
+                ),
+                "write `mode: central`, or use gcra, token_bucket or a window",
+            );
+        }
     }
 
     /// Refuses, under `profile: envoy`, what would change that service's arithmetic.

@@ -4,10 +4,10 @@
 //! profile, so the decoder only says what stands there and `compile` says what it means.
 
 use crate::read::Placed;
-use crate::rule::{Action, Class, FailPolicy, Mode, OnError, Profile, SoftAction};
+use crate::rule::{Action, Class, FailPolicy, OnError, Profile, SoftAction};
 use crate::syntax::At;
 use std::collections::BTreeMap;
-use tollgate_core::{Algorithm, Period, Span};
+use tollgate_core::{Algorithm, Mode, Period, Span};
 
 /// One file.
 #[derive(Debug, Default)]
@@ -106,7 +106,10 @@ pub(crate) struct RuleDraft {
     pub(crate) concurrency: Option<Placed<ConcurrencyDraft>>,
     pub(crate) class: Option<Class>,
     pub(crate) on_error: Option<OnErrorDraft>,
-    pub(crate) mode: Mode,
+    pub(crate) mode: Option<Placed<Mode>>,
+    /// Thousandths.
+    pub(crate) fallback: Option<Placed<u64>>,
+    pub(crate) split: Option<Placed<u64>>,
     pub(crate) action: Option<Placed<Action>>,
     pub(crate) soft: Option<Placed<SoftDraft>>,
     pub(crate) candidate: Vec<LimitDraft>,

@@ -16,6 +16,7 @@ mod decode;
 mod diagnostic;
 mod draft;
 mod explain;
+mod keeping;
 mod lint;
 mod network;
 mod pattern;
@@ -25,6 +26,7 @@ mod read;
 mod rule;
 mod ruleset;
 mod scope;
+mod split;
 mod suggest;
 mod syntax;
 mod tree;
@@ -35,8 +37,7 @@ pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use explain::{Clause, Explained, Explanation, Finding};
 pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
 pub use rule::{
-    Action, Class, CostFrom, FailPolicy, LimitSet, Mode, OnError, Profile, Role, Rule, RuleLimit, Soft,
-    SoftAction,
+    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, Soft, SoftAction,
 };
 pub use ruleset::{Domain, Options, Ruleset, Source};
 pub use unit::Unit;

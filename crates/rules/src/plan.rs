@@ -103,8 +103,8 @@ impl Plan<'_> {
             let key = CounterKey { scope: &hit.limit.scope, parts };
             let enforcement = hit.enforcement;
             let after_loss = hit.rule.map_or(AfterLoss::Fresh, |rule| rule.class.after_loss());
-            let limit = &hit.limit.limit;
-            charges.push(Charge { key, limit, cost: hit.cost, enforcement, permit, after_loss });
+            let (limit, mode) = (&hit.limit.limit, hit.limit.mode);
+            charges.push(Charge { key, limit, cost: hit.cost, enforcement, permit, after_loss, mode });
         }
     }
 }

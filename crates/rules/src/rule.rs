@@ -2,7 +2,7 @@
 
 use crate::unit::Unit;
 use std::collections::BTreeMap;
-use tollgate_core::{AfterLoss, Limit, Scope};
+use tollgate_core::{AfterLoss, Limit, Mode, Scope};
 
 /// Which arithmetic a domain decides by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,16 +90,6 @@ pub enum Action {
     Degrade,
 }
 
-/// Where a rule's counters are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Shared by all processes, in the store.
-    #[default]
-    Central,
-    /// Each process has its own.
-    Local,
-}
-
 /// Whether a limit decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -141,6 +131,10 @@ pub struct RuleLimit {
     pub limit: Limit,
     /// This node's share of it, for when the store is away; none where the number of nodes is not known.
     pub share: Option<Box<Limit>>,
+    /// The share has been set aside: what passes by it need not be charged to the shared counters afterwards.
+    pub paid: bool,
+    /// Where its charges may be decided.
+    pub mode: Mode,
     /// What names its counters.
     pub scope: Scope,
     /// The Envoy unit that its period is, if it is one.
@@ -149,6 +143,19 @@ pub struct RuleLimit {
     pub role: Role,
     /// Its soft mark.
     pub soft: Option<Soft>,
+}
+
+impl RuleLimit {
+    /// A limit that is asked about in the store; [`crate::keeping`] says what else there is to know of it.
+    pub(crate) fn new(
+        limit: Limit,
+        scope: Scope,
+        unit: Option<Unit>,
+        role: Role,
+        soft: Option<Soft>,
+    ) -> Self {
+        Self { id: 0, limit, share: None, paid: false, mode: Mode::Central, scope, unit, role, soft }
+    }
 }
 
 /// Where a request's cost comes from.
@@ -192,8 +199,14 @@ pub struct Rule {
     pub on_error: OnError,
     /// What happens over the limit.
     pub action: Action,
-    /// Where its counters are.
+    /// Where its charges may be decided; adaptive where the file does not say.
     pub mode: Mode,
+    /// Its counters are shared by all callers: none of their values tells who asks.
+    pub shared: bool,
+    /// Thousandths of the limits that are set aside for nodes that are cut off from the store.
+    pub fallback: Option<u64>,
+    /// Counters that each counter is split into; a request is counted in one of them.
+    pub split: Option<u16>,
     /// Which of several denying rules is named: the highest.
     pub priority: i32,
     /// Where the cost comes from.

@@ -4,6 +4,7 @@ use crate::compile;
 use crate::decode;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::draft::FileDraft;
+use crate::keeping;
 use crate::lint;
 use crate::read::Reader;
 use crate::rule::{Profile, Rule, RuleLimit};
@@ -38,6 +39,8 @@ pub struct Options {
     pub profile: Option<Profile>,
     /// How many nodes share the limits, where that is known: what each may let through alone when the store is away.
     pub nodes: Option<u32>,
+    /// Limits that all callers share are leased where their rules do not say how they are kept: the store is far.
+    pub lease_shared: bool,
 }
 
 /// All rules, compiled.
@@ -106,7 +109,8 @@ impl Ruleset {
         if !errors.is_empty() {
             return Err(errors);
         }
-        let limits = number(&mut rules, options.nodes.unwrap_or(1));
+        keeping::settle(&mut rules, options);
+        let limits = number(&mut rules);
         let rules: Arc<[Rule]> = rules.into();
         let mut domains = Vec::with_capacity(compiled.len());
         for (mut domain, places, source) in compiled {
@@ -193,14 +197,13 @@ impl Domain {
     }
 }
 
-/// Numbers all limits and works out a node's share of each; returns where each is.
-fn number(rules: &mut [Rule], nodes: u32) -> Vec<(u32, u32)> {
+/// Numbers all limits; returns where each is.
+fn number(rules: &mut [Rule]) -> Vec<(u32, u32)> {
     let mut places = Vec::new();
     for rule in rules {
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
         for (place, limit) in (0..).zip(sets.flat_map(|set| &mut set.limits)) {
             limit.id = u32::try_from(places.len()).unwrap_or(u32::MAX);
-            limit.share = (nodes > 1).then(|| Box::new(limit.limit.share_of(nodes)));
             places.push((rule.id, place));
         }
     }

@@ -43,6 +43,16 @@ impl ScopePath {
         path
     }
 
+    /// Whether none of the values that name its counters tells who asks.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.group.split('|').skip(1).all(|key| !crate::keeping::tells_who(key))
+    }
+
+    /// The path of counters that are split.
+    pub(crate) fn split(&self, into: u64) -> Self {
+        Self { name: format!("{}|split={into}", self.name), group: format!("{}|split={into}", self.group) }
+    }
+
     /// The path of a descriptor that brings its own limit: its keys, all with values of the request's.
     pub(crate) fn own(&self, entries: &[(&str, &str)]) -> Self {
         let mut path = self.clone();

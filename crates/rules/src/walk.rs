@@ -8,6 +8,7 @@ use crate::plan::{Attributes, Descriptor, Hit, HitLimit, Match, Plan};
 use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
+use crate::split;
 use crate::tree::{KeyIndex, Level, Test, TreeNode};
 use crate::unit::Unit;
 use smallvec::SmallVec;
@@ -156,8 +157,7 @@ impl Domain {
             return (Match::None, None);
         };
         let scope = self.scope.own(descriptor.entries).limit(Kind::Own, &limit, None);
-        let limit =
-            RuleLimit { id: 0, share: None, limit, scope, unit: Some(unit), role: Role::Live, soft: None };
+        let limit = RuleLimit::new(limit, scope, Some(unit), Role::Live, None);
         let enforcement = Hit::enforcement(Role::Live, crate::rule::Action::Reject, self.profile);
         plan.hits.push(Hit {
             rule: None,
@@ -296,7 +296,12 @@ fn push_hits<'p>(
     if limits.is_empty() {
         return Match::Exempt;
     }
-    let Some(parts) = push_parts(plan, path) else { return Match::None };
+    let start = plan.parts.len();
+    if let Some(split) = rule.split {
+        plan.parts.push(Part::Text(split::some(split)));
+    }
+    let Some((_, end)) = push_parts(plan, path) else { return Match::None };
+    let parts = (u16::try_from(start).unwrap_or(end), end);
     let cost = cost.of(rule);
     for limit in limits {
         let cost = if limit.limit.algorithm() == Algorithm::Concurrency { permits(cost) } else { cost };

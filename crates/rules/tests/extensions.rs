@@ -1,9 +1,9 @@
 //! What a rule can say beyond Envoy's file, and what it means.
 
 use tollgate_core::{Algorithm, Cost, Enforcement, Part, Verdict};
-use tollgate_core::{State, Timestamp};
+use tollgate_core::{Mode, State, Timestamp};
 use tollgate_rules::{
-    Class, CostFrom, Descriptor, FailPolicy, Finding, Match, Mode, OnError, Options, Profile, Ruleset, Soft,
+    Class, CostFrom, Descriptor, FailPolicy, Finding, Match, OnError, Options, Profile, Ruleset, Soft,
     SoftAction, Source, Unit,
 };
 

@@ -12,8 +12,8 @@
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, CounterKey, CounterStore, Enforcement, Limit, Outcome, Outcomes,
-    Part, Permit, Span, StoreError, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Limit,
+    Outcome, Outcomes, Part, Permit, Span, StoreError, Timestamp, Verdict,
 };
 
 const WAYS: usize = 4;
@@ -160,7 +160,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
                 }
             }
         }
-        Ok(Outcomes { admission: Admission::Refused, each })
+        Ok(Outcomes { admission: Admission::Refused, at: asked, each })
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
@@ -171,5 +171,11 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         self.inner.release(permits).await
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        self.inner.give_back(back).await?;
+        self.forget(&Charge::new(back.key, back.limit, Cost::LOOK));
+        Ok(())
     }
 }

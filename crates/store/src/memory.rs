@@ -38,10 +38,11 @@ use lines::{LINE, Mapped};
 use pages::Pages;
 use request::Item;
 use smallvec::{SmallVec, smallvec};
+use std::sync::LazyLock;
 use table::{Table, WINDOW};
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, Span, StoreError,
-    Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Limit,
+    LimitSpec, Outcome, Outcomes, Permit, Quota, Span, StoreError, Timestamp, Verdict,
 };
 
 pub use config::{MemoryConfig, MemoryError};
@@ -133,8 +134,8 @@ impl<C: Clock> MemoryStore<C> {
             let now = now();
             let Some(ask) = self.ask_by(charge, name, now) else { return self.charge_aside(now, charge) };
             return match self.counters.charge_known(&ask) {
-                Some(outcome) => alone(charge, outcome),
-                None => alone(charge, self.charge_slowly(&ask)),
+                Some(outcome) => alone(charge, now, outcome),
+                None => alone(charge, now, self.charge_slowly(&ask)),
             };
         }
         let mut names: SmallVec<[u64; 8]> = SmallVec::new();
@@ -147,7 +148,7 @@ impl<C: Clock> MemoryStore<C> {
         let known =
             request::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
         match known {
-            Some(each) => Outcomes { admission: Admission::Admitted, each },
+            Some(each) => Outcomes { admission: Admission::Admitted, at: now, each },
             None => self.charge_many(now, charges, &names),
         }
     }
@@ -167,7 +168,7 @@ impl<C: Clock> MemoryStore<C> {
     fn charge_aside(&self, now: Timestamp, charge: &Charge<'_>) -> Outcomes {
         let asks = [self.ask_aside(charge, now)];
         let (outcome, _) = self.aside.lock(&asks, &self.counters.counts).charge(&asks[0], Manner::Charge);
-        alone(charge, outcome)
+        alone(charge, now, outcome)
     }
 
     #[inline(never)]
@@ -187,7 +188,7 @@ impl<C: Clock> MemoryStore<C> {
         if items.iter().any(Item::is_newcomer) {
             self.pages.grown(&self.counters);
         }
-        Outcomes { admission, each: items.iter().map(|item| item.outcome).collect() }
+        Outcomes { admission, at: now, each: items.iter().map(|item| item.outcome).collect() }
     }
 
     /// Charges that live aside first, under their locks; then the packed ones; then, if refused, the former undone.
@@ -297,11 +298,17 @@ impl<C: Clock> MemoryStore<C> {
     }
 }
 
+/// For as long as a message might be on its way.
+static ONCE: LazyLock<Limit> = LazyLock::new(|| {
+    let spec = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(1));
+    spec.build().unwrap_or_else(|_| unreachable!("one a minute is a limit"))
+});
+
 /// The outcomes of a request of one charge.
 #[inline(always)]
-fn alone(charge: &Charge<'_>, outcome: Outcome) -> Outcomes {
+fn alone(charge: &Charge<'_>, at: Timestamp, outcome: Outcome) -> Outcomes {
     let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-    Outcomes { admission, each: smallvec![outcome] }
+    Outcomes { admission, at, each: smallvec![outcome] }
 }
 
 /// Stands in an item until it is charged.
@@ -333,10 +340,23 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
             let charge = Charge {
                 enforcement: Enforcement::Independent,
                 permit: permit.id,
-                ..Charge::new(permit.key, permit.limit, tollgate_core::Cost::LOOK)
+                ..Charge::new(permit.key, permit.limit, Cost::LOOK)
             };
             let asks = [self.ask_aside(&charge, now)];
             self.aside.lock(&asks, &self.counters.counts).release(&asks[0]);
+        }
+        Ok(())
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        // A counter that lets one through: the second to give the same back is refused by it.
+        let scope = back.key.scope.beside(&format!("|back|{:x}", back.id.0));
+        let once = Charge::new(CounterKey { scope: &scope, ..back.key }, &ONCE, Cost::ONE);
+        let phase = back.limit.phase(back.key.stable_hash());
+        let units = back.limit.refundable(back.units, back.taken + phase, now + phase);
+        if self.charge_at(now, &[once]).admission == Admission::Admitted && units > 0 {
+            self.debit_at(now, &[Charge::new(back.key, back.limit, Cost::refund(units))]);
         }
         Ok(())
     }

@@ -45,7 +45,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, StoreError, SystemClock,
+    Admission, Charge, Clock, CounterStore, Enforcement, GiveBack, Outcome, Outcomes, Permit, StoreError,
+    SystemClock, Timestamp,
 };
 use topology::Topology;
 
@@ -106,7 +107,11 @@ impl RedisStore {
         let mut parts = request::from_charges(charges, self.place());
         let until = self.until(left);
         match parts.len() {
-            0 => Ok(Outcomes { admission: Admission::Admitted, each: SmallVec::new() }),
+            0 => Ok(Outcomes {
+                admission: Admission::Admitted,
+                at: self.shared.told.as_ref().unwrap_or(&self.shared.clock).now(),
+                each: SmallVec::new(),
+            }),
             1 => {
                 let (slot, request) = parts.remove(0);
                 let layout = order(&request);
@@ -223,7 +228,9 @@ fn outcomes<'a>(
     admission: Admission,
     answers: impl Iterator<Item = (&'a [(usize, Enforcement)], &'a Answer)>,
 ) -> Outcomes {
+    let mut at = Timestamp::MAX;
     let mut each: SmallVec<[(usize, Outcome); 4]> = answers
+        .inspect(|(_, answer)| at = at.min(answer.now))
         .flat_map(|(layout, answer)| {
             layout
                 .iter()
@@ -232,7 +239,7 @@ fn outcomes<'a>(
         })
         .collect();
     each.sort_by_key(|(index, _)| *index);
-    Outcomes { admission, each: each.into_iter().map(|(_, outcome)| outcome).collect() }
+    Outcomes { admission, at, each: each.into_iter().map(|(_, outcome)| outcome).collect() }
 }
 
 impl CounterStore for RedisStore {
@@ -248,5 +255,10 @@ impl CounterStore for RedisStore {
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         let parts = request::from_permits(permits, self.place());
         self.settle(Work::Release, parts, self.until(Duration::MAX)).await
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        let parts = request::from_give_back(back, self.place());
+        self.settle(Work::Return { taken: back.taken }, parts, self.until(Duration::MAX)).await
     }
 }

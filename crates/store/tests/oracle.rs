@@ -120,7 +120,7 @@ impl Oracle {
         let admission = Outcomes::admission(charges.iter().map(|charge| charge.enforcement).zip(each.iter()));
         if admission == Admission::Admitted {
             self.0 = draft;
-            return Outcomes { admission, each: each.into() };
+            return Outcomes { admission, at: known.now, each: each.into() };
         }
         for (charge, outcome) in charges.iter().zip(&mut each).filter(|(charge, _)| !independent(charge)) {
             let state = self.0.entry((charge.limit, charge.key)).or_default();
@@ -139,7 +139,7 @@ impl Oracle {
                 }
             }
         }
-        Outcomes { admission, each: each.into() }
+        Outcomes { admission, at: known.now, each: each.into() }
     }
 }
 

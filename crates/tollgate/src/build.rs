@@ -7,9 +7,10 @@ use crate::store::Store;
 use anyhow::Context;
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use tollgate_core::Mode;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
-use tollgate_rules::{Mode, Ruleset};
+use tollgate_rules::Ruleset;
 use tollgate_store::{MemoryConfig, MemoryStore, RedisStore};
 
 /// A server that is about to listen.

@@ -4,7 +4,7 @@ use super::dice::Dice;
 use super::material::{attempts, build, every_form, per_minute, some_cost, some_time};
 use super::{Bench, Broken};
 use crate::algorithm::Algorithm;
-use crate::charge::{Admission, Charge, Enforcement, Permit};
+use crate::charge::{Admission, Charge, Enforcement, GiveBack, Permit};
 use crate::cost::Cost;
 use crate::key::{CounterKey, Part, Scope};
 use crate::limit::Limit;
@@ -14,7 +14,7 @@ use crate::spec::LimitSpec;
 use crate::store::CounterStore;
 use crate::time::Span;
 
-pub(super) const NAMES: [&str; 14] = [
+pub(super) const NAMES: [&str; 15] = [
     "every algorithm answers as its step does",
     "a request's charges are all taken or none",
     "at least one alternative must fit, and those that fit are taken",
@@ -28,6 +28,7 @@ pub(super) const NAMES: [&str; 14] = [
     "a window turns at its instant and not before",
     "a counter is as good as new when its memory is over",
     "a clock that goes back mints nothing and locks nothing",
+    "what was taken ahead is given back once, and only what time has not given back",
     "requests that ask for nothing or for too much do no harm",
 ];
 
@@ -46,6 +47,7 @@ pub(super) async fn run<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Bro
         Some(10) => turns(bench).await,
         Some(11) => expiries(bench).await,
         Some(12) => steps_back(bench).await,
+        Some(13) => gives_back(bench).await,
         _ => harmless(bench).await,
     }
 }
@@ -252,6 +254,31 @@ async fn releases<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
     bench.advance(1_000_000);
     let late = bench.expect(&hold(4, 1), Admission::Admitted).await?;
     bench.check(late.each[0].remaining == 0, || format!("{late:?}"))
+}
+
+async fn gives_back<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
+    let forms = every_form().into_iter().filter(Limit::is_leasable);
+    for (number, limit) in forms.enumerate() {
+        let mut dice = Dice::new(number as u64);
+        let scope = Scope::new(format!("back/{number}"));
+        let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
+        for turn in 0..60 {
+            let units = 1 + dice.below(limit.capacity().clamp(1, 10));
+            let taken = bench.now();
+            let told = bench.charge(&[Charge::new(key, &limit, Cost::take(units))]).await?;
+            bench.advance(some_time(&mut dice, &limit));
+            if told.admission == Admission::Admitted && dice.below(4) > 0 {
+                let back = 1 + dice.below(units);
+                // A busy bucket's units lie ahead: they count as taken when their slots begin.
+                let ahead = told.each[0].reset_after.as_micros() * dice.below(2) / 2;
+                let id = PermitId(1 + turn + 1_000 * number as u128);
+                let taken = taken + Span::from_micros(ahead);
+                bench.give_back(&GiveBack { key, limit: &limit, units: back, taken, id }).await?;
+            }
+            let _ = bench.charge(&[Charge::new(key, &limit, Cost::LOOK)]).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn keys<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {

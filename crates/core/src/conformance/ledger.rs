@@ -6,7 +6,7 @@
 //!
 //! A required charge of a window that counts attempts is left to each store: only independent ones are compared.
 
-use crate::charge::{Admission, Charge, Enforcement, Outcomes, Permit};
+use crate::charge::{Admission, Charge, Enforcement, GiveBack, Outcomes, Permit};
 use crate::clock::Clock;
 use crate::cost::Cost;
 use crate::key::{CounterKey, Part};
@@ -15,7 +15,7 @@ use crate::state::State;
 use crate::store::{CounterStore, StoreError};
 use crate::time::Timestamp;
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A counter's name with its parts owned and apart.
@@ -45,6 +45,8 @@ impl Name {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     states: HashMap<Name, State>,
+    /// What has been given back.
+    back: HashSet<u128>,
 }
 
 impl Ledger {
@@ -74,7 +76,7 @@ impl Ledger {
                 }
             }
         }
-        Outcomes { admission, each }
+        Outcomes { admission, at: now, each }
     }
 
     /// Takes what has already happened: see [`CounterStore::debit`].
@@ -94,6 +96,15 @@ impl Ledger {
     pub fn release(&mut self, permits: &[Permit<'_>]) {
         for permit in permits {
             permit.limit.release(permit.id, self.states.entry(Name::of(permit.key)).or_default());
+        }
+    }
+
+    /// Gives back what was not used, once: see [`CounterStore::give_back`].
+    pub fn give_back(&mut self, now: Timestamp, back: &GiveBack<'_>) {
+        let phase = back.limit.phase(back.key.stable_hash());
+        let units = back.limit.refundable(back.units, back.taken + phase, now + phase);
+        if self.back.insert(back.id.0) && units > 0 {
+            let _ = self.step(now, &Charge::new(back.key, back.limit, Cost::LOOK), Cost::refund(units));
         }
     }
 
@@ -138,6 +149,11 @@ impl<C: Clock> CounterStore for ReferenceStore<C> {
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         self.ledger().release(permits);
+        Ok(())
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        self.ledger().give_back(self.clock.now(), back);
         Ok(())
     }
 }

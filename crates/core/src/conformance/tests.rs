@@ -1,7 +1,7 @@
 //! The suite itself: it passes what is right and catches what is wrong.
 
 use super::{Broken, Ledger, ReferenceStore, block_on, run};
-use crate::charge::{Admission, Charge, Enforcement, Outcomes, Permit};
+use crate::charge::{Admission, Charge, Enforcement, GiveBack, Outcomes, Permit};
 use crate::clock::{Clock, ManualClock};
 use crate::cost::Cost;
 use crate::key::{CounterKey, Part};
@@ -27,9 +27,13 @@ enum Fault {
     ObeysShadows,
     /// Steps jittered keys at the plain instant.
     IgnoresPhase,
+    /// Gives the same units back as often as it is told to.
+    GivesBackTwice,
+    /// Gives all units back, however long ago they were taken.
+    GivesBackLate,
 }
 
-const FAULTS: [(Fault, &str); 8] = [
+const FAULTS: [(Fault, &str); 10] = [
     (Fault::ChargesInTurn, "a request's charges are all taken or none"),
     (Fault::JoinsParts, "keys that differ do not share a counter"),
     (Fault::RefundsLooks, "every algorithm answers as its step does"),
@@ -38,7 +42,11 @@ const FAULTS: [(Fault, &str); 8] = [
     (Fault::DebitsWithinLimit, "every algorithm answers as its step does"),
     (Fault::ObeysShadows, "every algorithm answers as its step does"),
     (Fault::IgnoresPhase, "every algorithm answers as its step does"),
+    (Fault::GivesBackTwice, GIVES_BACK),
+    (Fault::GivesBackLate, GIVES_BACK),
 ];
+
+const GIVES_BACK: &str = "what was taken ahead is given back once, and only what time has not given back";
 
 struct Faulty {
     clock: Arc<ManualClock>,
@@ -115,7 +123,10 @@ impl CounterStore for Faulty {
                     charges.iter().zip(&plain).map(|(charge, limit)| Charge { limit, ..*charge }).collect();
                 ledger.charge(now, &charges)
             }
-            Fault::ReleasesTwice | Fault::DebitsWithinLimit => ledger.charge(now, charges),
+            Fault::ReleasesTwice
+            | Fault::DebitsWithinLimit
+            | Fault::GivesBackTwice
+            | Fault::GivesBackLate => ledger.charge(now, charges),
         };
         Ok(outcomes)
     }
@@ -149,6 +160,17 @@ impl CounterStore for Faulty {
                 let freed = crate::PermitId(permit.id.0 + 1);
                 self.ledger().release(&[Permit { id: freed, ..*permit }]);
             }
+        }
+        Ok(())
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        let taken = if self.fault == Fault::GivesBackLate { now } else { back.taken };
+        self.ledger().give_back(now, &GiveBack { taken, ..*back });
+        if self.fault == Fault::GivesBackTwice {
+            let id = crate::PermitId(back.id.0 + 1_000_000);
+            self.ledger().give_back(now, &GiveBack { id, ..*back });
         }
         Ok(())
     }

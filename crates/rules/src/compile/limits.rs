@@ -147,7 +147,7 @@ impl Compiler<'_, '_> {
         };
         let scope = scope.limit(Kind::Role(role), &built, slots);
         let soft = if role == Role::Candidate { None } else { soft_mark(draft, &built) };
-        Some(RuleLimit { id: 0, share: None, limit: built, scope, unit, role, soft })
+        Some(RuleLimit::new(built, scope, unit, role, soft))
     }
 
     /// The limit's own word, else the rule's, else what the action needs, else the domain's.
@@ -181,7 +181,7 @@ impl Compiler<'_, '_> {
             Ok(limit) => {
                 let scope = scope.limit(Kind::Role(role), &limit, None);
                 let soft = soft_mark(draft, &limit);
-                Some(RuleLimit { id: 0, share: None, limit, scope, unit: None, role, soft })
+                Some(RuleLimit::new(limit, scope, None, role, soft))
             }
             Err(error) => {
                 self.reader.error(concurrency.at, error.to_string());

@@ -3,12 +3,12 @@
 use super::{algorithm, class, descriptors, limit};
 use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftMark};
 use crate::read::{Placed, Reader, parse_number, scalar};
-use crate::rule::{Action, FailPolicy, Mode, SoftAction};
+use crate::rule::{Action, FailPolicy, SoftAction};
 use crate::syntax::{At, Node, Value};
 use std::collections::BTreeMap;
-use tollgate_core::{Quota, Span};
+use tollgate_core::{Mode, Quota, Span};
 
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 30] = [
     "key",
     "value",
     "rate_limit",
@@ -30,6 +30,8 @@ const KEYS: [&str; 28] = [
     "class",
     "on_error",
     "mode",
+    "fallback",
+    "split",
     "action",
     "soft",
     "shadow",
@@ -80,6 +82,8 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
             "class" => draft.class = class(reader, node),
             "on_error" => draft.on_error = on_error(reader, node),
             "mode" => draft.mode = mode(reader, node),
+            "fallback" => draft.fallback = fallback(reader, node),
+            "split" => draft.split = split_into(reader, node),
             "action" => draft.action = action(reader, node),
             "soft" => draft.soft = soft(reader, node),
             "candidate" => draft.candidate = limit::list(reader, node, "candidate"),
@@ -203,15 +207,51 @@ fn policy(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<FailPolicy> {
     }
 }
 
-fn mode(reader: &mut Reader<'_>, node: &Node<'_>) -> Mode {
-    let Some(Placed { at, value }) = reader.text(node, "mode", "central") else { return Mode::default() };
-    match value.as_str() {
-        "central" => return Mode::Central,
-        "local" => return Mode::Local,
-        "leased" => not_yet(reader, at, "`mode: leased`", "write `central` or `local`"),
-        other => reader.unknown_word(at, "mode", other, &["central", "local"]),
+fn mode(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Mode>> {
+    let Placed { at, value } = reader.text(node, "mode", "central")?;
+    let value = match value.as_str() {
+        "central" => Mode::Central,
+        "leased" => Mode::Leased,
+        "local" => Mode::Local,
+        other => {
+            reader.unknown_word(at, "mode", other, &["central", "leased", "local"]);
+            return None;
+        }
+    };
+    Some(Placed { at, value })
+}
+
+/// A part of the limit, as `5%`, in thousandths.
+fn fallback(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
+    let Placed { at, value } = reader.text(node, "fallback", "5%")?;
+    let percent = value.trim().strip_suffix('%').map(str::trim);
+    let thousandths = percent.and_then(|percent| match percent.split_once('.') {
+        Some((whole, tenth)) if tenth.len() == 1 => {
+            Some(whole.parse::<u64>().ok()?.checked_mul(10)? + tenth.parse::<u64>().ok()?)
+        }
+        Some(_) => None,
+        None => percent.parse::<u64>().ok()?.checked_mul(10),
+    });
+    match thousandths {
+        Some(value @ 1..=500) => Some(Placed { at, value }),
+        _ => {
+            reader.error_help(
+                at,
+                format!("`{}` is no part of a limit that can be set aside", crate::syntax::shorten(&value)),
+                "write a percentage from 0.1% to 50%: `fallback: 5%`",
+            );
+            None
+        }
     }
-    Mode::default()
+}
+
+fn split_into(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
+    let split = reader.count(node, "split", crate::split::MOST)?;
+    if split.value < 2 {
+        reader.error_help(split.at, "a counter is split into 2 to 256", "write `split: 8`, or leave it out");
+        return None;
+    }
+    Some(split)
 }
 
 fn action(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Action>> {

@@ -42,7 +42,7 @@ impl<C: Clock> MemoryStore<C> {
                 self.counters.keys.prefetch(self.hasher.name(&charge.key));
             }
             out.extend(group.iter().map(|request| match request {
-                [] => Outcomes { admission: tollgate_core::Admission::Admitted, each: smallvec![] },
+                [] => Outcomes { admission: tollgate_core::Admission::Admitted, at: now, each: smallvec![] },
                 request => self.charge_at(now, request),
             }));
         }

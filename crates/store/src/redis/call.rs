@@ -114,6 +114,7 @@ impl Call {
             Work::Charge => &scripts.charge,
             Work::Debit | Work::Release => &scripts.debit,
             Work::GiveBack { .. } => &scripts.give_back,
+            Work::Return { .. } => &scripts.hand_back,
         };
         let mut ask = Ask::new(told, near);
         if !self.is_plain {
@@ -134,6 +135,7 @@ impl Call {
                     ask.taken(*taken);
                     ask.request(&job.request, numbers);
                 }
+                Work::Return { taken } => ask.hand_back(&job.request, numbers, *taken),
             }
         }
         if self.is_asking() {

@@ -35,6 +35,10 @@ pub(super) enum Work {
         taken: Timestamp,
         priors: Vec<Vec<u8>>,
     },
+    /// Give back what was taken ahead then; the last of the request's bundles marks that it has been done.
+    Return {
+        taken: Timestamp,
+    },
 }
 
 /// A request that waits for an answer.

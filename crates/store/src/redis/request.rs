@@ -4,7 +4,7 @@ use super::loss::Loss;
 use super::names::{self, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
-    AfterLoss, Charge, Cost, Enforcement, Limit, Measures, Permit, PermitId, Span, Timestamp,
+    AfterLoss, Charge, Cost, Enforcement, GiveBack, Limit, Measures, Permit, PermitId, Span, Timestamp,
 };
 
 /// One charge, or one permit to give back.
@@ -98,6 +98,17 @@ pub(super) fn from_charges(charges: &[Charge<'_>], place: Place) -> SmallVec<[(u
     }
     let is_partial = parts.len() > 1;
     parts.iter_mut().for_each(|(_, part)| part.is_partial = is_partial);
+    parts
+}
+
+/// Units to give back, and the mark that it has been done, which lies in the same slot.
+pub(super) fn from_give_back(back: &GiveBack<'_>, place: Place) -> SmallVec<[(u16, Request); 1]> {
+    let charge = Charge::new(back.key, back.limit, Cost::take(back.units));
+    let mut parts = from_charges(&[charge], place);
+    for (_, part) in &mut parts {
+        let mark = format!("{}~{:x}", part.bundles[0], back.id.0);
+        part.bundles.push(mark);
+    }
     parts
 }
 

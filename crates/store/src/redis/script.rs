@@ -20,6 +20,7 @@ pub(super) struct Scripts {
     pub(super) charge: Lua,
     pub(super) debit: Lua,
     pub(super) give_back: Lua,
+    pub(super) hand_back: Lua,
 }
 
 macro_rules! script {
@@ -44,6 +45,7 @@ impl Scripts {
             charge: script!("lua/charge.lua"),
             debit: script!("lua/debit.lua"),
             give_back: script!("lua/giveback.lua"),
+            hand_back: script!("lua/return.lua"),
         }
     }
 }

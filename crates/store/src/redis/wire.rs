@@ -48,6 +48,22 @@ impl Ask {
         self.number(at.as_micros());
     }
 
+    /// One charge that was taken ahead at `at`, to be given back.
+    pub(super) fn hand_back(&mut self, request: &Request, numbers: &[u16], at: Timestamp) {
+        self.taken(at);
+        let want = &request.wants[0];
+        let (units, interval, k) = match want.limit.measures() {
+            Measures::Bucket { k, interval } => {
+                (want.cost.units().min(2 * want.limit.capacity()), interval, k)
+            }
+            _ => (0, 0, 0),
+        };
+        for number in [units, interval, k] {
+            self.number(number);
+        }
+        self.wants(request, numbers, Verb::Charge);
+    }
+
     /// A request whose counters have these numbers.
     pub(super) fn request(&mut self, request: &Request, numbers: &[u16]) {
         self.body.extend_from_slice(&u16::try_from(request.wants.len()).unwrap_or(u16::MAX).to_le_bytes());

@@ -1,0 +1,118 @@
+//! Units taken ahead, to be spent later: until when?
+//!
+//! A bucket's units are slots of time. Taking a unit moves the TAT on by one interval; that interval is the unit's slot,
+//! and no two units share any of it. A unit that is spent while its whole slot still lies ahead breaks nothing: whoever
+//! spends at an instant s uses a slot between s and s + burst intervals, so in a span t no more than burst + rate * t
+//! slots can be used, by whomever and whenever they were taken. When a slot's time has come the bucket has given the unit
+//! back by itself, and the one who holds it must not spend it any more. So nothing has to be returned, nothing can leak,
+//! and a holder that dies costs nothing that time does not mend. (A time to live for the whole, and a count of what is
+//! out at the authority, were rejected as the proof: they overshoot by what is out, or pay for it with the burst.)
+//!
+//! A window's units are good until the window ends: spent then, they are counted where they were taken. A strict window's
+//! are good for their slot. A log counts instants and permits are held, not spent: neither can be taken ahead.
+
+use crate::bucket::Shaping;
+use crate::limit::{Limit, Shape};
+use crate::outcome::Outcome;
+use crate::sliding::window_start;
+use crate::time::{Span, Timestamp};
+use crate::window::Counting;
+
+/// How long units that were taken at one instant may be spent, from that instant on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Escrow {
+    units: u64,
+    /// Microseconds until the last of them is void.
+    life: u64,
+    /// One is void for each `interval / k` microseconds before that; all at once where this is zero.
+    interval: u64,
+    k: u64,
+}
+
+impl Escrow {
+    /// How many were taken.
+    #[must_use]
+    pub const fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// How many are not yet void after this time.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Quota, Span, State, Timestamp};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(10)).build()?;
+    /// let now = Timestamp::from_secs(1_000);
+    /// let outcome = limit.step(&mut State::default(), now, Cost::take(8));
+    /// let escrow = limit.escrow(8, now, &outcome).ok_or(tollgate_core::LimitError::TooMany)?;
+    /// assert_eq!(escrow.good_after(Span::ZERO), 8);
+    /// assert_eq!(escrow.good_after(Span::from_millis(450)), 3); // five slots have begun
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn good_after(&self, passed: Span) -> u64 {
+        let left = self.life.saturating_sub(passed.as_micros());
+        if self.interval == 0 {
+            return if left > 0 { self.units } else { 0 };
+        }
+        let slots = match left.checked_mul(self.k) {
+            Some(time) => time / self.interval,
+            None => u64::try_from(u128::from(left) * u128::from(self.k) / u128::from(self.interval))
+                .unwrap_or(u64::MAX),
+        };
+        slots.min(self.units)
+    }
+
+    /// The instant at which the last `units` of them count as taken, for giving them back: the start of their slots.
+    #[must_use]
+    pub fn taken(&self, units: u64, at: Timestamp) -> Timestamp {
+        let slots = (u128::from(units) * u128::from(self.interval)).div_ceil(u128::from(self.k.max(1)));
+        let slots = u64::try_from(slots).unwrap_or(u64::MAX);
+        if self.interval == 0 { at } else { at + Span::from_micros(self.life.saturating_sub(slots)) }
+    }
+
+    /// How long the last of them is good.
+    #[must_use]
+    pub const fn life(&self) -> Span {
+        Span::from_micros(self.life)
+    }
+}
+
+impl Limit {
+    /// Whether units of this limit can be taken ahead and spent later.
+    #[must_use]
+    pub const fn is_leasable(&self) -> bool {
+        match self.shape {
+            Shape::Bucket(bucket) => matches!(bucket.shaping, Shaping::Police),
+            Shape::Fixed(Counting::Admitted) | Shape::Sliding | Shape::Strict(_) => true,
+            Shape::Blocked | Shape::Fixed(Counting::Attempts) | Shape::Log | Shape::Permits => false,
+        }
+    }
+
+    /// How long `units` that were taken at `at` (shifted by the key's phase) with this outcome may be spent; `None` for
+    /// limits whose units cannot be taken ahead.
+    #[must_use]
+    pub fn escrow(&self, units: u64, at: Timestamp, outcome: &Outcome) -> Option<Escrow> {
+        let all_until =
+            |end: Timestamp| Some(Escrow { units, life: end.since(at).as_micros(), interval: 0, k: 1 });
+        match self.shape {
+            _ if !self.is_leasable() => None,
+            // What the bucket tells is rounded up to a microsecond.
+            Shape::Bucket(bucket) => Some(Escrow {
+                units,
+                life: outcome.reset_after.as_micros().saturating_sub(u64::from(bucket.k > 1)),
+                interval: bucket.interval,
+                k: bucket.k,
+            }),
+            Shape::Fixed(_) => all_until(self.window_at(at).1),
+            Shape::Sliding => {
+                let period = self.quota().period.length();
+                all_until(window_start(at, period) + period)
+            }
+            Shape::Strict(slots) => {
+                all_until(Timestamp::from_micros((at.as_micros() / slots.width + 1) * slots.width))
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Where each limit is kept: what the rules say, and what follows where they say nothing.
+//!
+//! | | |
+//! |---|---|
+//! | `mode: local` | on this node alone |
+//! | `mode: leased` | on this node, out of what the store has deducted |
+//! | `mode: central`, or nothing, `class: security` or `strict` | asked about every time |
+//! | nothing, and all callers share the counter, and the store is far | leased |
+//! | else | asked about, and leased while its key is hot |
+//!
+//! `fallback` sets a part of a limit aside for nodes that are cut off: the shared counters have that much less to give,
+//! and each node has its share of the part. `split` cuts a limit into equal parts, each with a counter of its own.
+
+use crate::rule::{Class, FailPolicy, OnError, Role, Rule, RuleLimit};
+use crate::ruleset::Options;
+use tollgate_core::Mode;
+
+/// Keys whose values do not tell who asks.
+const NOBODYS: [&str; 9] = [
+    "destination_cluster",
+    "endpoint",
+    "generic_key",
+    "host",
+    "method",
+    "path",
+    "route",
+    "service",
+    "source_cluster",
+];
+
+/// Whether values of this key tell who asks.
+pub(crate) fn tells_who(key: &str) -> bool {
+    !NOBODYS.contains(&key)
+}
+
+pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
+    for rule in rules {
+        let exact = matches!(rule.class, Class::Security | Class::Strict);
+        rule.mode = match rule.mode {
+            Mode::Adaptive if exact => Mode::Central,
+            Mode::Adaptive if rule.shared && options.lease_shared => Mode::Leased,
+            stated => stated,
+        };
+        if rule.fallback.is_some() && options.nodes.is_none() {
+            // Nobody knows whose share it is.
+            rule.on_error = OnError::Always(FailPolicy::Closed);
+        }
+        let (fallback, mode, split) = (rule.fallback, rule.mode, rule.split);
+        let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
+        for limit in sets.flat_map(|set| &mut set.limits) {
+            limit.mode = mode_of(limit, mode);
+            if let Some(split) = split {
+                limit.limit = limit.limit.share_of(u32::from(split));
+            }
+            share(limit, fallback, options.nodes);
+        }
+    }
+}
+
+fn mode_of(limit: &RuleLimit, mode: Mode) -> Mode {
+    match mode {
+        Mode::Leased | Mode::Adaptive if !limit.limit.is_leasable() => Mode::Central,
+        // What only counts must not take ahead: its numbers are read as they stand.
+        Mode::Leased | Mode::Adaptive if !matches!(limit.role, Role::Live) => Mode::Central,
+        mode => mode,
+    }
+}
+
+fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>) {
+    let whole = &limit.limit;
+    let set_aside = fallback.zip(nodes).and_then(|(thousandths, nodes)| {
+        let authority = whole.part(1_000 - thousandths, 1_000)?;
+        Some((authority, whole.part(thousandths, 1_000 * u64::from(nodes.max(1)))?))
+    });
+    if let Some((authority, share)) = set_aside {
+        (limit.limit, limit.share, limit.paid) = (authority, Some(Box::new(share)), true);
+    } else if let Some(nodes) = nodes.filter(|nodes| *nodes > 1) {
+        limit.share = Some(Box::new(whole.share_of(nodes)));
+    }
+}
