@@ -112,3 +112,83 @@ async fn a_slot_that_moves_keeps_its_counters() {
     assert_eq!(tenant.admitted, 30, "no more and no fewer than without the move");
     assert!(tenant.longest < Duration::from_millis(50) + SLACK);
 }
+
+/// A cluster that serves nothing unless all its slots are served, and has lost some.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_down_admits_nothing_and_heals() {
+    let mut cluster = Cluster::with_replicas(0);
+    let store = RedisStore::connect(quick(&cluster.url()));
+    let mut tenant = Tenant::new(&store, &name_at(&cluster, 0), 30);
+    for _ in 0..5 {
+        tenant.heals().await;
+    }
+    let cover = |cluster: &Cluster, whole: &str| {
+        for server in &cluster.servers[..2] {
+            let _: () = server.command(&["CONFIG", "SET", "cluster-require-full-coverage", whole]);
+        }
+    };
+    cover(&cluster, "yes");
+    cluster.servers[2].kill();
+    wait_until("the cluster is down", || cluster.servers[0].cluster_info("cluster_state") == "fail");
+    let before = tenant.admitted;
+    for _ in 0..5 {
+        assert!(tenant.check().await.is_err());
+    }
+    let told = cluster.servers[0].info("errorstat_CLUSTERDOWN");
+    assert!(told.starts_with("count="), "the server's own words");
+    assert_eq!(tenant.admitted, before);
+    cover(&cluster, "no");
+    wait_until("the cluster is well", || cluster.servers[0].cluster_info("cluster_state") == "ok");
+    tenant.heals().await;
+    while tenant.check().await != Ok(Admission::Refused) {}
+    assert!(tenant.admitted <= 30, "{}", tenant.admitted);
+}
+
+/// Two keys of a request, of which one has already moved: the server says TRYAGAIN until both have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_keys_are_on_the_move_waits_and_is_counted_once() {
+    let cluster = Cluster::with_replicas(0);
+    let mut config = quick(&cluster.url());
+    config.breaker.failures = usize::MAX;
+    let store = RedisStore::connect(config);
+    let name = name_at(&cluster, 0);
+    let limit = LimitSpec::new(Algorithm::FixedWindow, Quota::per_day(8)).build().expect("a limit");
+    let (one, other) = (Scope::new("moving|tenant"), Scope::new("moving|tenant|user"));
+    let (tenant, user) = ([Part::Text(&name)], [Part::Text(&name), Part::Text("alice")]);
+    let charges = [
+        Charge::new(CounterKey { scope: &one, parts: &tenant }, &limit, Cost::ONE),
+        Charge::new(CounterKey { scope: &other, parts: &user }, &limit, Cost::ONE),
+    ];
+    let served = async || loop {
+        match store.charge(&charges).await {
+            Ok(outcomes) => return outcomes,
+            Err(why) => assert!(!matches!(why, StoreError::Partial { .. }), "{why}"),
+        }
+    };
+    assert_eq!(served().await.each[0].remaining, 7);
+    let (from, to) = (&cluster.servers[0], &cluster.servers[1]);
+    let id = |server: usize| cluster.servers[server].command::<String>(&["CLUSTER", "MYID"]);
+    let (source, target) = (id(0), id(1));
+    let slot = from.command::<u32>(&["CLUSTER", "KEYSLOT", &name]).to_string();
+    let _: () = to.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
+    let _: () = from.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
+    let keys: Vec<String> = from.command(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+    assert_eq!(keys.len(), 2);
+    let port = to.port.to_string();
+    let migrate = |key: &str| {
+        let _: () = from.command(&["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]);
+    };
+    migrate(&keys[0]);
+    assert!(store.charge(&charges).await.is_err(), "half of its keys are elsewhere");
+    assert!(from.info("errorstat_TRYAGAIN").starts_with("count="), "the server's own words");
+    migrate(&keys[1]);
+    assert!(served().await.admission == Admission::Admitted, "both are at the target: it is asked");
+    for server in [to, from, &cluster.servers[2]] {
+        let _: () = server.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &target]);
+    }
+    let mut admitted = 2;
+    while served().await.admission == Admission::Admitted {
+        admitted += 1;
+    }
+    assert_eq!(admitted, 8, "no more and no fewer than without the move");
+}

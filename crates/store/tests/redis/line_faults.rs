@@ -1,0 +1,150 @@
+//! What a check sees while the line to Redis fails. For each fault: what was allowed and denied, that no check waited for
+//! the fault to end, that nothing beyond the limit got through, and that the store heals.
+
+use crate::faults::{Tenant, quick};
+use crate::proxy::{Fault, Proxy};
+use crate::servers::Server;
+use std::time::Duration;
+use tokio::time::Instant;
+use tollgate_core::{
+    Admission, Algorithm, Charge, Cost, CounterKey, LimitSpec, Part, Quota, Scope, Span, StoreError,
+};
+use tollgate_store::{BreakerState, RedisConfig, RedisStore};
+
+/// What a fault may do to a check that is sent while it lasts.
+enum Effect {
+    /// Nothing has reached the server.
+    NotTaken,
+    /// The server has decided, and nobody heard.
+    MayBeTaken,
+}
+
+/// How many units the server has counted for a tenant of [`Tenant`]: the last field of the only window.
+fn counted(server: &Server) -> u64 {
+    let keys: Vec<String> = server.command(&["KEYS", "tg1:*"]);
+    let value: String = server.command(&["GET", &keys[0]]);
+    value.rsplit(',').next().and_then(|count| count.parse().ok()).expect("a count")
+}
+
+const LIMIT: u64 = 20;
+
+async fn suffers(fault: Fault, effect: Effect) {
+    let server = Server::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let store = RedisStore::connect(quick(&proxy.url()));
+    let mut tenant = Tenant::new(&store, "alice", LIMIT);
+    let mut failed = (tenant.heals().await + tenant.heals().await) as u64;
+    let before = (counted(&server), failed);
+    proxy.set(fault);
+    // The fault lasts until it is lifted below: whoever is answered here has not waited for its end.
+    while store.status()[0].breaker == BreakerState::Closed {
+        let answer = tenant.check().await;
+        assert!(answer.is_err(), "{fault:?}: {answer:?}");
+        failed += 1;
+    }
+    // Five failures; a check that could be sent again has made two of them.
+    assert!((3..=5).contains(&(failed - before.1)), "{fault:?}: {failed} checks until the breaker opened");
+    assert!(matches!(tenant.check().await, Err(StoreError::Unavailable(_))), "{fault:?}: at once");
+    if matches!(effect, Effect::NotTaken) {
+        assert_eq!(counted(&server), before.0, "{fault:?}: nothing came through");
+    }
+    proxy.set(Fault::None);
+    for turn in 0.. {
+        match tenant.check().await {
+            Ok(_) => break,
+            Err(StoreError::Unavailable(why)) if why.contains("left alone") => {}
+            Err(_) => failed += 1,
+        }
+        assert!(turn < 2_000, "{fault:?}: never healed: {:?}", store.status());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    loop {
+        match tenant.check().await {
+            Ok(Admission::Admitted) => {}
+            Ok(Admission::Refused) => break,
+            Err(_) => failed += 1,
+        }
+    }
+    assert!(tenant.admitted <= LIMIT, "{fault:?}: {} admitted", tenant.admitted);
+    assert_eq!(counted(&server), LIMIT, "{fault:?}: what the server has let through, answered or not");
+    // A check that was not answered has taken one at most, and none is taken twice.
+    assert!(tenant.admitted >= LIMIT - failed, "{fault:?}: {} admitted", tenant.admitted);
+    assert_eq!(store.disagreements(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_is_cut() {
+    suffers(Fault::Cut, Effect::NotTaken).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_loses_answers() {
+    suffers(Fault::CutAnswers, Effect::MayBeTaken).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_breaks_in_the_middle_of_an_answer() {
+    suffers(Fault::HalveThenCut, Effect::MayBeTaken).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_stalls_in_the_middle_of_an_answer() {
+    suffers(Fault::HalveThenStall, Effect::MayBeTaken).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_keeps_answers() {
+    suffers(Fault::StallAnswers, Effect::MayBeTaken).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_keeps_requests() {
+    suffers(Fault::StallRequests, Effect::NotTaken).await;
+}
+
+/// A line that is slow, but within the deadline, is only slow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_is_slow_costs_nobody_anything() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let mut config = quick(&proxy.url());
+    config.deadline = Duration::from_secs(5);
+    let store = RedisStore::connect(config);
+    let mut tenant = Tenant::new(&store, "alice", 5);
+    proxy.set(Fault::Delay(Duration::from_millis(20)));
+    for _ in 0..5 {
+        assert_eq!(tenant.check().await, Ok(Admission::Admitted));
+    }
+    assert_eq!(tenant.check().await, Ok(Admission::Refused));
+    assert_eq!(counted(&server), 5);
+}
+
+/// The deadline that nobody has set: ten milliseconds, and the caller's own where that is less. Time is tokio's, which
+/// goes on only when nothing else can: what is measured is what the store waits for, not how busy the machine is.
+#[tokio::test]
+async fn by_itself_a_check_waits_ten_milliseconds() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let config = RedisConfig::parse(&proxy.url()).expect("a url");
+    assert_eq!(config.deadline, Duration::from_millis(10));
+    let store = RedisStore::connect(config);
+    let limit =
+        LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(86_400))).build().expect("a limit");
+    let (scope, parts) = (Scope::new("deadline"), [Part::Text("alice")]);
+    let charge = [Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE)];
+    while store.charge_within(&charge, Duration::MAX).await.is_err() {}
+    proxy.set(Fault::StallAnswers);
+    tokio::time::pause();
+    for (own, millis) in [(Duration::MAX, 10), (Duration::from_millis(4), 4), (Duration::from_secs(9), 10)] {
+        let started = Instant::now();
+        assert_eq!(store.charge_within(&charge, own).await, Err(StoreError::Timeout));
+        let waited = started.elapsed();
+        // Timers go by whole milliseconds.
+        assert!((millis..=millis + 1).contains(&waited.as_millis()), "{waited:?} of {millis} ms");
+    }
+    tokio::time::resume();
+    proxy.set(Fault::None);
+    while store.charge_within(&charge, Duration::MAX).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
