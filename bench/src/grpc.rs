@@ -55,7 +55,8 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     let bare = Server::start(&myself, &["bare-tonic"], "grpc")?;
     let tollgate = tollgate_binary(&myself)?;
     let rules = rules.display().to_string();
-    let flags = ["serve", "--rules", &rules, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
+    let flags =
+        ["serve", "--rules", &rules, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--resp", "off"];
     let ours = Server::start(&tollgate, &flags, "grpc")?;
 
     let contests = [("one limit", &one, 0.9), ("four limits", &four, 0.85)];

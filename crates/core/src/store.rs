@@ -1,6 +1,7 @@
 //! Where counters live, as the engine sees it. Memory, Redis and every decorator implement this one trait.
 
 use crate::charge::{Charge, GiveBack, Outcomes, Permit};
+use crate::outcome::Outcome;
 use std::future::Future;
 
 /// A place that keeps counters.
@@ -13,6 +14,14 @@ pub trait CounterStore: Send + Sync {
     #[inline]
     fn charge_at_once(&self, _charges: &[Charge<'_>]) -> Option<Outcomes> {
         None
+    }
+
+    /// Many requests of one charge each without waiting, in order; appends an outcome for each. From a store that asks
+    /// somebody else: `false`, and nothing is done. A store that can will start all its cache misses before it waits for
+    /// the first.
+    #[inline]
+    fn charge_each_at_once(&self, _charges: &[Charge<'_>], _outcomes: &mut Vec<Outcome>) -> bool {
+        false
     }
 
     /// Takes what has already happened elsewhere, beyond the limit if need be. A negative cost gives back.
@@ -35,6 +44,10 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
 
     fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
         (**self).charge_at_once(charges)
+    }
+
+    fn charge_each_at_once(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+        (**self).charge_each_at_once(charges, outcomes)
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {

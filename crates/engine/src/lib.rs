@@ -11,6 +11,7 @@
 //! | `fallbacks` | how often that happened |
 //! | `holding` | a charge that outlives its request |
 //! | `reserve` | charging an estimate now and the truth later |
+//! | `throttle` | limits that callers bring themselves, apart from the rules |
 //! | `ids` | how a decision gets its name |
 
 mod check;
@@ -23,6 +24,7 @@ mod holding;
 mod ids;
 mod limiter;
 mod reserve;
+mod throttle;
 
 pub use check::{Check, Request};
 pub use decision::{Answer, Decision, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy, Window};

@@ -20,7 +20,7 @@ pub struct Limiter<S> {
     rules: ArcSwap<Ruleset>,
     pub(crate) store: S,
     /// Every denial becomes an allowance; what the limits said is still told.
-    shadow: AtomicBool,
+    pub(crate) shadow: AtomicBool,
     pub(crate) reservations: Reservations,
     pub(crate) clock: Arc<dyn Clock>,
     /// Counters of this process, for rules that fail to local.
@@ -102,6 +102,13 @@ impl<S: CounterStore> Limiter<S> {
             self.answer(&plan, PermitId(id.0), answer).await;
         }
         decision
+    }
+
+    /// Decides without waiting, over a store that never has to be waited for; `None` over any other, and nothing is done.
+    #[inline]
+    pub fn check_now(&self, check: &Check<'_>) -> Option<Decision> {
+        let mut decision = self.undecided();
+        self.check_at_once(check, &mut decision).then_some(decision)
     }
 
     /// Decides where the store need not be waited for; else does nothing.

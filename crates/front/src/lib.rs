@@ -5,9 +5,11 @@
 //! |---|---|
 //! | [`rls`] | Envoy's rate limit service over gRPC, with health and reflection |
 //! | [`http`] | JSON over HTTP: checks, reservations, the Envoy service's `/json`, health |
+//! | [`resp`] | the Redis protocol: `CL.THROTTLE`, and checks by the rules |
 //! | [`Status`] | what the fronts may ask of the process they run in |
 
 pub mod http;
+pub mod resp;
 pub mod rls;
 mod status;
 

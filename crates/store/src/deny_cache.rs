@@ -61,12 +61,14 @@ impl<S, C: Clock> DenyCache<S, C> {
     }
 
     /// 128 bits, so that two counters never share a denial. The limit's numbers are part of it: a raised limit is another.
+    /// So is its period, for a limit that a caller brings names its counter without it.
     fn name(&self, key: &CounterKey<'_>, limit: &Limit) -> u128 {
         let half = |seed: &foldhash::fast::RandomState| {
             let mut hasher = seed.build_hasher();
             hasher.write_u64(key.scope.id());
             hasher.write_u64(limit.capacity());
             hasher.write_u64(limit.quota().count);
+            hasher.write_u64(limit.quota().period.length().as_micros());
             for part in key.parts {
                 match part {
                     Part::Text(text) => {

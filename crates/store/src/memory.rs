@@ -329,6 +329,12 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         Some(self.charge_now(charges))
     }
 
+    #[inline]
+    fn charge_each_at_once(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+        self.charge_each(self.clock.now(), charges, outcomes);
+        true
+    }
+
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         self.debit_at(self.clock.now(), charges);
         Ok(())

@@ -1,10 +1,12 @@
 //! The assembly of a server: one list, from rules to listeners.
 
+use crate::cli::Listen;
 use crate::config::{Config, StoreChoice};
 use crate::sources;
 use crate::status::ServerStatus;
 use crate::store::Store;
 use anyhow::Context;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate_core::Mode;
@@ -13,12 +15,16 @@ use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
 use tollgate_store::{MemoryConfig, MemoryStore, RedisStore};
 
+/// Where the Redis protocol listens if nothing else is said.
+const RESP: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 6380));
+
 /// A server that is about to listen.
 pub(crate) struct Built {
     pub(crate) limiter: Arc<Limiter<Store>>,
     pub(crate) status: Arc<ServerStatus>,
     pub(crate) grpc: TcpListener,
     pub(crate) http: TcpListener,
+    pub(crate) resp: Option<TcpListener>,
 }
 
 pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
@@ -54,7 +60,21 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
     };
     let grpc = listen(config.grpc, "--grpc").await?;
     let http = listen(config.http, "--http").await?;
-    Ok(Built { limiter, status, grpc, http })
+    let resp = match config.resp {
+        Some(Listen::Off) => None,
+        Some(Listen::At(address)) => Some(listen(address, "--resp").await?),
+        None => listen_if_free(RESP).await,
+    };
+    Ok(Built { limiter, status, grpc, http, resp })
+}
+
+/// Nobody has asked for this address by name, so that it is taken is no reason not to serve.
+async fn listen_if_free(address: SocketAddr) -> Option<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    if let Err(error) = &listener {
+        tracing::warn!(%error, "the Redis protocol is off: cannot listen on {address}; set --resp to another, or to off");
+    }
+    listener.ok()
 }
 
 /// Rules that ask for what this store does not do yet are refused, never ignored.

@@ -22,7 +22,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Answer requests. With no flags: in memory, by sample rules, on loopback.
-    Serve(ServeFlags),
+    Serve(Box<ServeFlags>),
     /// Check rule files: errors and lint warnings with line and column. Exits with 1 on errors.
     Check(CheckFlags),
     /// Print the JSON schema of rule files, for editors.
@@ -76,6 +76,12 @@ pub(crate) struct ServeFlags {
     /// Where HTTP listens.
     #[arg(long, env = "TOLLGATE_HTTP", value_name = "ADDRESS")]
     pub(crate) http: Option<SocketAddr>,
+    /// Where the Redis protocol listens, or `off`.
+    #[arg(long, env = "TOLLGATE_RESP", value_name = "ADDRESS|off")]
+    pub(crate) resp: Option<Listen>,
+    /// A file that holds the password of the Redis protocol and nothing else; or set TOLLGATE_RESP_PASSWORD.
+    #[arg(long, env = "TOLLGATE_RESP_PASSWORD_FILE", value_name = "FILE")]
+    pub(crate) resp_password_file: Option<PathBuf>,
     /// Decide all domains by this arithmetic, whatever their files say.
     #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
@@ -85,6 +91,32 @@ pub(crate) struct ServeFlags {
     /// The least important messages to log.
     #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVEL", default_value = "info")]
     pub(crate) log: tracing::Level,
+}
+
+/// Where a front listens, if it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum Listen {
+    Off,
+    At(SocketAddr),
+}
+
+impl std::str::FromStr for Listen {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let wrong = || format!("`{text}` is no address; write one such as 127.0.0.1:6380, or off");
+        text.parse().map(Self::At).map_err(|_| wrong())
+    }
+}
+
+impl TryFrom<String> for Listen {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]

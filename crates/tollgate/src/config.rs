@@ -1,6 +1,6 @@
 //! The settings of `serve`: flags over environment over file over defaults, joined once.
 
-use crate::cli::{DAY, LONGEST_DEADLINE, MOST_FAILURES, ProfileName, ServeFlags, parse_size};
+use crate::cli::{DAY, LONGEST_DEADLINE, Listen, MOST_FAILURES, ProfileName, ServeFlags, parse_size};
 use anyhow::Context;
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tollgate_core::Span;
 use tollgate_edge::answer::AnswerSettings;
+use tollgate_front::resp::RespConfig;
 use tollgate_rules::{Options, Profile};
 use tollgate_store::RedisConfig;
 
@@ -20,6 +21,10 @@ pub(crate) struct Config {
     pub(crate) memory: usize,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
+    /// `None`: at the default address, if that can be had.
+    pub(crate) resp: Option<Listen>,
+    /// What its callers may do; holds the password, and does not show it.
+    pub(crate) resp_config: RespConfig,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
     pub(crate) answers: AnswerSettings,
@@ -49,6 +54,8 @@ struct File {
     memory: Option<String>,
     grpc: Option<SocketAddr>,
     http: Option<SocketAddr>,
+    resp: Option<Listen>,
+    resp_password_file: Option<PathBuf>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
     #[serde(default)]
@@ -62,6 +69,8 @@ impl Config {
         let memory = memory.map_err(anyhow::Error::msg).context("`memory` in the file of --config")?;
         Ok(Self {
             store: store(flags, &file)?,
+            resp: flags.resp.or(file.resp),
+            resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
             rules: if flags.rules.is_empty() { file.rules } else { flags.rules.clone() },
             nodes: flags.nodes.or(file.nodes),
             memory: flags.memory.or(memory).unwrap_or(512 << 20),
@@ -123,6 +132,25 @@ fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u
         }
         number => Ok(number),
     }
+}
+
+/// The password of the Redis protocol, if it has one. An empty one would let everybody in who sends nothing.
+fn resp_password(flags: &ServeFlags, file: &File) -> anyhow::Result<Option<String>> {
+    let password = match flags.resp_password_file.as_ref().or(file.resp_password_file.as_ref()) {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("--resp-password-file: cannot read {}", path.display()))?;
+            text.trim_end_matches(['\r', '\n']).to_owned()
+        }
+        None => match std::env::var("TOLLGATE_RESP_PASSWORD") {
+            Ok(password) => password,
+            Err(_) => return Ok(None),
+        },
+    };
+    if password.is_empty() {
+        anyhow::bail!("--resp-password-file: the password is empty");
+    }
+    Ok(Some(password))
 }
 
 /// How rule files are read.

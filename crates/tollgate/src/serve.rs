@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tollgate_engine::Limiter;
-use tollgate_front::{http, rls};
+use tollgate_front::{http, resp, rls};
 
 /// The longest that draining may take before the process ends all the same.
 const DRAIN: Duration = Duration::from_secs(15);
@@ -35,8 +35,9 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
 async fn serve(config: Config) -> anyhow::Result<()> {
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
-    let Built { limiter, status, grpc, http } = build(&config).await?;
-    greet(&config, &grpc, &http)?;
+    let Built { limiter, status, grpc, http, resp } = build(&config).await?;
+    greet(&config, &grpc, &http, resp.as_ref())?;
+    let resp_config = config.resp_config.clone();
     let (stop, stopping) = watch::channel(false);
     let drain = || {
         let mut stopping = stopping.clone();
@@ -49,6 +50,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let reloading = tokio::spawn(reloading);
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
     let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls::RlsConfig::default(), drain()));
+    let redis = resp.map(|listener| resp::serve(listener, Arc::clone(&limiter), resp_config, drain()));
+    let redis = redis.map(tokio::spawn);
     let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
     let web = tokio::spawn(http::serve(http, limiter, asked, http_config, drain()));
 
@@ -58,6 +61,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let _ = stop.send(true);
     let drained = async {
         let _ = web.await;
+        if let Some(redis) = redis {
+            let _ = redis.await;
+        }
         rls.await
     };
     match tokio::time::timeout(DRAIN, drained).await {
@@ -93,6 +99,7 @@ fn greet(
     config: &Config,
     grpc: &tokio::net::TcpListener,
     http: &tokio::net::TcpListener,
+    resp: Option<&tokio::net::TcpListener>,
 ) -> anyhow::Result<()> {
     let (grpc, http) = (grpc.local_addr()?, http.local_addr()?);
     let mut lines = vec![
@@ -100,6 +107,9 @@ fn greet(
         format!("  http  {http}"),
         format!("  grpc  {grpc}  (envoy.service.ratelimit.v3)"),
     ];
+    if let Some(resp) = resp {
+        lines.push(format!("  resp  {}  (CL.THROTTLE, TG.CHECK)", resp.local_addr()?));
+    }
     if config.rules.is_empty() {
         let check = |attributes: &str| {
             format!("curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{{attributes}}}}}'")

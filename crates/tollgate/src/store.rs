@@ -7,7 +7,7 @@
 
 use serde_json::{Value, json};
 use std::fmt::Write;
-use tollgate_core::{Charge, CounterStore, Outcomes, Permit, StoreError, SystemClock};
+use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, Permit, StoreError, SystemClock};
 use tollgate_store::{BreakerState, DenyCache, MemoryFigures, MemoryStore, RedisStore};
 
 /// Denials that are remembered, 64 bytes each.
@@ -69,6 +69,14 @@ impl CounterStore for Store {
         match self {
             Self::Memory(memory) => memory.charge_at_once(charges),
             Self::Redis(_) => None,
+        }
+    }
+
+    #[inline]
+    fn charge_each_at_once(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+        match self {
+            Self::Memory(memory) => memory.charge_each_at_once(charges, outcomes),
+            Self::Redis(_) => false,
         }
     }
 

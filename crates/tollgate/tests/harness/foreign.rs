@@ -35,6 +35,7 @@ impl Foreign {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign").join(script);
         let mut command = Command::new(python);
         command.arg("-u").arg(path).arg(server.grpc.to_string()).arg(server.http.to_string());
+        command.args(server.resp.map(|resp| resp.to_string()));
         let (child, out, err) = spawn(&mut command);
         Self { child, script, out, err }
     }

@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `server` | a running `tollgate serve`, and commands that end by themselves |
-//! | `foreign` | programs that nobody here wrote: gRPC's own client, Envoy |
+//! | `foreign` | programs that nobody here wrote: gRPC's own client, redis-py, Envoy |
 //! | `redis` | a real Redis server that can die and come back |
 //! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
 //! | `folder` | a folder that is gone when the test is over |

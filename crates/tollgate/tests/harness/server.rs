@@ -99,6 +99,8 @@ pub(crate) struct Server {
     child: Ended,
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
+    /// Where the Redis protocol is, unless it is off.
+    pub(crate) resp: Option<SocketAddr>,
     /// All that it printed before and after it listened.
     pub(crate) greeting: String,
     log: Said,
@@ -124,6 +126,9 @@ impl Server {
         let mut args = vec!["serve"];
         if !environment.iter().any(|(name, _)| *name == "TOLLGATE_HTTP") && !flags.contains(&"--config") {
             args.extend(["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
+        }
+        if !environment.iter().any(|(name, _)| *name == "TOLLGATE_RESP") && !flags.contains(&"--resp") {
+            args.extend(["--resp", "127.0.0.1:0"]);
         }
         // Tests are many and their keys few.
         if !flags.contains(&"--memory") {
@@ -153,7 +158,8 @@ impl Server {
                 None
             }
         });
-        let server = Self { child, http, grpc, greeting, log, rules: None };
+        let resp = address(&greeting, "resp");
+        let server = Self { child, http, grpc, resp, greeting, log, rules: None };
         eventually("readiness", || (server.get("/readyz").status == 200).then_some(()));
         server
     }

@@ -1,0 +1,48 @@
+//! Limits that callers bring themselves, apart from the rules: a key, the numbers of its limit, a cost.
+//!
+//! The counters are the store's, beside those of the rules. There is no rule, so there is no fail policy: when the store
+//! fails, the caller is told so.
+
+use crate::limiter::Limiter;
+use std::sync::atomic::Ordering;
+use tollgate_core::{Charge, CounterStore, Outcome, StoreError, Verdict};
+
+impl<S: CounterStore> Limiter<S> {
+    /// Charges each on its own, in order and without waiting; appends one outcome for each. Over a store that has to be
+    /// waited for: `false`, and nothing is done.
+    #[inline]
+    pub fn throttle_each_now(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+        let from = outcomes.len();
+        if !self.store.charge_each_at_once(charges, outcomes) {
+            return false;
+        }
+        if self.shadow.load(Ordering::Relaxed) {
+            outcomes[from..].iter_mut().for_each(let_pass);
+        }
+        true
+    }
+
+    /// Charges one.
+    ///
+    /// # Errors
+    /// A [`StoreError`] if the store did not answer; nothing is known to be taken then.
+    pub async fn throttle(&self, charge: Charge<'_>) -> Result<Outcome, StoreError> {
+        let outcomes = self.store.charge(&[charge]).await?;
+        let unanswered = || StoreError::Unavailable("it did not decide".to_owned());
+        let mut outcome = outcomes.each.first().copied().ok_or_else(unanswered)?;
+        if outcome.verdict == Verdict::Unanswered {
+            return Err(unanswered());
+        }
+        if self.shadow.load(Ordering::Relaxed) {
+            let_pass(&mut outcome);
+        }
+        Ok(outcome)
+    }
+}
+
+/// In global shadow a denial is counted as one but not told.
+fn let_pass(outcome: &mut Outcome) {
+    if outcome.verdict.is_denied() {
+        outcome.verdict = Verdict::PASS;
+    }
+}

@@ -1,0 +1,206 @@
+//! `TG.CHECK domain key value [key value ...] [COST n]`: a request described by attributes, decided by the rules.
+//! `TG.PEEK` is the same, but only looks: nothing is charged.
+
+use super::encode::{self, Protocol};
+use super::{Refusal, frame};
+use smallvec::SmallVec;
+use tollgate_core::Cost;
+use tollgate_engine::{Check, Decision};
+
+/// As many attributes as the other fronts take.
+const MOST: usize = 64;
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Question<'a> {
+    domain: &'a str,
+    attributes: SmallVec<[(&'a str, &'a str); 8]>,
+    cost: Cost,
+}
+
+impl<'a> Question<'a> {
+    /// The request that a command is; `None` if it is another command.
+    pub(super) fn of(words: &[&'a [u8]]) -> Option<Result<Self, Refusal>> {
+        let name = words.first()?;
+        if name.eq_ignore_ascii_case(b"TG.CHECK") {
+            return Some(Self::read(&words[1..], "tg.check").and_then(|(question, cost)| {
+                Ok(Self { cost: cost.map_or(Ok(Cost::ONE), read_cost)?, ..question })
+            }));
+        }
+        name.eq_ignore_ascii_case(b"TG.PEEK").then(|| {
+            let (question, cost) = Self::read(&words[1..], "tg.peek")?;
+            match cost {
+                Some(_) => Err(Refusal::new("TG.PEEK only looks and takes no COST")),
+                None => Ok(question),
+            }
+        })
+    }
+
+    fn read(words: &[&'a [u8]], command: &str) -> Result<(Self, Option<&'a [u8]>), Refusal> {
+        let (domain, mut rest) = match words {
+            [domain, rest @ ..] if rest.len() >= 2 && rest.len() % 2 == 0 => (domain, rest),
+            _ => return Err(Refusal::wrong_number(command)),
+        };
+        let mut cost = None;
+        if let [pairs @ .., word, units] = rest
+            && !pairs.is_empty()
+            && word.eq_ignore_ascii_case(b"COST")
+        {
+            (rest, cost) = (pairs, Some(*units));
+        }
+        if rest.len() > 2 * MOST {
+            return Err(Refusal::new(format!("at most {MOST} attributes")));
+        }
+        let domain = text(domain, "the domain")?;
+        if domain.is_empty() {
+            return Err(Refusal::new("write the domain of a rule file"));
+        }
+        let mut attributes: SmallVec<[(&str, &str); 8]> = SmallVec::new();
+        for pair in rest.chunks_exact(2) {
+            let (key, value) = (text(pair[0], "a key")?, text(pair[1], "a value")?);
+            if attributes.iter().any(|(known, _)| *known == key) {
+                return Err(Refusal::new(format!("attribute '{key}' is there twice")));
+            }
+            if key != "global" {
+                attributes.push((key, value));
+            }
+        }
+        // Every request is part of the total.
+        attributes.push(("global", "aggregate"));
+        Ok((Self { domain, attributes, cost: Cost::LOOK }, cost))
+    }
+
+    pub(super) fn check(&self) -> Check<'_> {
+        Check::attributes(self.domain, &self.attributes).costing(self.cost)
+    }
+}
+
+fn text<'a>(word: &'a [u8], what: &str) -> Result<&'a str, Refusal> {
+    std::str::from_utf8(word).map_err(|_| Refusal::new(format!("{what} is not UTF-8")))
+}
+
+fn read_cost(word: &[u8]) -> Result<Cost, Refusal> {
+    match frame::integer(word).map(u64::try_from) {
+        Some(Ok(units)) => Ok(Cost::take(units)),
+        _ => Err(Refusal::new("COST must be a whole number, 0 or more")),
+    }
+}
+
+/// What is told of a decision: the five numbers of CL.THROTTLE about the limit nearest its end, then what else callers act on.
+struct Told<'a> {
+    limited: bool,
+    limit: i64,
+    remaining: i64,
+    retry_after: i64,
+    reset_after: i64,
+    rule: Option<&'a str>,
+    delay_ms: i64,
+    origin: &'static str,
+}
+
+impl<'a> Told<'a> {
+    fn of(decision: &'a Decision) -> Self {
+        let mut told = Self {
+            limited: !decision.is_allowed(),
+            limit: -1,
+            remaining: -1,
+            retry_after: decision.retry_after().map_or(-1, encode::seconds),
+            reset_after: 0,
+            rule: decision.denied_by_name(),
+            delay_ms: encode::as_i64(decision.delay().ceil_millis()),
+            origin: decision.origin.name(),
+        };
+        // The limit that denied, if one did: of the same rule, where that is known.
+        let by_rule = decision
+            .limits
+            .iter()
+            .find(|limit| limit.outcome.verdict.is_denied() && Some(decision.limit_name(limit)) == told.rule);
+        if let Some(status) = by_rule.or_else(|| decision.tightest(0)) {
+            told.rule = told.rule.or_else(|| Some(decision.limit_name(status)));
+            told.remaining = encode::as_i64(status.outcome.remaining);
+            told.reset_after = encode::seconds(status.outcome.reset_after);
+            if let Some(facts) = decision.limit(status) {
+                told.limit = encode::as_i64(facts.limit.capacity());
+            }
+        }
+        told
+    }
+}
+
+pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) {
+    let told = Told::of(decision);
+    let numbers = [
+        ("limited", i64::from(told.limited)),
+        ("limit", told.limit),
+        ("remaining", told.remaining),
+        ("retry_after", told.retry_after),
+        ("reset_after", told.reset_after),
+    ];
+    let name = |out: &mut Vec<u8>, name: &str| {
+        if protocol == Protocol::Resp3 {
+            encode::bulk(out, name.as_bytes());
+        }
+    };
+    match protocol {
+        Protocol::Resp2 => encode::array(out, 8),
+        Protocol::Resp3 => encode::map(out, protocol, 8),
+    }
+    for (key, number) in numbers {
+        name(out, key);
+        encode::integer(out, number);
+    }
+    name(out, "rule");
+    match told.rule {
+        Some(rule) => encode::bulk(out, rule.as_bytes()),
+        None => encode::null(out, protocol),
+    }
+    name(out, "delay_ms");
+    encode::integer(out, told.delay_ms);
+    name(out, "origin");
+    encode::bulk(out, told.origin.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<(Vec<String>, Cost), String> {
+        let words: Vec<&[u8]> = text.split(' ').map(str::as_bytes).collect();
+        let question = Question::of(&words).expect("a question").map_err(|refusal| refusal.why)?;
+        Ok((question.attributes.iter().map(|(key, value)| format!("{key}={value}")).collect(), question.cost))
+    }
+
+    #[test]
+    fn attributes_and_cost_are_read() {
+        let list = |pairs: &[&str]| pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>();
+        assert_eq!(read("TG.CHECK d k v"), Ok((list(&["k=v", "global=aggregate"]), Cost::ONE)));
+        assert_eq!(read("tg.check d k v cost 5"), Ok((list(&["k=v", "global=aggregate"]), Cost::take(5))));
+        assert_eq!(read("TG.PEEK d k v global x"), Ok((list(&["k=v", "global=aggregate"]), Cost::LOOK)));
+        // Alone or not at the end it is an attribute like any other.
+        assert_eq!(read("TG.CHECK d cost 5"), Ok((list(&["cost=5", "global=aggregate"]), Cost::ONE)));
+        let both = list(&["cost=5", "k=v", "global=aggregate"]);
+        assert_eq!(read("TG.CHECK d cost 5 k v"), Ok((both, Cost::ONE)));
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_refused() {
+        let many: String = (0..65).map(|n| format!(" k{n} v")).collect();
+        for (wrong, said) in [
+            ("TG.CHECK", "wrong number"),
+            ("TG.CHECK d", "wrong number"),
+            ("TG.CHECK d k", "wrong number"),
+            ("TG.CHECK d k v w", "wrong number"),
+            ("TG.CHECK  k v", "domain"),
+            ("TG.CHECK d k v k w", "twice"),
+            ("TG.CHECK d k v COST -1", "COST"),
+            ("TG.CHECK d k v COST x", "COST"),
+            ("TG.PEEK d k v COST 1", "no COST"),
+            (&format!("TG.CHECK d{many}"), "at most 64"),
+        ] {
+            let error = read(wrong).expect_err(wrong);
+            assert!(error.contains(said), "{wrong}: {error}");
+        }
+        let words: [&[u8]; 4] = [b"TG.CHECK", b"d", b"k", b"\xff"];
+        assert!(Question::of(&words).expect("a question").expect_err("no text").why.contains("UTF-8"));
+    }
+}

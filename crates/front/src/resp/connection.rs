@@ -1,0 +1,270 @@
+//! The life of one connection: read, answer everything that came, one write.
+//!
+//! An idle connection holds no buffers: bytes are read into, and replies made in, buffers that each thread has one of.
+//! What a turn leaves over (half a command, replies that the other side does not take) moves to the connection's own.
+//! Reading into a buffer of each connection's own was rejected: a hundred thousand idle ones would hold gigabytes.
+//!
+//! Nothing is read while replies wait to be taken, so a caller that does not read holds up only itself. A clock tick, not a
+//! timer reset by each command, finds those who are slow: see [`Connection::tick`].
+
+use super::App;
+use super::frame::LARGEST;
+use super::later;
+use super::session::Session;
+use super::turn::{self, Stop, Tools};
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::Sleep;
+use tollgate_core::CounterStore;
+
+/// Reads in a row after which others get their turn.
+const TURNS: usize = 8;
+/// How long and how much is read from a caller who has been told of its mistake. A connection closed over bytes that nobody
+/// has read takes the reply with it.
+const LINGER: Duration = Duration::from_secs(1);
+const DISCARDED: usize = 1024 * 1024;
+
+/// What a thread needs to serve one connection at a time.
+struct Desk {
+    input: Vec<u8>,
+    out: Vec<u8>,
+    tools: Tools,
+}
+
+thread_local! {
+    static DESK: RefCell<Desk> = RefCell::new(Desk {
+        // The rest of a command that is not whole, and a read.
+        input: vec![0; 2 * LARGEST],
+        out: Vec::with_capacity(LARGEST),
+        tools: Tools::new(),
+    });
+}
+
+pub(super) struct Connection<S> {
+    app: Arc<App<S>>,
+    stream: TcpStream,
+    session: Session,
+    /// Input that is not done with.
+    rest: Vec<u8>,
+    /// Replies that are not sent.
+    unsent: Vec<u8>,
+    /// What is to be done before more is read.
+    next: Next,
+    tick: Pin<Box<Sleep>>,
+    /// The end of the server and the next tick will wake it.
+    is_watching: bool,
+    /// A command has been answered since the last tick.
+    is_busy: bool,
+    idle_ticks: u32,
+    stopping: watch::Receiver<bool>,
+}
+
+/// What a connection does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Read,
+    /// Answer more of the rest.
+    Go,
+    /// Ask the store about the rest.
+    Ask,
+    Close,
+}
+
+impl<S: CounterStore> Connection<S> {
+    pub(super) fn new(app: Arc<App<S>>, stream: TcpStream, stopping: watch::Receiver<bool>) -> Self {
+        let id = app.connections.fetch_add(1, Ordering::Relaxed) + 1;
+        let session = Session::new(id, &app.config);
+        let tick = Box::pin(tokio::time::sleep(app.config.tick));
+        Self {
+            app,
+            stream,
+            session,
+            rest: Vec::new(),
+            unsent: Vec::new(),
+            next: Next::Read,
+            tick,
+            is_watching: false,
+            is_busy: false,
+            idle_ticks: 0,
+            stopping,
+        }
+    }
+
+    /// Serves until either side has enough.
+    pub(super) async fn run(mut self) {
+        let mut stopping = self.stopping.clone();
+        let mut stop = std::pin::pin!(async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        });
+        loop {
+            // A connection that fails is its caller's affair.
+            if poll_fn(|cx| self.poll(cx, stop.as_mut())).await.is_err() {
+                return;
+            }
+            match self.next {
+                Next::Ask => self.ask().await,
+                Next::Close => return self.close().await,
+                Next::Read | Next::Go => {}
+            }
+        }
+    }
+
+    /// Goes on until there is something to wait for, the store is to be asked, or it is over.
+    fn poll(&mut self, cx: &mut Context<'_>, stop: Pin<&mut impl Future>) -> Poll<io::Result<()>> {
+        let mut answered = false;
+        for _ in 0..TURNS {
+            if !self.unsent.is_empty() && self.poll_send(cx)?.is_pending() {
+                return self.watch(cx, stop);
+            }
+            let is_idle = self.rest.is_empty() && self.app.draining.load(Ordering::Relaxed);
+            if is_idle && matches!(self.next, Next::Read) {
+                self.next = Next::Close;
+            }
+            if matches!(self.next, Next::Ask | Next::Close) {
+                return Poll::Ready(Ok(()));
+            }
+            let Poll::Ready(done) = self.poll_turn(cx)? else {
+                // Asking after the timer and the end costs as much as a command: once they are watched, that is only done
+                // if it was not a command that has woken us.
+                if answered && self.is_watching && !self.tick.is_elapsed() {
+                    return Poll::Pending;
+                }
+                return self.watch(cx, stop);
+            };
+            answered |= done;
+            self.is_busy |= done;
+            // Bytes that do not make a command must not keep the timer from being asked after.
+            if !done && let Poll::Ready(result) = self.tick(cx) {
+                return Poll::Ready(result);
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Sees to it that the end of the server and the next tick wake this connection.
+    fn watch(&mut self, cx: &mut Context<'_>, stop: Pin<&mut impl Future>) -> Poll<io::Result<()>> {
+        self.is_watching = true;
+        // Whoever is told of the end sees it in the flag from then on: it is not waited for twice.
+        if !self.app.draining.load(Ordering::Relaxed) && stop.poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.tick(cx)
+    }
+
+    /// Reads, answers and writes once; whether any command was answered.
+    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        DESK.with_borrow_mut(|Desk { input, out, tools }| {
+            let kept = self.rest.len();
+            input[..kept].copy_from_slice(&self.rest);
+            let mut length = kept;
+            if self.next == Next::Read {
+                let mut buffer = ReadBuf::new(&mut input[kept..]);
+                ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
+                length += buffer.filled().len();
+                if length == kept {
+                    self.next = Next::Close;
+                    return Poll::Ready(Ok(true));
+                }
+            }
+            out.clear();
+            let (done, stop) = turn::answer(&self.app, &mut self.session, tools, &input[..length], out);
+            self.keep(&input[done..length], stop);
+            if !out.is_empty() {
+                let sent = match Pin::new(&mut self.stream).poll_write(cx, out)? {
+                    Poll::Ready(sent) => sent,
+                    Poll::Pending => 0,
+                };
+                self.unsent.extend_from_slice(&out[sent..]);
+            }
+            Poll::Ready(Ok(done > 0))
+        })
+    }
+
+    /// Keeps what a turn has left of the input.
+    fn keep(&mut self, rest: &[u8], stop: Stop) {
+        if rest.is_empty() {
+            self.rest = Vec::new();
+        } else {
+            self.rest.clear();
+            self.rest.extend_from_slice(rest);
+        }
+        self.next = match stop {
+            Stop::Rest => Next::Read,
+            Stop::Full => Next::Go,
+            Stop::Store => Next::Ask,
+            Stop::Close => Next::Close,
+        };
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut sent = 0;
+        while sent < self.unsent.len() {
+            match Pin::new(&mut self.stream).poll_write(cx, &self.unsent[sent..])? {
+                Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(more) => sent += more,
+                Poll::Pending => {
+                    self.unsent.drain(..sent);
+                    return Poll::Pending;
+                }
+            }
+        }
+        self.unsent = Vec::new();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Asks the store about the rest of the input.
+    async fn ask(&mut self) {
+        let rest = std::mem::take(&mut self.rest);
+        let mut out = Vec::new();
+        let (done, stop) = later::answer(&self.app, &mut self.session, &rest, &mut out).await;
+        self.is_busy = true;
+        self.keep(&rest[done..], stop);
+        self.unsent = out;
+    }
+
+    /// Sees whether the caller is too slow: two ticks without an answered command while half a command, or replies, or a
+    /// password are waited for; or many, with nothing waited for at all.
+    fn tick(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.tick.as_mut().poll(cx).is_ready() {
+            let config = &self.app.config;
+            self.tick.as_mut().reset(tokio::time::Instant::now() + config.tick);
+            if std::mem::take(&mut self.is_busy) {
+                self.idle_ticks = 0;
+                continue;
+            }
+            self.idle_ticks += 1;
+            let owes = !self.rest.is_empty() || !self.unsent.is_empty() || !self.session.is_authenticated;
+            if self.idle_ticks >= if owes { 2 } else { config.idle_ticks } {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Ends it so that the last reply arrives.
+    async fn close(mut self) {
+        let ended = async {
+            self.stream.shutdown().await?;
+            let (mut read, mut buffer) = (0, [0; 4096]);
+            while read < DISCARDED {
+                match self.stream.read(&mut buffer).await? {
+                    0 => break,
+                    more => read += more,
+                }
+            }
+            io::Result::Ok(())
+        };
+        let _ = tokio::time::timeout(LINGER, ended).await;
+    }
+}

@@ -1,0 +1,157 @@
+//! Commands in a buffer: `*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n` is two words. Nothing is copied.
+//!
+//! A buffer that ends within a command is parsed again from the command's start when more has come: a command is small
+//! (`LARGEST`), so that costs less than keeping a state machine, and the result cannot depend on where the bytes were cut.
+//! A length is refused as soon as it is read, before anything is waited for or set aside for it.
+
+use smallvec::SmallVec;
+
+/// The most words of a command: `TG.CHECK`, a domain, 64 attributes, a cost, and room to spare.
+pub(super) const WORDS: usize = 256;
+/// The longest word, in bytes.
+pub(super) const WORD: usize = 8 * 1024;
+/// The largest command, in bytes.
+pub(super) const LARGEST: usize = 64 * 1024;
+/// The longest number before a line's end, sign and leading zeros included.
+const DIGITS: usize = 20;
+
+/// The words of one command.
+pub(super) type Words<'a> = SmallVec<[&'a [u8]; 8]>;
+
+/// What is not a command and never becomes one, however much follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It does not begin like an array.
+    Inline,
+    /// No number where there has to be one.
+    NoNumber,
+    TooManyWords,
+    /// An array holds something else than strings.
+    NoString,
+    /// A negative length, which is no word.
+    NoWord,
+    WordTooLong,
+    TooLarge,
+    /// A word is longer or shorter than was said.
+    WrongLength,
+}
+
+impl Fault {
+    /// What the caller is told.
+    pub(super) fn message(self) -> String {
+        match self {
+            Self::Inline => {
+                "inline commands are not spoken here; send arrays of strings, as every Redis client does"
+                    .into()
+            }
+            Self::NoNumber => "a length must be a whole number and \\r\\n".into(),
+            Self::TooManyWords => format!("invalid multibulk length: at most {WORDS} words a command"),
+            Self::NoString => "expected '$': a command is an array of strings".into(),
+            Self::NoWord => "invalid bulk length: it is negative".into(),
+            Self::WordTooLong => format!("invalid bulk length: at most {WORD} bytes a word"),
+            Self::TooLarge => format!("at most {LARGEST} bytes a command"),
+            Self::WrongLength => "a word does not end where its length says".into(),
+        }
+    }
+}
+
+/// Reads the command at the start of `buffer` into `words`. How many bytes it takes; `None` if it is not all there.
+/// No words (`*0`) is a command too, to be passed over as Redis does.
+#[inline]
+pub(super) fn parse<'a>(buffer: &'a [u8], words: &mut Words<'a>) -> Result<Option<usize>, Fault> {
+    words.clear();
+    let Some(first) = buffer.first() else { return Ok(None) };
+    if *first != b'*' {
+        return Err(Fault::Inline);
+    }
+    let Some((count, mut at)) = number(buffer, 1)? else { return Ok(None) };
+    if count > WORDS as i64 {
+        return Err(Fault::TooManyWords);
+    }
+    for _ in 0..count {
+        match buffer.get(at) {
+            Some(b'$') => {}
+            Some(_) => return Err(Fault::NoString),
+            None => return Ok(None),
+        }
+        let Some((length, from)) = number(buffer, at + 1)? else { return Ok(None) };
+        let length = match usize::try_from(length) {
+            Err(_) => return Err(Fault::NoWord),
+            Ok(length) if length > WORD => return Err(Fault::WordTooLong),
+            Ok(length) => length,
+        };
+        let end = from + length;
+        if end + 2 > LARGEST {
+            return Err(Fault::TooLarge);
+        }
+        match buffer.get(end..end + 2) {
+            Some(b"\r\n") => {}
+            Some(_) => return Err(Fault::WrongLength),
+            None => {
+                let wrong = buffer.get(end).is_some_and(|byte| *byte != b'\r');
+                return if wrong { Err(Fault::WrongLength) } else { Ok(None) };
+            }
+        }
+        words.push(&buffer[from..end]);
+        at = end + 2;
+    }
+    Ok(Some(at))
+}
+
+/// The number of a line that begins at `at`, and where the next line does.
+#[inline(always)]
+fn number(buffer: &[u8], at: usize) -> Result<Option<(i64, usize)>, Fault> {
+    // One digit, as nearly always.
+    if let Some([digit @ b'0'..=b'9', b'\r', b'\n']) = buffer.get(at..at + 3) {
+        return Ok(Some((i64::from(digit - b'0'), at + 3)));
+    }
+    longer_number(buffer, at)
+}
+
+fn longer_number(buffer: &[u8], start: usize) -> Result<Option<(i64, usize)>, Fault> {
+    let mut at = start;
+    let negative = buffer.get(at) == Some(&b'-');
+    at += usize::from(negative);
+    let (digits_at, mut value) = (at, 0_i64);
+    loop {
+        match buffer.get(at) {
+            None => return Ok(None),
+            Some(digit @ b'0'..=b'9') if at - digits_at < DIGITS => {
+                value = value.saturating_mul(10).saturating_add(i64::from(digit - b'0'));
+                at += 1;
+            }
+            Some(b'\r') if at > digits_at => break,
+            Some(_) => return Err(Fault::NoNumber),
+        }
+    }
+    match buffer.get(at + 1) {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some((if negative { -value } else { value }, at + 2))),
+        Some(_) => Err(Fault::NoNumber),
+    }
+}
+
+/// A word as a whole number.
+#[inline]
+pub(super) fn integer(word: &[u8]) -> Option<i64> {
+    let (negative, digits) = match word {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    if digits.is_empty() || digits.len() > 19 {
+        return None;
+    }
+    let mut value = 0_u64;
+    for digit in digits {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        // Nineteen digits are below 10^19, which fits.
+        value = value * 10 + u64::from(digit - b'0');
+    }
+    if negative { 0_i64.checked_sub_unsigned(value) } else { i64::try_from(value).ok() }
+}
+
+#[cfg(test)]
+#[path = "frame/tests.rs"]
+mod tests;

@@ -1,0 +1,225 @@
+//! What a connection is known by, and the commands that are about it: `HELLO`, `AUTH`, `CLIENT`, `PING` and the like.
+
+use super::encode::{self, Protocol};
+use super::{Refusal, RespConfig, commands, frame};
+use subtle::ConstantTimeEq;
+
+/// Wrong passwords after which a connection is closed.
+const TRIES: u8 = 10;
+/// The longest that a client may call itself.
+const NAME: usize = 256;
+
+/// The state of one connection that its commands change.
+pub(super) struct Session {
+    pub(super) protocol: Protocol,
+    pub(super) is_authenticated: bool,
+    wrong_passwords: u8,
+    id: u64,
+    name: Box<[u8]>,
+}
+
+/// Whether a connection goes on after a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    Stay,
+    Close,
+}
+
+impl Session {
+    pub(super) fn new(id: u64, config: &RespConfig) -> Self {
+        Self {
+            protocol: Protocol::Resp2,
+            is_authenticated: config.password.is_none(),
+            wrong_passwords: 0,
+            id,
+            name: Box::default(),
+        }
+    }
+
+    /// Carries out a command that needs no counters.
+    pub(super) fn answer(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> After {
+        let name = words.first().map(|name| name.to_ascii_uppercase()).unwrap_or_default();
+        let said = match name.as_slice() {
+            b"QUIT" => {
+                encode::ok(out);
+                return After::Close;
+            }
+            b"AUTH" => self.auth(config, &words[1..], out),
+            b"HELLO" => self.hello(config, &words[1..], out),
+            b"RESET" => {
+                *self = Self::new(self.id, config);
+                encode::simple(out, "RESET");
+                Ok(())
+            }
+            _ if !self.is_authenticated => Err(Refusal::coded("NOAUTH", "Authentication required.")),
+            b"PING" => ping(&words[1..], out),
+            b"ECHO" => echo(&words[1..], out),
+            b"SELECT" => select(&words[1..], out),
+            b"CLIENT" => self.client(&words[1..], out),
+            b"COMMAND" => commands::reply(words, self.protocol, out),
+            b"INFO" => {
+                info(out);
+                Ok(())
+            }
+            _ => Err(unknown(words)),
+        };
+        if let Err(refusal) = said {
+            refusal.write(out);
+        }
+        if self.wrong_passwords >= TRIES { After::Close } else { After::Stay }
+    }
+
+    fn auth(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+        match *words {
+            [password] => self.log_in(config, b"default", password)?,
+            [user, password] => self.log_in(config, user, password)?,
+            _ => return Err(Refusal::wrong_number("auth")),
+        }
+        encode::ok(out);
+        Ok(())
+    }
+
+    fn log_in(&mut self, config: &RespConfig, user: &[u8], password: &[u8]) -> Result<(), Refusal> {
+        let Some(wanted) = &config.password else {
+            return Err(Refusal::new(
+                "AUTH called without any password configured for the default user: leave it out, or start the server with one",
+            ));
+        };
+        // The user's name is no secret.
+        if user == b"default" && bool::from(wanted.as_bytes().ct_eq(password)) {
+            self.is_authenticated = true;
+            self.wrong_passwords = 0;
+            return Ok(());
+        }
+        self.wrong_passwords += 1;
+        Err(Refusal::coded("WRONGPASS", "invalid username-password pair or user is disabled."))
+    }
+
+    /// `HELLO [version [AUTH user password] [SETNAME name]]`. Nothing is changed unless all of it can be.
+    fn hello(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+        let mut protocol = self.protocol;
+        let (mut login, mut name) = (None, None);
+        if let [version, options @ ..] = words {
+            protocol = match frame::integer(version) {
+                Some(2) => Protocol::Resp2,
+                Some(3) => Protocol::Resp3,
+                Some(_) => return Err(Refusal::coded("NOPROTO", "unsupported protocol version")),
+                None => return Err(Refusal::new("Protocol version is not an integer or out of range")),
+            };
+            let mut rest = options;
+            loop {
+                match *rest {
+                    [] => break,
+                    [word, user, password, ref more @ ..] if word.eq_ignore_ascii_case(b"AUTH") => {
+                        (login, rest) = (Some((user, password)), more);
+                    }
+                    [word, wanted, ref more @ ..] if word.eq_ignore_ascii_case(b"SETNAME") => {
+                        (name, rest) = (Some(checked_name(wanted)?), more);
+                    }
+                    _ => return Err(Refusal::new("Syntax error in HELLO option")),
+                }
+            }
+        }
+        if let Some((user, password)) = login {
+            self.log_in(config, user, password)?;
+        }
+        if !self.is_authenticated {
+            let why = "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used";
+            return Err(Refusal::coded("NOAUTH", why));
+        }
+        self.protocol = protocol;
+        if let Some(name) = name {
+            self.name = name.into();
+        }
+        self.greet(out);
+        Ok(())
+    }
+
+    fn greet(&self, out: &mut Vec<u8>) {
+        let version = match self.protocol {
+            Protocol::Resp2 => 2,
+            Protocol::Resp3 => 3,
+        };
+        encode::map(out, self.protocol, 7);
+        let text = |out: &mut Vec<u8>, key: &str, value: &str| {
+            encode::bulk(out, key.as_bytes());
+            encode::bulk(out, value.as_bytes());
+        };
+        text(out, "server", "tollgate");
+        text(out, "version", env!("CARGO_PKG_VERSION"));
+        encode::bulk(out, b"proto");
+        encode::integer(out, version);
+        encode::bulk(out, b"id");
+        encode::integer(out, encode::as_i64(self.id));
+        text(out, "mode", "standalone");
+        text(out, "role", "master");
+        encode::bulk(out, b"modules");
+        encode::array(out, 0);
+    }
+
+    fn client(&mut self, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+        let Some(sub) = words.first() else { return Err(Refusal::wrong_number("client")) };
+        match (sub.to_ascii_uppercase().as_slice(), &words[1..]) {
+            (b"SETNAME", [name]) => {
+                self.name = checked_name(name)?.into();
+                encode::ok(out);
+            }
+            (b"GETNAME", []) if self.name.is_empty() => encode::null(out, self.protocol),
+            (b"GETNAME", []) => encode::bulk(out, &self.name),
+            (b"ID", []) => encode::integer(out, encode::as_i64(self.id)),
+            // What a client's library is called, and what it would rather not have: taken note of by nobody.
+            (b"SETINFO", [_, _]) | (b"NO-EVICT" | b"NO-TOUCH", [_]) => encode::ok(out),
+            _ => return Err(Refusal::new("CLIENT takes SETINFO, SETNAME, GETNAME or ID here")),
+        }
+        Ok(())
+    }
+}
+
+fn checked_name(name: &[u8]) -> Result<&[u8], Refusal> {
+    if name.len() > NAME || !name.iter().all(u8::is_ascii_graphic) {
+        let why = format!(
+            "Client names cannot contain spaces, newlines or special characters, nor more than {NAME} of any"
+        );
+        return Err(Refusal::new(why));
+    }
+    Ok(name)
+}
+
+fn ping(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+    match words {
+        [] => encode::simple(out, "PONG"),
+        [text] => encode::bulk(out, text),
+        _ => return Err(Refusal::wrong_number("ping")),
+    }
+    Ok(())
+}
+
+fn echo(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+    let [text] = words else { return Err(Refusal::wrong_number("echo")) };
+    encode::bulk(out, text);
+    Ok(())
+}
+
+fn select(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+    let [number] = words else { return Err(Refusal::wrong_number("select")) };
+    match frame::integer(number) {
+        Some(0) => encode::ok(out),
+        Some(_) => return Err(Refusal::new("DB index is out of range: there is only 0")),
+        None => return Err(Refusal::new("value is not an integer or out of range")),
+    }
+    Ok(())
+}
+
+fn info(out: &mut Vec<u8>) {
+    let text = format!(
+        "# Server\r\nserver_name:tollgate\r\ntollgate_version:{}\r\nredis_mode:standalone\r\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    encode::bulk(out, text.as_bytes());
+}
+
+fn unknown(words: &[&[u8]]) -> Refusal {
+    let name = words.first().copied().unwrap_or_default();
+    let name = String::from_utf8_lossy(&name[..name.len().min(64)]);
+    Refusal::new(format!("unknown command '{name}'; this is a rate limiter: CL.THROTTLE, TG.CHECK, TG.PEEK"))
+}

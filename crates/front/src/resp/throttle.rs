@@ -1,0 +1,360 @@
+//! `CL.THROTTLE key max_burst count period [quantity]`, as redis-cell has it: the limit comes with each call, and all that
+//! is remembered of a key is when it will be as good as unused.
+//!
+//! Commands that were sent together are decided together, a batch at a time, so that the store can fetch all their counters
+//! at once. Making a limit of three numbers costs more than deciding by it, so the last ones are kept.
+
+use super::encode;
+use super::{App, Refusal, frame};
+use smallvec::SmallVec;
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Outcome, Part, Quota, Scope, Span,
+    StoreError, Verdict,
+};
+
+pub(super) const NAME: &[u8] = b"CL.THROTTLE";
+
+/// The numbers of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbers {
+    max_burst: u64,
+    count: u64,
+    period: u64,
+}
+
+/// One call.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Throttle<'a> {
+    key: &'a [u8],
+    pub(super) numbers: Numbers,
+    cost: Cost,
+}
+
+impl<'a> Throttle<'a> {
+    #[inline]
+    pub(super) fn read(words: &[&'a [u8]]) -> Result<Self, Refusal> {
+        let (key, max_burst, count, period, quantity) = match *words {
+            [_, key, max_burst, count, period] => (key, max_burst, count, period, None),
+            [_, key, max_burst, count, period, quantity] => (key, max_burst, count, period, Some(quantity)),
+            _ => return Err(Refusal::wrong_number("cl.throttle")),
+        };
+        let numbers = Numbers {
+            max_burst: at_least(0, max_burst, "max_burst")?,
+            count: at_least(1, count, "count")?,
+            period: at_least(1, period, "period")?,
+        };
+        let cost = match quantity {
+            None => Cost::ONE,
+            Some(quantity) => match frame::integer(quantity) {
+                Some(units @ 0..) => Cost::take(units.unsigned_abs()),
+                Some(units) => Cost::refund(units.unsigned_abs()),
+                None => return Err(no_integer("quantity")),
+            },
+        };
+        Ok(Self { key, numbers, cost })
+    }
+
+    /// The call as a charge on its own, for a store that has to be waited for.
+    pub(super) async fn ask<S: CounterStore>(
+        &self,
+        app: &App<S>,
+        limit: &Limit,
+    ) -> Result<Outcome, StoreError> {
+        let key = Key::of(self.key);
+        let parts = key.parts();
+        let key = CounterKey { scope: &app.scope, parts: &parts };
+        app.limiter.throttle(Charge::new(key, limit, self.cost)).await
+    }
+}
+
+#[inline]
+fn at_least(least: u64, word: &[u8], name: &str) -> Result<u64, Refusal> {
+    match frame::integer(word).map(u64::try_from) {
+        Some(Ok(number)) if number >= least => Ok(number),
+        Some(_) => Err(Refusal::new(format!("{name} must be at least {least}"))),
+        None => Err(no_integer(name)),
+    }
+}
+
+#[cold]
+fn no_integer(name: &str) -> Refusal {
+    Refusal::new(format!("{name} is not an integer or out of range"))
+}
+
+impl Numbers {
+    /// # Errors
+    /// A refusal if the numbers are beyond what a limit can hold.
+    pub(super) fn limit(self) -> Result<Limit, Refusal> {
+        let quota = Quota::per(self.count, Span::from_secs(self.period));
+        let burst = self.max_burst.saturating_add(1);
+        let limit = LimitSpec::new(Algorithm::Gcra, quota).burst(burst).build();
+        limit.map_err(|error| Refusal::new(error.to_string()))
+    }
+}
+
+/// A key as counters are named: text as it is; other bytes as hexadecimal digits, with a second part that tells them from
+/// a text of such digits.
+enum Key<'a> {
+    Text(&'a str),
+    Bytes(String),
+}
+
+impl<'a> Key<'a> {
+    fn of(key: &'a [u8]) -> Self {
+        match std::str::from_utf8(key) {
+            Ok(text) => Self::Text(text),
+            Err(_) => Self::Bytes(key.iter().map(|byte| format!("{byte:02x}")).collect()),
+        }
+    }
+
+    fn parts(&self) -> SmallVec<[Part<'_>; 2]> {
+        match self {
+            Self::Text(text) => SmallVec::from_slice(&[Part::Text(text)]),
+            Self::Bytes(digits) => SmallVec::from_slice(&[Part::Text(digits), Part::Text("hex")]),
+        }
+    }
+}
+
+/// Writes what came of a call.
+#[inline]
+pub(super) fn reply(out: &mut Vec<u8>, limit: &Limit, outcome: &Outcome) {
+    out.reserve(128);
+    let retry_after = match outcome.verdict {
+        Verdict::Denied { retry_after } => {
+            out.extend_from_slice(b"*5\r\n:1\r\n:");
+            retry_after
+        }
+        Verdict::Allowed { .. } | Verdict::Unanswered => {
+            out.extend_from_slice(b"*5\r\n:0\r\n:");
+            None
+        }
+    };
+    encode::digits(out, encode::as_i64(limit.capacity()));
+    out.extend_from_slice(b"\r\n:");
+    encode::digits(out, encode::as_i64(outcome.remaining));
+    match retry_after {
+        None => out.extend_from_slice(b"\r\n:-1\r\n:"),
+        Some(wait) => {
+            out.extend_from_slice(b"\r\n:");
+            encode::digits(out, encode::seconds(wait));
+            out.extend_from_slice(b"\r\n:");
+        }
+    }
+    encode::digits(out, encode::seconds(outcome.reset_after));
+    out.extend_from_slice(b"\r\n");
+}
+
+/// The store did not answer, and no rule says what to do then.
+pub(super) fn unavailable(error: &StoreError) -> Refusal {
+    Refusal::coded("TGUNAVAIL", error.to_string())
+}
+
+/// Limits that were made lately, each in the place that its numbers choose.
+pub(super) struct Limits {
+    places: Vec<Option<(Numbers, Limit)>>,
+}
+
+impl Limits {
+    const PLACES: usize = 64;
+
+    pub(super) fn new() -> Self {
+        Self { places: vec![None; Self::PLACES] }
+    }
+
+    #[inline]
+    fn place(numbers: Numbers) -> usize {
+        let mixed = numbers
+            .max_burst
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .wrapping_add(numbers.count)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .wrapping_add(numbers.period)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 58) as usize
+    }
+
+    #[inline]
+    fn find(&self, numbers: Numbers) -> Option<usize> {
+        let place = Self::place(numbers);
+        matches!(&self.places[place], Some((known, _)) if *known == numbers).then_some(place)
+    }
+
+    #[cold]
+    fn make(&mut self, numbers: Numbers) -> Result<usize, Refusal> {
+        let place = Self::place(numbers);
+        self.places[place] = Some((numbers, numbers.limit()?));
+        Ok(place)
+    }
+
+    #[inline]
+    fn at(&self, place: usize) -> Option<&Limit> {
+        self.places[place].as_ref().map(|(_, limit)| limit)
+    }
+}
+
+/// Calls that are decided together: as many as the store fetches at once.
+const MOST: usize = 32;
+
+/// Calls that wait to be decided together.
+pub(super) struct Batch<'a> {
+    calls: SmallVec<[Call<'a>; MOST]>,
+    /// Where in the input the first of them begins.
+    pub(super) from: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    key: &'a str,
+    /// Where its limit is among [`Limits`].
+    place: usize,
+    cost: Cost,
+}
+
+/// Whether a call was taken into a batch.
+pub(super) enum Taken {
+    Yes,
+    /// The batch has to be settled before.
+    Full,
+    /// It cannot be one of many.
+    Odd,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new() -> Self {
+        Self { calls: SmallVec::new(), from: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Takes a call that begins at `at`.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        call: &Throttle<'a>,
+        at: usize,
+        limits: &mut Limits,
+    ) -> Result<Taken, Refusal> {
+        if self.calls.len() == MOST {
+            return Ok(Taken::Full);
+        }
+        let Ok(key) = std::str::from_utf8(call.key) else { return Ok(Taken::Odd) };
+        let place = match limits.find(call.numbers) {
+            Some(place) => place,
+            // Another limit may have to give up its place, and a call in the batch may be about that one.
+            None if !self.is_empty() => return Ok(Taken::Full),
+            None => limits.make(call.numbers)?,
+        };
+        if self.is_empty() {
+            self.from = at;
+        }
+        self.calls.push(Call { key, place, cost: call.cost });
+        Ok(Taken::Yes)
+    }
+
+    /// Decides all and writes the replies. `false`, and nothing done, if the store has to be waited for.
+    #[inline]
+    pub(super) fn settle<S: CounterStore>(
+        &mut self,
+        app: &App<S>,
+        limits: &Limits,
+        outcomes: &mut Vec<Outcome>,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        if self.is_empty() {
+            return true;
+        }
+        let parts: SmallVec<[[Part<'_>; 1]; MOST]> =
+            self.calls.iter().map(|call| [Part::Text(call.key)]).collect();
+        let mut charges: SmallVec<[Charge<'_>; MOST]> = SmallVec::new();
+        for (call, parts) in self.calls.iter().zip(&parts) {
+            let Some(limit) = limits.at(call.place) else { continue };
+            charges.push(Charge::new(CounterKey { scope: &app.scope, parts }, limit, call.cost));
+        }
+        outcomes.clear();
+        if !app.limiter.throttle_each_now(&charges, outcomes) {
+            return false;
+        }
+        for (charge, outcome) in charges.iter().zip(&*outcomes) {
+            reply(out, charge.limit, outcome);
+        }
+        self.calls.clear();
+        true
+    }
+}
+
+/// Decides a call whose key is no text. `None` if the store has to be waited for.
+#[cold]
+pub(super) fn odd<S: CounterStore>(app: &App<S>, call: &Throttle<'_>, out: &mut Vec<u8>) -> Option<()> {
+    let limit = match call.numbers.limit() {
+        Ok(limit) => limit,
+        Err(refusal) => {
+            refusal.write(out);
+            return Some(());
+        }
+    };
+    let key = Key::of(call.key);
+    let parts = key.parts();
+    let charge = Charge::new(CounterKey { scope: &app.scope, parts: &parts }, &limit, call.cost);
+    let mut outcomes = Vec::new();
+    app.limiter.throttle_each_now(&[charge], &mut outcomes).then(|| {
+        outcomes.iter().for_each(|outcome| reply(out, &limit, outcome));
+    })
+}
+
+/// The scope of all counters of this command.
+pub(super) fn scope() -> Scope {
+    Scope::new("cl.throttle")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<(Numbers, Cost), String> {
+        let words: Vec<&[u8]> = text.split(' ').map(str::as_bytes).collect();
+        Throttle::read(&words).map(|call| (call.numbers, call.cost)).map_err(|refusal| refusal.why)
+    }
+
+    #[test]
+    fn the_numbers_are_read_and_checked() {
+        let numbers = Numbers { max_burst: 15, count: 30, period: 60 };
+        assert_eq!(read("CL.THROTTLE k 15 30 60"), Ok((numbers, Cost::ONE)));
+        assert_eq!(read("CL.THROTTLE k 15 30 60 0"), Ok((numbers, Cost::LOOK)));
+        assert_eq!(read("CL.THROTTLE k 15 30 60 -4"), Ok((numbers, Cost::refund(4))));
+        for (wrong, said) in [
+            ("CL.THROTTLE", "wrong number"),
+            ("CL.THROTTLE k 15 30", "wrong number"),
+            ("CL.THROTTLE k 15 30 60 1 1", "wrong number"),
+            ("CL.THROTTLE k -1 30 60", "max_burst must be at least 0"),
+            ("CL.THROTTLE k 15 0 60", "count must be at least 1"),
+            ("CL.THROTTLE k 15 30 0", "period must be at least 1"),
+            ("CL.THROTTLE k 15 30 -60", "period must be at least 1"),
+            ("CL.THROTTLE k 1.5 30 60", "max_burst is not an integer"),
+            ("CL.THROTTLE k 15 30 60 many", "quantity is not an integer"),
+            ("CL.THROTTLE k 15 30 99999999999999999999", "period is not an integer"),
+        ] {
+            let error = read(wrong).expect_err(wrong);
+            assert!(error.contains(said), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_limit_beyond_reason_is_refused_with_what_to_do() {
+        let limit = |max_burst, count, period| Numbers { max_burst, count, period }.limit();
+        assert!(limit(i64::MAX as u64, 1, 1).expect_err("too many").why.contains("at most"));
+        assert!(limit(1, 1, i64::MAX as u64).expect_err("too long").why.contains("out of range"));
+        assert!(limit(1_000_000, 1, 86_400).expect_err("too slow").why.contains("35 years"));
+    }
+
+    #[test]
+    fn bytes_are_never_taken_for_their_digits() {
+        let key = |bytes: &'static [u8]| {
+            let key = Key::of(bytes);
+            key.parts().iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(key(b"ff"), ["ff"]);
+        assert_eq!(key(b"\xff"), ["ff", "hex"]);
+    }
+}

@@ -1,0 +1,188 @@
+//! The Redis protocol, spoken by clients that nobody here wrote: redis-py, the `redis` crate, redis-cli, redis-benchmark.
+
+mod harness;
+
+use harness::{Folder, Redis, Server, eventually, foreign_client, note, run};
+use redis::Value;
+use std::net::SocketAddr;
+use std::process::Command;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: user, name: per-user, limit: 10/hour}
+  - {key: login, name: login, class: security, limit: 10/hour}
+";
+
+fn resp(server: &Server) -> SocketAddr {
+    server.resp.expect("the Redis protocol is on")
+}
+
+fn connect(server: &Server) -> redis::Connection {
+    let client = redis::Client::open(format!("redis://{}", resp(server))).expect("an address");
+    client.get_connection().expect("a connection")
+}
+
+/// What redis-cli prints.
+fn cli(server: &Server, arguments: &[&str]) -> String {
+    let address = resp(server);
+    let output = Command::new("redis-cli")
+        .args(["-h", &address.ip().to_string(), "-p", &address.port().to_string()])
+        .args(arguments)
+        .output()
+        .expect("redis-cli is installed: make setup");
+    let text = String::from_utf8_lossy(&output.stdout).trim().replace('\n', " ");
+    format!("{text}{}", String::from_utf8_lossy(&output.stderr).trim())
+}
+
+type Five = (i64, i64, i64, i64, i64);
+
+fn throttle(connection: &mut redis::Connection, words: &str) -> redis::RedisResult<Five> {
+    let mut command = redis::cmd("CL.THROTTLE");
+    words.split(' ').for_each(|word| {
+        command.arg(word);
+    });
+    command.query(connection)
+}
+
+/// Programs that use redis-cell move over without a change.
+#[test]
+fn redis_py_finds_what_redis_cell_answers() {
+    let server = Server::with_rules(RULES);
+    let said = foreign_client("resp.py", &server);
+    note(&said);
+    assert!(said.ends_with(" passed, 0 failed\n"), "{said}");
+}
+
+/// Nodes over one Redis must give the same answers, and share what they count.
+#[test]
+fn the_answers_are_the_same_over_redis() {
+    let redis = Redis::start();
+    let url = redis.url();
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let flags =
+        ["--rules", rules.to_str().expect("a plain path"), "--store", &url, "--store-deadline-ms", "5000"];
+    let nodes = [Server::start(&flags), Server::start(&flags)];
+    for node in &nodes {
+        eventually("the node on Redis", || {
+            cli(node, &["TG.PEEK", "d", "user", "x"]).ends_with("store").then_some(())
+        });
+    }
+    let said = foreign_client("resp.py", &nodes[0]);
+    note(&said);
+    assert!(said.ends_with(" passed, 0 failed\n"), "{said}");
+    let [mut one, mut other] = [connect(&nodes[0]), connect(&nodes[1])];
+    assert_eq!(throttle(&mut one, "shared 1 1 3600").expect("a reply").2, 1);
+    assert_eq!(throttle(&mut other, "shared 1 1 3600").expect("a reply").2, 0);
+
+    // Without a store nobody knows, and the caller is told so; a rule answers by its policy.
+    drop(redis.stop());
+    let lost = eventually("the loss of Redis", || throttle(&mut one, "shared 1 1 3600 0").err());
+    assert_eq!(lost.code(), Some("TGUNAVAIL"), "{lost}");
+    eventually("a rule's own policy", || {
+        cli(&nodes[0], &["TG.CHECK", "d", "login", "x"]).ends_with("fail_closed").then_some(())
+    });
+}
+
+/// The same calls in memory and in Redis end in the same numbers, also where a key's limit changes between calls.
+#[test]
+fn numbers_may_change_from_call_to_call() {
+    let redis = Redis::start();
+    let servers =
+        [Server::start(&[]), Server::start(&["--store", &redis.url(), "--store-deadline-ms", "5000"])];
+    for server in &servers {
+        let mut connection = connect(server);
+        eventually("a reply", || throttle(&mut connection, "warm 1 1 1").ok());
+        let mut call = |words: &str| throttle(&mut connection, words).expect(words);
+        assert_eq!(call("k 9 1 3600 6"), (0, 10, 4, -1, 21_600));
+        assert_eq!(call("k 19 1 3600 1"), (0, 20, 13, -1, 25_200), "a larger burst has more left");
+        assert_eq!(
+            call("k 2 1 3600 1"),
+            (1, 3, 0, 14_400, 21_600),
+            "a smaller one owes at most twice itself"
+        );
+        assert_eq!(call("k 2 1 60 1").0, 1, "and so by another period");
+        // Three a minute and seven a minute have no common whole unit of time.
+        assert_eq!(call("f 6 7 60 3").2, 4);
+        assert_eq!(call("f 2 3 60 0").2, 1, "the same time owed, at the other rate");
+    }
+}
+
+/// A client library's own connection, RESP3 and all.
+#[test]
+fn the_redis_crate_speaks_both_protocols() {
+    let server = Server::with_rules(RULES);
+    for version in ["2", "3"] {
+        let url = format!("redis://{}/?protocol=resp{version}", resp(&server));
+        let mut connection =
+            redis::Client::open(url).and_then(|client| client.get_connection()).expect("a connection");
+        let told: Five = throttle(&mut connection, &format!("k{version} 15 30 60")).expect("a reply");
+        assert_eq!(told, (0, 16, 15, -1, 2));
+        let reply: Value =
+            redis::cmd("TG.PEEK").arg(&["d", "user", version]).query(&mut connection).expect("a reply");
+        match (version, &reply) {
+            ("2", Value::Array(values)) => assert_eq!(values.len(), 8),
+            ("3", Value::Map(pairs)) => assert_eq!(pairs.len(), 8),
+            _ => panic!("RESP{version}: {reply:?}"),
+        }
+        let mut pipe = redis::pipe();
+        for _ in 0..100 {
+            pipe.cmd("CL.THROTTLE").arg(&[&format!("p{version}"), "9", "1", "3600"]);
+        }
+        let told: Vec<Five> = pipe.query(&mut connection).expect("replies");
+        assert_eq!(told.iter().filter(|reply| reply.0 == 0).count(), 10);
+        let error = throttle(&mut connection, "k 1 0 60").expect_err("a zero rate");
+        assert!(error.to_string().contains("count must be at least 1"), "{error}");
+    }
+}
+
+#[test]
+fn redis_cli_and_redis_benchmark_are_content() {
+    let server = Server::with_rules(RULES);
+    assert_eq!(cli(&server, &["CL.THROTTLE", "u", "15", "30", "60"]), "0 16 15 -1 2");
+    assert_eq!(cli(&server, &["-3", "CL.THROTTLE", "u", "15", "30", "60", "0"]), "0 16 15 -1 2");
+    assert!(cli(&server, &["-3", "TG.CHECK", "d", "user", "u"]).contains("rule per-user"));
+    assert!(cli(&server, &["GET", "x"]).contains("unknown command 'GET'"));
+    let address = resp(&server);
+    let output = Command::new("redis-benchmark")
+        .args(["-h", &address.ip().to_string(), "-p", &address.port().to_string()])
+        .args(["-q", "-n", "20000", "-c", "20", "-P", "16", "-r", "100"])
+        .args(["CL.THROTTLE", "key:__rand_int__", "15", "30", "60"])
+        .output()
+        .expect("redis-benchmark is installed: make setup");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("requests per second"), "{text}");
+}
+
+/// A password keeps out whoever does not have it, and never shows.
+#[test]
+fn a_password_is_asked_for() {
+    let folder = Folder::new();
+    let file = folder.write("password", "hunter2\n");
+    let server = Server::start(&["--resp-password-file", file.to_str().expect("a plain path")]);
+    assert_eq!(cli(&server, &["CL.THROTTLE", "u", "15", "30", "60"]), "NOAUTH Authentication required.");
+    assert_eq!(cli(&server, &["PING"]), "NOAUTH Authentication required.");
+    assert!(cli(&server, &["AUTH", "hunter3"]).starts_with("WRONGPASS"));
+    assert!(cli(&server, &["AUTH", "somebody", "hunter2"]).starts_with("WRONGPASS"));
+    assert!(cli(&server, &["HELLO", "3"]).starts_with("NOAUTH"));
+    let asked = ["--no-auth-warning", "-a", "hunter2", "CL.THROTTLE", "u", "15", "30", "60"];
+    assert_eq!(cli(&server, &asked), "0 16 15 -1 2");
+    let open = |url: String| redis::Client::open(url).and_then(|client| client.get_connection());
+    let mut connection = open(format!("redis://:hunter2@{}/?protocol=resp3", resp(&server))).expect("let in");
+    assert_eq!(throttle(&mut connection, "u 15 30 60 0").expect("a reply").2, 15);
+    let Err(error) = open(format!("redis://:hunter3@{}", resp(&server))) else { panic!("let in") };
+    assert_eq!(error.kind(), redis::ErrorKind::AuthenticationFailed, "{error}");
+    assert!(!server.log().contains("hunter") && !server.greeting.contains("hunter"));
+    let empty = folder.write("empty", "\n");
+    let refused = run(&["serve", "--resp-password-file", empty.to_str().expect("a plain path")]);
+    assert!(refused.code == Some(1) && refused.err.contains("empty"), "{}", refused.err);
+}
+
+#[test]
+fn it_can_be_switched_off() {
+    let server = Server::start(&["--resp", "off"]);
+    assert_eq!(server.resp, None);
+    let refused = run(&["serve", "--resp", "nowhere"]);
+    assert!(refused.code == Some(2) && refused.err.contains("127.0.0.1:6380, or off"), "{}", refused.err);
+}
