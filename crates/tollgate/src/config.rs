@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tollgate_core::Span;
 use tollgate_edge::answer::AnswerSettings;
+use tollgate_edge::who::WhoSettings;
+use tollgate_front::http::ForwardSettings;
 use tollgate_front::resp::RespConfig;
 use tollgate_rules::{Options, Profile};
 use tollgate_store::RedisConfig;
@@ -28,6 +30,8 @@ pub(crate) struct Config {
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
     pub(crate) answers: AnswerSettings,
+    pub(crate) who: WhoSettings,
+    pub(crate) forward_auth: ForwardSettings,
 }
 
 /// Where counters live.
@@ -60,6 +64,10 @@ struct File {
     global_shadow: Option<bool>,
     #[serde(default)]
     answers: AnswerSettings,
+    #[serde(default)]
+    who: WhoSettings,
+    #[serde(default)]
+    forward_auth: ForwardSettings,
 }
 
 impl Config {
@@ -79,6 +87,8 @@ impl Config {
             profile: flags.profile.or(file.profile),
             global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
             answers: file.answers,
+            who: file.who,
+            forward_auth: file.forward_auth,
         })
     }
 
@@ -167,5 +177,6 @@ fn read(path: &Path) -> anyhow::Result<File> {
     for rules in &mut file.rules {
         *rules = base.join(&*rules);
     }
+    file.who.resolve(base);
     Ok(file)
 }

@@ -5,6 +5,7 @@ use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::store::Store;
 use crate::{reload, sources};
+use anyhow::Context;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -35,6 +36,9 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
 async fn serve(config: Config) -> anyhow::Result<()> {
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
+    let forward = http::Forward::new(&config.forward_auth, &config.who).context("the file of --config")?;
+    let http_config =
+        http::HttpConfig { answers: config.answers.clone(), forward, ..http::HttpConfig::default() };
     let Built { limiter, status, grpc, http, resp } = build(&config).await?;
     greet(&config, &grpc, &http, resp.as_ref())?;
     let resp_config = config.resp_config.clone();
@@ -45,7 +49,6 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let http_config = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };
     let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));

@@ -3,54 +3,10 @@
 
 mod harness;
 
-use harness::{Answer, Envoy, Folder, Server, eventually, exchange};
+use harness::{Answer, Envoy, Folder, Server, Service, eventually, exchange};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// A service that says `hello` and counts how often.
-struct Service {
-    address: SocketAddr,
-    served: Arc<AtomicU64>,
-}
-
-impl Service {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let served = Arc::new(AtomicU64::new(0));
-        let count = Arc::clone(&served);
-        // It ends with the test's process.
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let count = Arc::clone(&count);
-                std::thread::spawn(move || serve(&stream, &count));
-            }
-        });
-        Self { address, served }
-    }
-
-    fn served(&self) -> u64 {
-        self.served.load(Ordering::SeqCst)
-    }
-}
-
-fn serve(stream: &TcpStream, count: &AtomicU64) {
-    let lines = BufReader::new(stream).lines().map_while(Result::ok);
-    // Requests here have no bodies: an empty line is the end of one.
-    for line in lines {
-        if line.is_empty() {
-            count.fetch_add(1, Ordering::SeqCst);
-            let mut stream = stream;
-            if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").is_err() {
-                return;
-            }
-        }
-    }
-}
 
 struct Edge {
     address: SocketAddr,

@@ -26,7 +26,7 @@ pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
     match tokio::time::timeout(SLOWEST, Limited::new(&mut body, LARGEST).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let _ = tokio::time::timeout(SLOWEST, discard(body)).await;
+            discard(body).await;
             Err(too_large())
         }
         Ok(Err(error)) => Err(Problem::bad(format!("the body could not be read: {error}"))),
@@ -37,14 +37,18 @@ pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
     }
 }
 
-async fn discard(mut body: Incoming) {
-    let mut read = 0;
-    while let Some(Ok(frame)) = body.frame().await {
-        read += frame.data_ref().map_or(0, Bytes::len);
-        if read > DISCARDED {
-            return;
+/// Reads what nobody needs, for a while.
+pub(crate) async fn discard(mut body: Incoming) {
+    let reading = async {
+        let mut read = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            read += frame.data_ref().map_or(0, Bytes::len);
+            if read > DISCARDED {
+                return;
+            }
         }
-    }
+    };
+    let _ = tokio::time::timeout(SLOWEST, reading).await;
 }
 
 /// Decodes a body, which is an object. The place of a mistake is worked out only once there is one.

@@ -4,30 +4,34 @@
 //! |---|---|---|
 //! | `POST /v1/check` | `check` | may this request pass? 200 or 429, the decision in the body |
 //! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charge an estimate, then the truth |
+//! | `ANY /check`, `/check/*` | `forward` | may the request pass that a proxy tells about? |
 //! | `POST /json` | `json` | the Envoy service's own JSON |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics` | `health` | is the process well? |
 //!
 //! `server` accepts connections, `body` reads and decodes, `problem` says what was wrong, `decision` is the answer's form.
-//! hyper without a framework: six paths need no router, and this is where every request passes.
+//! hyper without a framework: few paths need no router, and this is where every request passes.
 
 mod body;
 mod check;
 mod decision;
+mod forward;
 mod health;
 mod json;
 mod problem;
 mod reserve;
 mod server;
 
+pub use forward::{Forward, ForwardError, ForwardSettings};
 pub use server::{HttpConfig, serve};
 
 use crate::Status;
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use problem::Problem;
+use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
@@ -38,19 +42,32 @@ pub(crate) struct App<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) status: Arc<dyn Status>,
     pub(crate) answers: AnswerSettings,
+    pub(crate) forward: Forward,
 }
 
 pub(crate) type Answer = Response<Full<Bytes>>;
 
 /// One request, start to end.
-async fn handle<S: CounterStore>(app: &App<S>, request: Request<Incoming>) -> Answer {
-    route(app, request).await.unwrap_or_else(Problem::into_answer)
+async fn handle<S: CounterStore>(app: &App<S>, peer: IpAddr, request: Request<Incoming>) -> Answer {
+    route(app, peer, request).await.unwrap_or_else(Problem::into_answer)
 }
 
-async fn route<S: CounterStore>(app: &App<S>, request: Request<Incoming>) -> Result<Answer, Problem> {
+async fn route<S: CounterStore>(
+    app: &App<S>,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Answer, Problem> {
     let allowed = match request.uri().path() {
         "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json" => Method::POST,
         "/healthz" | "/readyz" | "/metrics" => Method::GET,
+        path if forward::is_at(path) => {
+            let (head, body) = request.into_parts();
+            let answer = forward::answer(app, peer, &head).await;
+            if !body.is_end_stream() {
+                body::discard(body).await;
+            }
+            return answer;
+        }
         path => return Err(Problem::not_found(path)),
     };
     if request.method() != allowed && !(allowed == Method::GET && request.method() == Method::HEAD) {

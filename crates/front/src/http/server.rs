@@ -1,6 +1,6 @@
 //! Accepting connections: bounded in number, headers in bounded time, drained before the end.
 
-use super::{App, handle};
+use super::{App, Forward, handle};
 use crate::Status;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -8,6 +8,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -17,7 +18,7 @@ use tollgate_edge::answer::AnswerSettings;
 use tollgate_engine::Limiter;
 
 /// What callers may do.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct HttpConfig {
     /// Connections open at once; more wait to be accepted.
     pub connections: usize,
@@ -27,6 +28,8 @@ pub struct HttpConfig {
     pub drain: Duration,
     /// How answers are written.
     pub answers: AnswerSettings,
+    /// How proxies that ask are answered.
+    pub forward: Forward,
 }
 
 impl Default for HttpConfig {
@@ -36,6 +39,7 @@ impl Default for HttpConfig {
             header_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(10),
             answers: AnswerSettings::default(),
+            forward: Forward::default(),
         }
     }
 }
@@ -52,16 +56,16 @@ pub async fn serve<S: CounterStore + 'static>(
     config: HttpConfig,
     drain: impl Future<Output = ()> + Send,
 ) {
-    let app = Arc::new(App { limiter, status, answers: config.answers.clone() });
+    let app = Arc::new(App { limiter, status, answers: config.answers, forward: config.forward });
     let places = Arc::new(Semaphore::new(config.connections));
     let (early, late) = (GracefulShutdown::new(), GracefulShutdown::new());
     tokio::select! {
         () = drain => {}
-        () = accept_all(&listener, &app, &places, &config, &early) => {}
+        () = accept_all(&listener, &app, &places, config.header_timeout, &early) => {}
     }
     tokio::select! {
         _ = tokio::time::timeout(config.drain, early.shutdown()) => {}
-        () = accept_all(&listener, &app, &places, &config, &late) => {}
+        () = accept_all(&listener, &app, &places, config.header_timeout, &late) => {}
     }
     drop(listener);
     let _ = tokio::time::timeout(LATE, late.shutdown()).await;
@@ -72,19 +76,19 @@ async fn accept_all<S: CounterStore + 'static>(
     listener: &TcpListener,
     app: &Arc<App<S>>,
     places: &Arc<Semaphore>,
-    config: &HttpConfig,
+    header_timeout: Duration,
     open: &GracefulShutdown,
 ) {
     loop {
-        let Some((stream, place)) = accept(listener, places).await else { continue };
+        let Some((stream, peer, place)) = accept(listener, places).await else { continue };
         let app = Arc::clone(app);
         let service = service_fn(move |request| {
             let app = Arc::clone(&app);
-            async move { Ok::<_, Infallible>(handle(&app, request).await) }
+            async move { Ok::<_, Infallible>(handle(&app, peer, request).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(config.header_timeout)
+            .header_read_timeout(header_timeout)
             .max_buf_size(64 * 1024)
             .pipeline_flush(true)
             .serve_connection(TokioIo::new(stream), service);
@@ -100,12 +104,12 @@ async fn accept_all<S: CounterStore + 'static>(
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
-) -> Option<(tokio::net::TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> Option<(tokio::net::TcpStream, IpAddr, tokio::sync::OwnedSemaphorePermit)> {
     let place = Arc::clone(places).acquire_owned().await.ok()?;
     match listener.accept().await {
-        Ok((stream, _)) => {
+        Ok((stream, peer)) => {
             let _ = stream.set_nodelay(true);
-            Some((stream, place))
+            Some((stream, peer.ip(), place))
         }
         Err(error) => {
             // Out of file descriptors, most likely: wait for some to come back rather than spin.

@@ -6,14 +6,14 @@ use super::server::{Ended, Said, Server};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-fn program(variable: &str, default: &str, what: &str) -> PathBuf {
+pub(super) fn program(variable: &str, default: &str, what: &str) -> PathBuf {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(default);
     let path = std::env::var_os(variable).map_or_else(default, PathBuf::from);
     assert!(path.exists(), "no {what} at {}: run `make setup`, or set {variable}", path.display());
     path
 }
 
-fn spawn(command: &mut Command) -> (Ended, Said, Said) {
+pub(super) fn spawn(command: &mut Command) -> (Ended, Said, Said) {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = Ended(command.spawn().expect("it runs"));
     let out = Said::of(child.0.stdout.take().expect("piped"));

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `server` | a running `tollgate serve`, and commands that end by themselves |
 //! | `foreign` | programs that nobody here wrote: gRPC's own client, redis-py, Envoy |
+//! | `proxy` | those that stand in front of a service: nginx, Caddy, HAProxy, Traefik |
+//! | `service` | the service behind them |
 //! | `redis` | a real Redis server that can die and come back |
 //! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
 //! | `folder` | a folder that is gone when the test is over |
@@ -12,14 +14,18 @@
 
 mod folder;
 mod foreign;
+mod proxy;
 mod redis;
 mod server;
+mod service;
 mod wait;
 mod web;
 
 pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client};
+pub(crate) use proxy::Proxy;
 pub(crate) use redis::Redis;
 pub(crate) use server::{Run, Server, run, run_with};
+pub(crate) use service::Service;
 pub(crate) use wait::{LONG, Stopwatch, eventually, note};
-pub(crate) use web::{Answer, Open, exchange, request};
+pub(crate) use web::{Answer, Open, exchange, exchange_from, request};

@@ -46,12 +46,25 @@ pub(crate) fn exchange(address: SocketAddr, bytes: &[u8]) -> std::io::Result<Ans
     if bytes.starts_with(b"HEAD ") { open.head() } else { open.answer() }
 }
 
+/// The same from another address of loopback: for a server that trusts 127.0.0.1, a caller from outside.
+pub(crate) fn exchange_from(source: &str, address: SocketAddr, bytes: &[u8]) -> std::io::Result<Answer> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+    socket.bind(&SocketAddr::new(source.parse().expect("an address"), 0).into())?;
+    socket.connect_timeout(&address.into(), LONG)?;
+    let mut open = Open::over(socket.into())?;
+    let _ = open.send(bytes);
+    open.answer()
+}
+
 /// A connection, for tests that send a request in parts or keep it open.
 pub(crate) struct Open(BufReader<TcpStream>);
 
 impl Open {
     pub(crate) fn to(address: SocketAddr) -> std::io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, LONG)?;
+        Self::over(TcpStream::connect_timeout(&address, LONG)?)
+    }
+
+    fn over(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_read_timeout(Some(LONG))?;
         stream.set_write_timeout(Some(LONG))?;
         stream.set_nodelay(true)?;

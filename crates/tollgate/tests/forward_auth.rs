@@ -1,0 +1,276 @@
+//! `/check` behind the real nginx, Caddy, HAProxy, Traefik and Envoy, each on the configuration in `examples/`: limits
+//! bite, callers are told, nobody can say that they are somebody else, and what was denied passes again when it may.
+
+mod harness;
+
+use harness::{Answer, Folder, Proxy, Server, Service, eventually, exchange_from, run};
+
+/// A caller's own address, and another's.
+const ONE: &str = "127.0.0.2";
+const OTHER: &str = "127.0.0.3";
+
+// An hour refills one of three in twenty minutes: no test takes as long.
+const RULES: &str = "
+domain: web
+descriptors:
+  - key: remote_address
+    descriptors:
+      - {key: endpoint, value: 'POST /login', name: log-ins, limit: 3/hour}
+      - {key: endpoint, value: 'GET /users/{id}', name: users, limit: 3/hour}
+      - {key: endpoint, value: 'GET /heal', name: heal, limit: 1/second}
+      - {key: path, value: /lesser, name: lesser, limit: 1/hour, action: degrade}
+  - {key: api_key, name: per-key, limit: 2/hour}
+  - {key: host, value: hidden.example, name: hidden, limit: 0/hour}
+";
+
+const SETTINGS: &str = "
+rules: [rules.yaml]
+http: 127.0.0.1:0
+grpc: 127.0.0.1:0
+who: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}
+";
+
+fn serve(more: &str) -> (Server, Folder) {
+    let folder = Folder::new();
+    folder.write("rules.yaml", RULES);
+    let path = folder.write("tollgate.yml", format!("{SETTINGS}{more}"));
+    (Server::start(&["--config", path.to_str().expect("a plain path")]), folder)
+}
+
+/// What a proxy hands on to callers of what may pass.
+#[derive(PartialEq)]
+enum OnPass {
+    ToCaller,
+    ToService,
+}
+
+/// What every proxy must do.
+fn holds_behind(
+    name: &'static str,
+    main: &str,
+    on_pass: &OnPass,
+    settings: &str,
+) -> (Proxy, Service, Server) {
+    let (server, _folder) = serve(settings);
+    let service = Service::start();
+    let proxy = Proxy::start(name, main, &server, &service);
+    let log_in = |source: &str, headers: &str| proxy.ask(source, "POST", "/login", headers);
+    let context = |answer: &Answer| {
+        format!("{name}: {} {:?}\n{}\n{}", answer.status, answer.headers, answer.text(), proxy.said())
+    };
+
+    eventually("the first answer", || (proxy.ask(OTHER, "GET", "/", "").status == 200).then_some(()));
+    let before = service.served();
+    for left in [2, 1, 0] {
+        let answer = log_in(ONE, "");
+        assert_eq!((answer.status, answer.text().as_str()), (200, "hello"), "{}", context(&answer));
+        let told = format!("\"log-ins\";r={left};t=");
+        let said = match on_pass {
+            OnPass::ToCaller => answer.header("ratelimit").map(str::to_owned),
+            OnPass::ToService => service.last_header("ratelimit"),
+        };
+        assert!(said.as_ref().is_some_and(|said| said.starts_with(&told)), "{said:?} {}", context(&answer));
+    }
+    assert_eq!(service.served(), before + 3);
+
+    let denied = log_in(ONE, "");
+    assert_eq!(denied.status, 429, "{}", context(&denied));
+    let wait: u64 = denied.header("retry-after").and_then(|wait| wait.parse().ok()).expect("seconds");
+    assert!((1..=1200).contains(&wait), "{}", context(&denied));
+    assert_eq!(
+        denied.header("ratelimit"),
+        Some(format!("\"log-ins\";r=0;t={wait}").as_str()),
+        "{}",
+        context(&denied)
+    );
+    assert_eq!(denied.header("ratelimit-policy"), Some("\"log-ins\";q=3;w=3600"), "{}", context(&denied));
+    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("log-ins"), "{}", context(&denied));
+    assert_eq!(denied.header("content-type"), Some("application/problem+json"), "{}", context(&denied));
+    assert!(denied.text().contains("#quota-exceeded"), "{}", context(&denied));
+    assert_eq!(service.served(), before + 3, "the service never saw it");
+
+    // Whatever a caller says of itself, it is who it is, and asks for what it asks for.
+    for spoof in [
+        "x-forwarded-for: 9.9.9.9\r\n",
+        "x-forwarded-for: 9.9.9.9, 127.0.0.1\r\nx-real-ip: 9.9.9.9\r\n",
+        "forwarded: for=9.9.9.9\r\n",
+        "x-forwarded-uri: /other\r\nx-forwarded-method: GET\r\n",
+        "x-original-uri: /other\r\nx-original-method: GET\r\n",
+        "x-original-host: other\r\nx-forwarded-host: other\r\n",
+    ] {
+        let answer = log_in(ONE, spoof);
+        assert!(answer.status >= 400, "{spoof}{}", context(&answer));
+        let same = proxy.ask(ONE, "POST", "/login?deny_status=200&cost=0&domain=other", spoof);
+        assert!(same.status >= 400, "{spoof}{}", context(&same));
+    }
+    assert_eq!(service.served(), before + 3, "none of them got through");
+    for path in ["//login", "/login/", "/%6Cogin", "/x/../login"] {
+        let answer = proxy.ask(ONE, "POST", path, "");
+        assert_ne!(answer.status, 200, "{path} is the same endpoint: {}", context(&answer));
+    }
+    let other = log_in(OTHER, "x-forwarded-for: 127.0.0.2\r\n");
+    assert_eq!(other.status, 200, "another caller has a limit of its own: {}", context(&other));
+
+    // One endpoint, not a million.
+    for (id, status) in [(1, 200), (2, 200), (3, 200), (4, 429)] {
+        let answer = proxy.ask(ONE, "GET", &format!("/users/{id}?page={id}"), "");
+        assert_eq!(answer.status, status, "{id} {}", context(&answer));
+    }
+    // A key has limits of its own, whoever holds it.
+    for (source, status) in [(ONE, 200), (OTHER, 200), (ONE, 429)] {
+        let answer = proxy.ask(source, "GET", "/", "x-api-key: secret\r\n");
+        assert_eq!(answer.status, status, "{}", context(&answer));
+    }
+    // What passes in a lesser way is marked for the service.
+    for marked in [None, Some("lesser".to_owned())] {
+        let answer = proxy.ask(ONE, "GET", "/lesser", "");
+        assert_eq!(
+            (answer.status, service.last_header("x-ratelimit-degraded")),
+            (200, marked),
+            "{}",
+            context(&answer)
+        );
+    }
+
+    let heal = || proxy.ask(ONE, "GET", "/heal", "").status;
+    eventually("a denial", || (heal() == 429).then_some(()));
+    eventually("the way back", || (heal() == 200).then_some(()));
+    (proxy, service, server)
+}
+
+#[test]
+fn nginx_with_auth_request() {
+    holds_behind("nginx", "nginx.conf", &OnPass::ToCaller, "");
+}
+
+#[test]
+fn caddy() {
+    holds_behind("caddy", "Caddyfile", &OnPass::ToCaller, "");
+}
+
+#[test]
+fn haproxy_with_lua() {
+    holds_behind("haproxy", "haproxy.cfg", &OnPass::ToCaller, "");
+}
+
+#[test]
+fn traefik() {
+    holds_behind("traefik", "traefik.yml", &OnPass::ToService, "");
+}
+
+#[test]
+fn envoy_with_ext_authz() {
+    holds_behind("envoy", "ext_authz.yaml", &OnPass::ToCaller, "");
+}
+
+/// The other way with nginx: a denial reaches the caller as Tollgate wrote it.
+#[test]
+fn nginx_with_accel_redirect() {
+    let settings = "forward_auth: {accel_redirect: '@app'}\n";
+    let (proxy, _service, _server) = holds_behind("nginx", "nginx-accel.conf", &OnPass::ToCaller, settings);
+    let denied = proxy.ask(ONE, "POST", "/login", "");
+    assert!(denied.text().contains("decision_id"), "{}", denied.text());
+}
+
+fn ask(server: &Server, source: &str, line: &str, headers: &str) -> Answer {
+    ask_with(server, source, line, headers, "")
+}
+
+fn ask_with(server: &Server, source: &str, line: &str, headers: &str, body: &str) -> Answer {
+    let request =
+        format!("{line} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n{headers}\r\n{body}");
+    exchange_from(source, server.http, request.as_bytes()).expect("an answer")
+}
+
+/// Proxies ask with whatever method, path and body they have; none of that may be an error.
+#[test]
+fn any_method_any_path_and_no_body_will_do() {
+    let (server, _folder) = serve("");
+    let large = "x".repeat(200_000);
+    for (line, headers, body) in [
+        ("GET /check", "", ""),
+        ("POST /check/", "content-length: 5\r\n", "hello"),
+        ("POST /check/", "content-length: 200000\r\n", &large),
+        ("DELETE /check/a/b/c?x=y", "", ""),
+        ("OPTIONS /check", "", ""),
+        ("PURGE /check/x", "", ""),
+        ("PUT /check", "transfer-encoding: chunked\r\n", "2\r\nhi\r\n0\r\n\r\n"),
+        ("GET /check/%ff%00//../..", "", ""),
+    ] {
+        let answer = ask_with(&server, ONE, line, headers, body);
+        assert_eq!((answer.status, answer.text().as_str()), (200, ""), "{line}: {:?}", answer.headers);
+    }
+    assert_eq!(
+        ask(&server, ONE, "GET /checks", "").status,
+        404,
+        "a path that only begins like it is another"
+    );
+    // Without a proxy's headers, the path that follows is the one that is meant, as Envoy asks.
+    for (id, status) in [(1, 200), (2, 200), (3, 200), (4, 429)] {
+        assert_eq!(ask(&server, ONE, &format!("GET /check/users/{id}"), "").status, status, "{id}");
+    }
+    let hidden = ask(&server, "127.0.0.1", "GET /check", "x-forwarded-host: Hidden.example:443\r\n");
+    assert_eq!(hidden.status, 429, "a limit of nothing on a host");
+    assert_eq!(ask(&server, ONE, "GET /check", "x-forwarded-host: hidden.example\r\n").status, 200);
+}
+
+/// The query is the caller's to write: it may choose among denials, and nothing else.
+#[test]
+fn a_query_decides_nothing() {
+    let (server, _folder) = serve("");
+    let told = "x-forwarded-for: 192.0.2.9\r\nx-forwarded-method: POST\r\nx-forwarded-uri: /login\r\n";
+    for _ in 0..3 {
+        assert_eq!(ask(&server, "127.0.0.1", "GET /check?cost=0&deny_status=403", told).status, 200);
+    }
+    for (query, status) in [
+        ("", 429),
+        ("deny_status=403", 403),
+        ("a=b&deny_status=401", 401),
+        ("deny_status=200", 429),
+        ("deny_status=503", 429),
+        ("deny_status=", 429),
+        ("deny_status=4030", 429),
+        ("deny_status=%34%30%33", 429),
+        ("cost=0", 429),
+        ("domain=other&remote_address=1.2.3.4", 429),
+    ] {
+        let answer = ask(&server, "127.0.0.1", &format!("GET /check?{query}"), told);
+        assert_eq!(answer.status, status, "{query}");
+        assert!(answer.header("retry-after").is_some() && answer.header("ratelimit").is_some(), "{query}");
+    }
+    let both = format!("{told}x-original-uri: /users/1\r\n");
+    let refused = ask(&server, "127.0.0.1", "GET /check", &both);
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("x-original-uri"), "{}", refused.text());
+}
+
+/// Which rules decide must never be a guess.
+#[test]
+fn the_domain_is_the_only_one_or_the_one_that_is_set() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", RULES);
+    folder.write("other.yaml", "{domain: other, descriptors: [{key: remote_address, limit: 0/hour}]}");
+    let start = |more: &str| {
+        let text = SETTINGS.replace("[rules.yaml]", "[rules.yaml, other.yaml]") + more;
+        let path = folder.write("tollgate.yml", text);
+        Server::start(&["--config", path.to_str().expect("a plain path")])
+    };
+    let undecided = ask(&start(""), ONE, "GET /check", "");
+    assert_eq!(undecided.status, 500);
+    assert!(undecided.text().contains("forward_auth"), "{}", undecided.text());
+    assert_eq!(ask(&start("forward_auth: {domain: other}\n"), ONE, "GET /check", "").status, 429);
+    assert_eq!(ask(&start("forward_auth: {domain: web}\n"), ONE, "GET /check", "").status, 200);
+    for (more, says) in [
+        ("forward_auth: {domian: web}\n", "domian"),
+        ("forward_auth: {accel_redirect: app}\n", "@app"),
+        ("answers: {status: 200}\n", "429"),
+    ] {
+        let path = folder.write("tollgate.yml", format!("{SETTINGS}{more}"));
+        let run = run(&["serve", "--config", path.to_str().expect("a plain path")]);
+        assert_eq!(run.code, Some(1), "{more}: {}", run.err);
+        assert!(run.err.contains(says), "{more}: {}", run.err);
+    }
+    let path = folder.write("tollgate.yml", SETTINGS.replace("/heal'", "/heal', nowhere"));
+    let run = run(&["serve", "--config", path.to_str().expect("a plain path")]);
+    assert!(run.err.contains("nowhere") && run.err.contains("GET /path"), "{}", run.err);
+}
