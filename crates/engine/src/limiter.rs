@@ -139,7 +139,11 @@ impl<S: CounterStore> Limiter<S> {
         if !plan.hits.is_empty() {
             let mut charges = Charges::new();
             plan.charges(permit, &mut charges);
-            match self.store.charge(&charges).await {
+            let outcomes = match self.pay_first(&charges).await {
+                Ok(()) => self.store.charge(&charges).await,
+                Err(error) => Err(error),
+            };
+            match outcomes {
                 Ok(outcomes) => fold::fold(plan, &outcomes, answer),
                 Err(error) => self.fall_back(plan, &charges, error, answer).await,
             }

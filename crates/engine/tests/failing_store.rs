@@ -145,6 +145,28 @@ fn an_outage_neither_opens_the_gates_nor_ends_in_a_burst() {
     assert_eq!(counted, [("u".to_owned(), "local", 30)]);
 }
 
+/// The first request after an outage must not pass on units that the outage has spent, however soon it comes.
+#[test]
+fn whoever_owes_pays_before_he_is_served() {
+    let outage = outage(
+        "{domain: d, descriptors: [{key: user, name: u, limit: 10/hour}, {key: t, name: t, limit: 50/hour}]}",
+    );
+    assert_eq!(outage.passed(&[("user", "x")], 4), (4, Origin::Store));
+    outage.set(GONE);
+    assert_eq!(outage.passed(&[("user", "x"), ("t", "one")], 3), (3, Origin::Local));
+    outage.set(WELL);
+    assert_eq!(outage.passed(&[("user", "x"), ("t", "one")], 30), (3, Origin::Store), "ten in all");
+    // Debts that cannot be paid leave the others alone, and are not forgotten.
+    outage.set(GONE);
+    assert_eq!(outage.passed(&[("user", "dead")], 6), (6, Origin::Local));
+    outage.set(PARTLY);
+    let (passed, origin) = outage.passed(&[("user", "dead"), ("t", "two")], 30);
+    assert_eq!((passed, origin), (4, Origin::Local));
+    outage.set(WELL);
+    assert_eq!(outage.passed(&[("user", "dead")], 30), (0, Origin::Store));
+    assert_eq!(outage.passed(&[("t", "two")], 100), (46, Origin::Store));
+}
+
 /// One dead shard must not cost the others their limits, nor a request turned away its quota there.
 #[test]
 fn a_dead_part_leaves_the_others_limits_as_they_are() {

@@ -62,21 +62,27 @@ impl RedisStore {
     /// Must be called within a tokio runtime.
     #[must_use]
     pub fn connect(config: RedisConfig) -> Self {
-        Self::start(config, None)
+        Self::start(config, None, Arc::new(SystemClock::new()))
+    }
+
+    /// The same, on a node whose own clock this is: breakers go by it. Counters go by the server's, however far off it is.
+    #[must_use]
+    pub fn with_own_clock(config: RedisConfig, own: Arc<dyn Clock>) -> Self {
+        Self::start(config, None, own)
     }
 
     /// The same, with the time told by this clock instead of the server's: for tests and rehearsals.
     #[must_use]
     pub fn with_clock(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
-        Self::start(config, Some(clock))
+        Self::start(config, Some(clock), Arc::new(SystemClock::new()))
     }
 
-    fn start(config: RedisConfig, told: Option<Arc<dyn Clock>>) -> Self {
+    fn start(config: RedisConfig, told: Option<Arc<dyn Clock>>, clock: Arc<dyn Clock>) -> Self {
         let shared = Arc::new(Shared {
             config,
             scripts: Arc::new(Scripts::new()),
             told,
-            clock: Arc::new(SystemClock::new()),
+            clock,
             disagreements: Arc::default(),
         });
         Self { topology: Topology::start(Arc::clone(&shared)), shared }

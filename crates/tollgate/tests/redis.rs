@@ -40,6 +40,13 @@ fn nodes_share_limits_and_survive_an_outage() {
     let away = |server: &Server| ask(server, "login", "u").0 == 503;
     eventually("both nodes without Redis", || nodes.iter().all(away).then_some(()));
     assert_eq!(ask(&nodes[0], "login", "u").1["origin"], "fail_closed");
+    let closed = nodes[0].check("d", &json!({"login": "u"}));
+    assert_eq!(closed.header("retry-after"), Some("1"));
+    // Envoy knows only two answers.
+    let entries = json!([{"entries": [{"key": "login", "value": "u"}]}]);
+    let envoy = nodes[0].post("/json", &json!({"domain": "d", "descriptors": entries})).json();
+    assert_eq!(envoy["overallCode"], "OVER_LIMIT", "{envoy}");
+    assert_eq!(envoy["dynamicMetadata"]["origin"], "fail_closed", "{envoy}");
     let locally: Vec<_> = (0..10).map(|_| ask(&nodes[0], "user", "v")).collect();
     assert!(locally.iter().all(|(_, decision)| decision["origin"] == "local"), "{locally:?}");
     let passed = locally.iter().filter(|(status, _)| *status == 200).count();
@@ -127,6 +134,35 @@ fn a_crash_of_redis_hands_out_no_fresh_log_ins() {
     assert_eq!(served, 200, "switched off");
 }
 
+/// When Redis is back, what was let through without it is paid for first: no burst beyond the limit, however soon.
+#[test]
+fn an_outage_ends_without_a_burst() {
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let redis = Redis::start();
+    let url = redis.url();
+    let flags = ["--rules", rules.to_str().expect("a plain path"), "--store", &url, "--nodes", "2"];
+    // One failure, and then none until Redis is back: what is sent meanwhile would be counted when it goes on.
+    let settings = ["--store-deadline-ms", "200", "--store-breaker-failures", "1"];
+    let settings = [&settings[..], &["--store-breaker-open-ms", "1500"]].concat();
+    let node = Server::start(&[&flags[..], &settings].concat());
+    eventually("the node on Redis", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
+    let passed = |decisions: &[(u16, Value)]| decisions.iter().filter(|(status, _)| *status == 200).count();
+    let before: Vec<_> = (0..4).map(|_| ask(&node, "user", "u")).collect();
+    redis.signal("STOP");
+    let during: Vec<_> = (0..20).map(|_| ask(&node, "user", "u")).collect();
+    assert!(during.iter().all(|(_, decision)| decision["origin"] == "local"), "{during:?}");
+    assert_eq!(passed(&during), 5, "a node's share of ten is five");
+    redis.signal("CONT");
+    let mut after = Vec::new();
+    eventually("the node on Redis again", || {
+        after.push(ask(&node, "user", "u"));
+        (after.iter().filter(|(_, decision)| decision["origin"] == "store").count() > 20).then_some(())
+    });
+    let all = passed(&before) + passed(&during) + passed(&after);
+    assert!(all <= 10, "{all} passed of ten: {after:?}");
+}
+
 /// Whoever sets a breaker must get that breaker.
 #[test]
 fn breakers_follow_their_settings() {
@@ -146,6 +182,9 @@ fn breakers_follow_their_settings() {
     assert_eq!(breaker(), "closed");
     assert_eq!(ask(&node, "login", "u").0, 503);
     assert_eq!(breaker(), "open", "one failure was enough");
+    let state = node.get("/metrics").text();
+    let state = state.lines().find(|line| line.starts_with("ratelimit_circuit_state{")).map(str::to_owned);
+    assert!(state.as_ref().is_some_and(|line| line.ends_with("} 2")), "{state:?}");
     let _redis = dead.start_again();
     for _ in 0..20 {
         assert_eq!(ask(&node, "login", "u").1["origin"], "fail_closed", "it stays open for an hour");
@@ -157,6 +196,39 @@ fn breakers_follow_their_settings() {
         "{}",
         refused.err
     );
+}
+
+/// Passwords come by the address, the environment or a file, and show up nowhere.
+#[test]
+fn a_password_opens_the_store_and_is_in_no_log() {
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let redis = Redis::start();
+    redis.command("ACL SETUSER gate on >sesame ~tg1:* +@all");
+    redis.command("CONFIG SET requirepass sesame");
+    let secret = folder.write("secret", "sesame\n");
+    let place = redis.url().replace("redis://", "");
+    let common = ["--rules", rules.to_str().expect("a plain path"), "--log", "trace"];
+    let common = [&common[..], &["--store-deadline-ms", "500"]].concat();
+    let start = |store: &str, more: &[&str], environment: &[(&str, &str)]| {
+        Server::start_with(&[&common[..], &["--store", store], more].concat(), environment)
+    };
+    let file = ["--store-password-file", secret.to_str().expect("a plain path")];
+    let nodes = [
+        start(&format!("redis://gate:sesame@{place}"), &[], &[]),
+        start(&redis.url(), &[], &[("TOLLGATE_STORE_PASSWORD", "sesame")]),
+        start(&redis.url(), &file, &[]),
+    ];
+    for node in &nodes {
+        eventually("the node on Redis", || (ask(node, "user", "u").1["origin"] == "store").then_some(()));
+        assert!(!node.log().contains("sesame"), "{}", node.log());
+        assert!(!node.get("/readyz?verbose").text().contains("sesame"));
+    }
+    let stranger = start(&format!("redis://:hunter2@{place}"), &[], &[]);
+    for _ in 0..6 {
+        assert_eq!(ask(&stranger, "login", "u").0, 503);
+    }
+    assert!(!stranger.log().contains("hunter2"), "{}", stranger.log());
 }
 
 /// A password in an address must not end up in a terminal or a log.

@@ -212,6 +212,46 @@ async fn a_server_that_loads_is_asked_again() {
     tenant.waited_no_longer_than_it_may();
 }
 
+#[tokio::test]
+async fn a_server_that_is_busy_with_a_script_is_waited_for_no_longer_than_the_deadline() {
+    let server = Server::start(&["--busy-reply-threshold", "10"]);
+    let store = RedisStore::connect(quick(&server.url()));
+    let mut tenant = Tenant::new(&store, "alice", 30);
+    tenant.heals().await;
+    let mut looper = server.connection().expect("a server");
+    let looping = std::thread::spawn(move || {
+        redis::cmd("EVAL").arg("while true do end").arg(0).query::<()>(&mut looper).expect_err("killed")
+    });
+    // It loops until it is killed below: whoever is answered has not waited for its end.
+    while breaker(&store) == BreakerState::Closed {
+        let _ = tenant.check().await;
+    }
+    let _: () = server.command(&["SCRIPT", "KILL"]);
+    looping.join().expect("the script");
+    assert!(server.info("errorstat_BUSY").starts_with("count="), "the server's own words");
+    tenant.heals().await;
+    while tenant.check().await != Ok(Admission::Refused) {}
+    assert!(tenant.admitted <= 30, "{}", tenant.admitted);
+}
+
+#[tokio::test]
+async fn a_replica_that_has_lost_its_primary_admits_nothing() {
+    let server = Server::start(&["--replica-serve-stale-data", "no"]);
+    let store = RedisStore::connect(quick(&server.url()));
+    let mut tenant = Tenant::new(&store, "alice", 30);
+    tenant.heals().await;
+    let _: () = server.command(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]);
+    for _ in 0..3 {
+        assert!(tenant.check().await.is_err());
+    }
+    let _: () = server.command(&["REPLICAOF", "NO", "ONE"]);
+    let (down, readonly) = (server.info("errorstat_MASTERDOWN"), server.info("errorstat_READONLY"));
+    assert!(down.starts_with("count=") || readonly.starts_with("count="), "the server's own words");
+    tenant.heals().await;
+    while tenant.check().await != Ok(Admission::Refused) {}
+    assert!(tenant.admitted <= 30, "{}", tenant.admitted);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_checks_of_one_key_are_exact_and_share_script_calls() {
     let server = Server::start(&[]);

@@ -14,3 +14,4 @@ mod proxy;
 mod sentinel;
 mod servers;
 mod tls;
+mod wrong_clocks;

@@ -29,6 +29,22 @@ impl Redis {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// Stops this process in its tracks, or lets it go on.
+    pub(crate) fn signal(&self, name: &str) {
+        let order = format!("kill -{name} {}", self.child.0.id());
+        let status = Command::new("sh").args(["-c", &order]).status().expect("a shell");
+        assert!(status.success(), "{order}");
+    }
+
+    /// Runs a command that answers OK.
+    pub(crate) fn command(&self, words: &str) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a server");
+        stream.write_all(format!("{words}\r\n").as_bytes()).expect("a server");
+        let mut answer = [0; 3];
+        stream.read_exact(&mut answer).expect("an answer");
+        assert_eq!(&answer, b"+OK", "{words}");
+    }
+
     /// Kills it.
     pub(crate) fn stop(self) -> Dead {
         let Self { child, port, folder } = self;
