@@ -26,7 +26,7 @@ FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/traefik/
 
 # Rule files among the examples, and the tests of them.
 EXAMPLE_TESTS := $(sort $(wildcard examples/*.test.yaml examples/*/*.test.yaml))
-EXAMPLE_RULES := $(filter-out $(EXAMPLE_TESTS) %/envoy.yaml %/ext_authz.yaml,$(sort $(wildcard examples/*.yaml examples/*/*.yaml)))
+EXAMPLE_RULES := $(filter-out $(EXAMPLE_TESTS) %/envoy.yaml %/ext_authz.yaml %/gateway.yaml,$(sort $(wildcard examples/*.yaml examples/*/*.yaml)))
 
 .PHONY: help
 help:

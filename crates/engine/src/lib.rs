@@ -9,6 +9,7 @@
 //! | `failing` | what is answered when the store is not |
 //! | `debts` | charging the shared counters, later, with what was let through without them |
 //! | `fallbacks` | how often that happened |
+//! | `held` | what a request holds while it is under way |
 //! | `holding` | a charge that outlives its request |
 //! | `reserve` | charging an estimate now and the truth later |
 //! | `throttle` | limits that callers bring themselves, apart from the rules |
@@ -20,6 +21,7 @@ mod decision;
 mod failing;
 mod fallbacks;
 mod fold;
+mod held;
 mod holding;
 mod ids;
 mod limiter;
@@ -28,6 +30,7 @@ mod throttle;
 
 pub use check::{Check, Request};
 pub use decision::{Answer, Decision, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy, Window};
+pub use held::Held;
 pub use ids::DecisionId;
 pub use limiter::Limiter;
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};

@@ -50,8 +50,8 @@ enum Status {
 
 /// What a reservation took from one counter.
 #[derive(Clone)]
-struct Reserved {
-    holding: Holding,
+pub(crate) struct Reserved {
+    pub(crate) holding: Holding,
     taken: Timestamp,
     /// Whether the real cost replaces the estimate here, or this counter took a number of its own.
     follows: bool,
@@ -227,7 +227,7 @@ impl<S: CounterStore> Limiter<S> {
         Ok(wanted)
     }
 
-    async fn move_counters(
+    pub(crate) async fn move_counters(
         &self,
         holdings: &[Reserved],
         id: ReservationId,
@@ -301,7 +301,7 @@ impl Drop for Closing<'_> {
 }
 
 /// What an allowed plan took: every charge that its own limit let through.
-fn holdings(plan: &Plan<'_>, answer: &Answer, taken: Timestamp) -> Vec<Reserved> {
+pub(crate) fn holdings(plan: &Plan<'_>, answer: &Answer, taken: Timestamp) -> Vec<Reserved> {
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
     let statuses = answer.limits.iter();

@@ -27,7 +27,8 @@ pub(crate) struct Built {
     pub(crate) resp: Option<TcpListener>,
 }
 
-pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
+/// Rules and store that decide together: what every way to run begins with.
+pub(crate) fn limiter(config: &Config) -> anyhow::Result<Arc<Limiter<Store>>> {
     let sources =
         if config.rules.is_empty() { vec![sources::sample()] } else { sources::read(&config.rules)? };
     let rules = Ruleset::load(&sources, &config.rule_options())
@@ -50,8 +51,11 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
             Limiter::new(Arc::new(rules), store, time).with_fallback(fallback)
         }
     };
-    let limiter = limiter.with_global_shadow(config.global_shadow);
-    let limiter = Arc::new(limiter);
+    Ok(Arc::new(limiter.with_global_shadow(config.global_shadow)))
+}
+
+pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
+    let limiter = limiter(config)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), config));
     let listen = async |address, flag| {
         TcpListener::bind(address)

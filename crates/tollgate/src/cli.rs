@@ -23,6 +23,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer requests. With no flags: in memory, by sample rules, on loopback.
     Serve(Box<ServeFlags>),
+    /// Stand before an API: pass on what may pass. Needs --config with a `gateway` section.
+    Gateway(Box<ServeFlags>),
     /// Check rule files: errors and lint warnings with line and column. Exits with 1 on errors.
     Check(CheckFlags),
     /// Print the JSON schema of rule files, for editors.

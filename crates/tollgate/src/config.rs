@@ -11,6 +11,7 @@ use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::who::WhoSettings;
 use tollgate_front::http::ForwardSettings;
 use tollgate_front::resp::RespConfig;
+use tollgate_gateway::GatewaySection;
 use tollgate_rules::{Options, Profile};
 use tollgate_store::RedisConfig;
 
@@ -32,6 +33,10 @@ pub(crate) struct Config {
     pub(crate) answers: AnswerSettings,
     pub(crate) who: WhoSettings,
     pub(crate) forward_auth: ForwardSettings,
+    /// What `tollgate gateway` needs beside the rest.
+    pub(crate) gateway: Option<GatewaySection>,
+    /// Whether somebody asked for the HTTP address by name.
+    pub(crate) asked_http: bool,
 }
 
 /// Where counters live.
@@ -68,6 +73,7 @@ struct File {
     who: WhoSettings,
     #[serde(default)]
     forward_auth: ForwardSettings,
+    gateway: Option<GatewaySection>,
 }
 
 impl Config {
@@ -89,6 +95,8 @@ impl Config {
             answers: file.answers,
             who: file.who,
             forward_auth: file.forward_auth,
+            gateway: file.gateway,
+            asked_http: flags.http.or(file.http).is_some(),
         })
     }
 
@@ -178,5 +186,8 @@ fn read(path: &Path) -> anyhow::Result<File> {
         *rules = base.join(&*rules);
     }
     file.who.resolve(base);
+    if let Some(gateway) = &mut file.gateway {
+        gateway.resolve(base);
+    }
     Ok(file)
 }

@@ -3,6 +3,7 @@
 mod build;
 mod cli;
 mod config;
+mod gateway;
 mod reload;
 mod ruleinfo;
 mod serve;
@@ -20,6 +21,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let outcome = match cli::Cli::parse().command {
         cli::Command::Serve(flags) => serve::run(&flags),
+        cli::Command::Gateway(flags) => gateway::run(&flags),
         cli::Command::Check(flags) => ruleinfo::check(&flags),
         cli::Command::Schema => ruleinfo::schema(),
         cli::Command::Explain(flags) => ruleinfo::explain(&flags),

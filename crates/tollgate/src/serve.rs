@@ -18,14 +18,22 @@ use tollgate_front::{http, resp, rls};
 /// The longest that draining may take before the process ends all the same.
 const DRAIN: Duration = Duration::from_secs(15);
 
-pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
+/// Messages go to the standard error.
+pub(crate) fn log(flags: &ServeFlags) {
     tracing_subscriber::fmt()
         .with_max_level(flags.log)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
+}
+
+pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
+    log(flags);
     let config = Config::new(flags)?;
+    if config.gateway.is_some() {
+        anyhow::bail!("the file of --config has a `gateway` section: start it with `tollgate gateway`");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(config))?;
     // What is still running past the drain is not waited for.
@@ -80,14 +88,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 }
 
 /// Charges the shared counters with what was let through while they were away.
-async fn pay_debts(limiter: Arc<Limiter<Store>>) {
+pub(crate) async fn pay_debts(limiter: Arc<Limiter<Store>>) {
     loop {
         tokio::time::sleep(Duration::from_millis(100)).await;
         limiter.pay_debts().await;
     }
 }
 
-async fn told_to_stop() -> anyhow::Result<()> {
+pub(crate) async fn told_to_stop() -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {

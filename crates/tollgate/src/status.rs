@@ -16,7 +16,11 @@ pub(crate) struct ServerStatus {
     refused: Mutex<Option<String>>,
     reloads: AtomicU64,
     refusals: AtomicU64,
+    /// Figures of whatever else runs in the process.
+    more: std::sync::OnceLock<Figures>,
 }
+
+type Figures = Box<dyn Fn(&mut String) + Send + Sync>;
 
 impl ServerStatus {
     pub(crate) fn new(limiter: Arc<Limiter<Store>>, config: &Config) -> Self {
@@ -27,7 +31,13 @@ impl ServerStatus {
             refused: Mutex::new(None),
             reloads: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
+            more: std::sync::OnceLock::new(),
         }
+    }
+
+    /// Adds figures to those that are told already.
+    pub(crate) fn tell_also(&self, figures: impl Fn(&mut String) + Send + Sync + 'static) {
+        let _ = self.more.set(Box::new(figures));
     }
 
     pub(crate) fn drain(&self) {
@@ -98,6 +108,9 @@ impl Status for ServerStatus {
             "Rule changes that were refused.",
             refusals,
         );
+        if let Some(more) = self.more.get() {
+            more(&mut text);
+        }
         text
     }
 }

@@ -6,6 +6,8 @@
 //! | `foreign` | programs that nobody here wrote: gRPC's own client, redis-py, Envoy |
 //! | `proxy` | those that stand in front of a service: nginx, Caddy, HAProxy, Traefik |
 //! | `service` | the service behind them |
+//! | `gateway` | a running `tollgate gateway` |
+//! | `origin` | an upstream for it |
 //! | `redis` | a real Redis server that can die and come back |
 //! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
 //! | `folder` | a folder that is gone when the test is over |
@@ -14,6 +16,8 @@
 
 mod folder;
 mod foreign;
+mod gateway;
+mod origin;
 mod proxy;
 mod redis;
 mod server;
@@ -23,6 +27,8 @@ mod web;
 
 pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client};
+pub(crate) use gateway::{Gateway, certificate, foreign, plain};
+pub(crate) use origin::Origin;
 pub(crate) use proxy::Proxy;
 pub(crate) use redis::Redis;
 pub(crate) use server::{Run, Server, run, run_with};

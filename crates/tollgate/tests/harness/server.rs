@@ -20,7 +20,7 @@ pub(crate) struct Run {
 }
 
 /// The binary, with none of the settings that the caller's environment may hold.
-fn command(args: &[&str]) -> Command {
+pub(super) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(BINARY);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("TOLLGATE_") {

@@ -84,6 +84,17 @@ impl Open {
         matches!(self.0.read(&mut [0]), Ok(0))
     }
 
+    /// Reads up to and with these bytes.
+    pub(crate) fn read_until(&mut self, end: &[u8]) -> std::io::Result<Vec<u8>> {
+        let mut seen = Vec::new();
+        let mut byte = [0];
+        while !seen.ends_with(end) {
+            self.0.read_exact(&mut byte)?;
+            seen.push(byte[0]);
+        }
+        Ok(seen)
+    }
+
     /// Reads one answer without a body.
     fn head(&mut self) -> std::io::Result<Answer> {
         let status_line = self.line()?;

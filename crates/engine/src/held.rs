@@ -1,0 +1,111 @@
+//! What a request holds while it is under way: permits, and what it took for a turn that it is still waiting for.
+//!
+//! For those who stand in a request's way and see it end (a gateway, a layer): they give back what it holds when it has
+//! been answered, has failed, or its caller has left. Nothing is remembered here, unlike reservations: who drops a
+//! [`Held`] without a word leaves its permits to their deadline, as a process that dies does.
+
+use crate::check::Check;
+use crate::decision::Decision;
+use crate::limiter::{Limiter, plan_into};
+use crate::reserve::{Reserved, Settlement, holdings};
+use tollgate_core::{Algorithm, Charge, CounterStore, Part, Permit, PermitId, Span, StoreError, Verdict};
+use tollgate_rules::Plan;
+
+/// What an allowed request holds.
+#[derive(Clone)]
+pub struct Held {
+    id: PermitId,
+    holdings: Vec<Reserved>,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").field("id", &self.id).field("counters", &self.holdings.len()).finish()
+    }
+}
+
+impl Held {
+    /// After how long its permits lapse unless they are renewed; nothing, where it has none.
+    #[must_use]
+    pub fn lapses_after(&self) -> Option<Span> {
+        self.permits().map(|reserved| reserved.holding.limit.quota().period.length()).min()
+    }
+
+    fn permits(&self) -> impl Iterator<Item = &Reserved> {
+        self.holdings.iter().filter(|reserved| reserved.holding.limit.algorithm() == Algorithm::Concurrency)
+    }
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// Decides like [`Limiter::check`], and hands over what must be given back: permits, or a place in a queue. Most
+    /// requests hold nothing.
+    pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<Held>) {
+        let decision = self.check(check).await;
+        if !holds_something(&decision) {
+            return (decision, None);
+        }
+        let mut plan = Plan::default();
+        plan_into(&decision.rules, check, &mut plan);
+        let held = Held {
+            id: PermitId(decision.id.0),
+            holdings: holdings(&plan, &decision.answer, self.clock.now()),
+        };
+        drop(plan);
+        (decision, Some(held))
+    }
+
+    /// Gives permits back: the request has ended.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store did not take them; they lapse at their deadline.
+    pub async fn release(&self, held: &Held) -> Result<(), StoreError> {
+        let parts: Vec<Vec<Part<'_>>> = held.permits().map(|reserved| reserved.holding.parts()).collect();
+        let permits: Vec<Permit<'_>> = held
+            .permits()
+            .zip(&parts)
+            .map(|(reserved, parts)| {
+                let holding = &reserved.holding;
+                Permit { key: holding.key(parts), limit: &holding.limit, id: held.id }
+            })
+            .collect();
+        if permits.is_empty() { Ok(()) } else { self.store.release(&permits).await }
+    }
+
+    /// Gives everything back, as far as time has not: the caller left before its turn came.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store did not take it.
+    pub async fn withdraw(&self, held: &Held) -> Result<(), StoreError> {
+        self.move_counters(&held.holdings, crate::ids::DecisionId(held.id.0), Settlement::Cancelled).await
+    }
+
+    /// Puts the permits' deadline off: the request is still under way.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store was not there.
+    pub async fn renew(&self, held: &Held) -> Result<(), StoreError> {
+        let parts: Vec<Vec<Part<'_>>> = held.permits().map(|reserved| reserved.holding.parts()).collect();
+        let charges: Vec<Charge<'_>> = held
+            .permits()
+            .zip(&parts)
+            .map(|(reserved, parts)| {
+                let holding = &reserved.holding;
+                let cost = tollgate_core::Cost::take(holding.units);
+                Charge { permit: held.id, ..Charge::new(holding.key(parts), &holding.limit, cost) }
+            })
+            .collect();
+        if charges.is_empty() { Ok(()) } else { self.store.charge(&charges).await.map(|_| ()) }
+    }
+}
+
+/// Whether a decision took anything that outlives it.
+fn holds_something(decision: &Decision) -> bool {
+    decision.is_allowed()
+        && (decision.delay() > Span::ZERO
+            || decision.limits.iter().any(|status| {
+                matches!(status.outcome.verdict, Verdict::Allowed { .. })
+                    && decision
+                        .limit(status)
+                        .is_some_and(|limit| limit.limit.algorithm() == Algorithm::Concurrency)
+            }))
+}

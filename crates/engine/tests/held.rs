@@ -1,0 +1,72 @@
+//! What a request holds while it is under way comes back when it ends, and no more than that.
+
+mod rig;
+
+use rig::rig;
+use tollgate_core::Span;
+use tollgate_engine::{Check, Held};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: user, name: per-user, limit: 1000/hour, algorithm: fixed_window}
+  - {key: slot, name: slots, concurrency: {limit: 2, ttl: 60s}}
+  - {key: queue, name: queue, limit: 1/second, burst: 10, action: delay}
+";
+
+const SLOT: [(&str, &str); 2] = [("user", "u"), ("slot", "s")];
+const QUEUE: [(&str, &str); 1] = [("queue", "q")];
+
+fn admit(rig: &rig::Rig, attributes: &[(&str, &str)]) -> (tollgate_engine::Decision, Option<Held>) {
+    pollster::block_on(rig.limiter.admit(&Check::attributes("d", attributes)))
+}
+
+/// A slot is free again when its request has ended; what the request used up otherwise stays used.
+#[test]
+fn releasing_frees_the_permit_and_nothing_else() {
+    let rig = rig(RULES);
+    assert!(admit(&rig, &[("user", "u")]).1.is_none(), "a usual request holds nothing");
+    let (_, first) = admit(&rig, &SLOT);
+    let (_, second) = admit(&rig, &SLOT);
+    let (denied, nothing) = admit(&rig, &SLOT);
+    assert!(!denied.is_allowed() && nothing.is_none());
+    let first = first.expect("a permit is held");
+    assert_eq!(first.lapses_after(), Some(Span::from_secs(60)));
+    for _ in 0..2 {
+        // Twice is once.
+        assert_eq!(pollster::block_on(rig.limiter.release(&first)), Ok(()));
+        assert_eq!(rig.left(&SLOT, "slots"), 1);
+    }
+    assert_eq!(rig.left(&SLOT, "per-user"), 997);
+    assert!(second.is_some());
+}
+
+/// A request that outlives its permit keeps it as long as somebody says so, and loses it when nobody does.
+#[test]
+fn renewing_puts_the_deadline_off() {
+    let rig = rig(RULES);
+    let (_, held) = admit(&rig, &SLOT);
+    let held = held.expect("a permit");
+    for _ in 0..5 {
+        rig.clock.advance(Span::from_secs(40));
+        assert_eq!(pollster::block_on(rig.limiter.renew(&held)), Ok(()));
+        assert_eq!(rig.left(&SLOT, "slots"), 1);
+    }
+    rig.clock.advance(Span::from_secs(61));
+    assert_eq!(rig.left(&SLOT, "slots"), 2);
+}
+
+/// Who leaves the queue gives its place to those behind.
+#[test]
+fn withdrawing_gives_the_turn_back() {
+    let rig = rig(RULES);
+    let (first, none) = admit(&rig, &QUEUE);
+    assert!(first.delay() == Span::ZERO && none.is_none());
+    let (second, held) = admit(&rig, &QUEUE);
+    assert_eq!(second.delay(), Span::from_secs(1));
+    let (third, _) = admit(&rig, &QUEUE);
+    assert_eq!(third.delay(), Span::from_secs(2));
+    assert_eq!(pollster::block_on(rig.limiter.withdraw(&held.expect("a place in the queue"))), Ok(()));
+    let (fourth, _) = admit(&rig, &QUEUE);
+    assert_eq!(fourth.delay(), Span::from_secs(2), "not three");
+}

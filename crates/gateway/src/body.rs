@@ -1,0 +1,158 @@
+//! What the proxy hands on: a request's body from whichever protocol it came by, and an answer's body with everything
+//! that must end when it does.
+
+use crate::alarm::Alarm;
+use crate::finish::Finish;
+use crate::h1::body::{BodyError, RequestBody};
+use crate::h1::client::UpstreamBody;
+use crate::h1::tunnel::Tunnel;
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// A request's body.
+pub(crate) enum Incoming {
+    H1(RequestBody),
+    H2(StreamBody),
+}
+
+/// The body of a request or an answer that comes by HTTP/2.
+pub(crate) struct StreamBody {
+    body: hyper::body::Incoming,
+    room: u64,
+    idle: Duration,
+    alarm: Alarm,
+}
+
+impl StreamBody {
+    pub(crate) fn new(body: hyper::body::Incoming, idle: Duration) -> Self {
+        Self { body, room: u64::MAX, idle, alarm: Alarm::after(idle) }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                let length = frame.data_ref().map_or(0, |data| data.len() as u64);
+                let Some(room) = self.room.checked_sub(length) else {
+                    return Poll::Ready(Some(Err(BodyError::TooLarge)));
+                };
+                self.room = room;
+                self.alarm.set(self.idle);
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(other) => Poll::Ready(other.map(|result| result.map_err(BodyError::Stream))),
+            Poll::Pending if self.alarm.poll(cx).is_ready() => Poll::Ready(Some(Err(BodyError::TooSlow))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Incoming {
+    /// Passes on at most so many bytes.
+    pub(crate) fn limit(&mut self, bytes: u64) {
+        match self {
+            Self::H1(body) => body.limit(bytes),
+            Self::H2(body) => body.room = bytes,
+        }
+    }
+}
+
+impl Body for Incoming {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            Self::H1(body) => Pin::new(body).poll_frame(cx),
+            Self::H2(body) => body.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::H1(body) => body.is_end_stream(),
+            Self::H2(body) => body.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::H1(body) => body.size_hint(),
+            Self::H2(body) => body.body.size_hint(),
+        }
+    }
+}
+
+/// Where an answer's body comes from.
+pub(crate) enum Source {
+    Here(Bytes),
+    H1(UpstreamBody),
+    H2 {
+        body: StreamBody,
+        _in_flight: crate::pool::InFlight,
+    },
+    /// No more HTTP follows.
+    Tunnel(Box<Tunnel>),
+}
+
+/// An answer's body.
+pub(crate) struct Outgoing {
+    pub(crate) source: Source,
+    /// What ends when it does.
+    pub(crate) finish: Option<Box<Finish>>,
+}
+
+impl Outgoing {
+    pub(crate) fn here(bytes: Bytes) -> Self {
+        Self { source: Source::Here(bytes), finish: None }
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let polled = match &mut this.source {
+            Source::Here(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Source::Here(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Source::H1(body) => body.poll(cx),
+            Source::H2 { body, .. } => body.poll(cx),
+            Source::Tunnel(_) => Poll::Ready(None),
+        };
+        if let (Some(finish), Poll::Ready(Some(frame))) = (&mut this.finish, &polled) {
+            match frame {
+                Ok(frame) => finish.bytes += frame.data_ref().map_or(0, |data| data.len() as u64),
+                Err(error) => finish.failed = Some(error.to_string()),
+            }
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Here(bytes) => bytes.is_empty(),
+            Source::H1(body) => body.is_end_stream(),
+            Source::H2 { body, .. } => body.body.is_end_stream(),
+            Source::Tunnel(_) => true,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Here(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Source::H1(body) => body.size_hint(),
+            Source::H2 { body, .. } => body.body.size_hint(),
+            Source::Tunnel(_) => SizeHint::with_exact(0),
+        }
+    }
+}

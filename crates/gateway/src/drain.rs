@@ -1,0 +1,59 @@
+//! Ending without dropping anyone: who is there, and how they hear that it is time to go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tokio::sync::Notify;
+
+/// Shared by all connections.
+#[derive(Default)]
+pub(crate) struct Drain {
+    begun: AtomicBool,
+    begin: Notify,
+    open: AtomicUsize,
+    empty: Notify,
+}
+
+/// One connection that is open.
+pub(crate) struct Present(Arc<Drain>);
+
+impl Drain {
+    /// Counts a connection for as long as the answer lives.
+    pub(crate) fn enter(self: &Arc<Self>) -> Present {
+        self.open.fetch_add(1, Ordering::SeqCst);
+        Present(Arc::clone(self))
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// Wakes the task that polls it once, when draining begins: enough for a task that then asks `has_begun`.
+    pub(crate) fn begin(&self) -> &Notify {
+        &self.begin
+    }
+
+    /// Tells everyone, and waits until all have gone.
+    pub(crate) async fn run(&self) {
+        self.begun.store(true, Ordering::Release);
+        self.begin.notify_waiters();
+        loop {
+            let empty = self.empty.notified();
+            if self.open.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            empty.await;
+        }
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        if self.0.open.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.empty.notify_waiters();
+        }
+    }
+}

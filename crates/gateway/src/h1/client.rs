@@ -1,0 +1,315 @@
+//! One exchange on an upstream's connection: the request goes out while the answer may already come in.
+
+use super::body::{BodyError, Reader, Source};
+use super::head::{self, HeadError, HeadLimits, ResponseHead};
+use super::write::{self, Frames};
+use crate::alarm::Alarm;
+use crate::body::Incoming;
+use crate::io::{Io, ReadHalf, WriteHalf};
+use crate::pool::InFlight;
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Upstreams are ours: they may say more than strangers.
+const LIMITS: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 0, fields: 200 };
+/// How long an upstream that has stopped reading may take to say why.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// A connection to an upstream, between two exchanges.
+pub(crate) struct Connection {
+    read: ReadHalf,
+    write: Option<WriteHalf>,
+    buffer: BytesMut,
+    out: BytesMut,
+    alarm: Alarm,
+    /// Since when it waits.
+    pub(crate) idle_since: Instant,
+    /// Its place among those that may be open at once.
+    pub(crate) _place: Option<tokio::sync::OwnedSemaphorePermit>,
+}
+
+impl Connection {
+    pub(crate) fn new(io: Io, place: Option<tokio::sync::OwnedSemaphorePermit>) -> Self {
+        let (read, write) = io.split();
+        Self {
+            read,
+            write: Some(write),
+            buffer: BytesMut::new(),
+            out: BytesMut::new(),
+            alarm: Alarm::after(Duration::from_secs(60)),
+            idle_since: Instant::now(),
+            _place: place,
+        }
+    }
+
+    /// Whether nobody has spoken or hung up since the last exchange.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.read.is_quiet()
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    /// Not a byte of an answer came: the request may be sent to another, if it is of the kind that can.
+    #[error("the upstream closed the connection without an answer: {0}")]
+    Reset(std::io::Error),
+    #[error("the upstream closed the connection in the middle of its answer's head")]
+    Cut,
+    #[error("the upstream did not answer in time")]
+    Timeout,
+    #[error("the upstream's answer is malformed: {0}")]
+    Malformed(#[from] HeadError),
+    #[error("the upstream switched protocols unasked")]
+    Unasked,
+    /// The caller's fault, not the upstream's.
+    #[error("the request's body could not be read: {0}")]
+    Body(BodyError),
+}
+
+/// What is sent.
+#[derive(Clone, Copy)]
+pub(crate) struct Outbound<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) target: &'a str,
+    pub(crate) headers: &'a HeaderMap,
+    /// Whether it asks to switch protocols.
+    pub(crate) upgrades: bool,
+    /// The longest wait for an answer's head.
+    pub(crate) response: Duration,
+    /// The longest wait for more of a body.
+    pub(crate) idle: Duration,
+}
+
+enum PumpError {
+    Body(BodyError),
+    Io,
+}
+
+type Pump = Pin<Box<dyn Future<Output = Result<WriteHalf, PumpError>> + Send>>;
+
+/// Sends a request's head and body as it comes.
+async fn pump(
+    mut write: WriteHalf,
+    mut out: BytesMut,
+    mut body: Incoming,
+    frames: Frames,
+    idle: Duration,
+) -> Result<WriteHalf, PumpError> {
+    let mut ended = false;
+    // What the first frame is known by the time the head is written goes with it.
+    loop {
+        let next = std::future::poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
+            Poll::Pending if !out.is_empty() => Poll::Ready(None),
+            other => other.map(Some),
+        });
+        let mut large = Bytes::new();
+        match next.await {
+            None => {}
+            Some(Some(Ok(next))) => {
+                ended |= next.is_trailers();
+                large = write::frame(&mut out, next, frames);
+            }
+            Some(Some(Err(error))) => return Err(PumpError::Body(error)),
+            Some(None) => {
+                if frames == Frames::Chunked && !ended {
+                    write::last_chunk(&mut out);
+                }
+                ended = true;
+            }
+        }
+        let writing = std::future::poll_fn(|cx| write.poll_write_both(cx, &mut out, &mut large));
+        match tokio::time::timeout(idle, writing).await {
+            Ok(Ok(())) => {}
+            _ => return Err(PumpError::Io),
+        }
+        if ended {
+            return Ok(write);
+        }
+    }
+}
+
+/// What came back.
+pub(crate) enum Answered {
+    Response(ResponseHead, UpstreamBody),
+    Switched(ResponseHead, Source, WriteHalf),
+}
+
+/// Sends a request and waits for the head of its answer.
+pub(crate) async fn exchange(
+    mut connection: Connection,
+    in_flight: InFlight,
+    request: Outbound<'_>,
+    body: Option<Incoming>,
+) -> Result<Answered, ExchangeError> {
+    let frames = match &body {
+        None if matches!(*request.method, Method::POST | Method::PUT | Method::PATCH) => Frames::Length(0),
+        None => Frames::None,
+        Some(body) => body.size_hint().exact().map_or(Frames::Chunked, Frames::Length),
+    };
+    write::request_head(&mut connection.out, request.method, request.target, request.headers, frames);
+    connection.alarm.set(request.response);
+    let mut pumping: Option<Pump> = None;
+    let Some(mut write) = connection.write.take() else {
+        return Err(ExchangeError::Reset(std::io::ErrorKind::NotConnected.into()));
+    };
+    match body {
+        None => {
+            let (out, alarm) = (&mut connection.out, &mut connection.alarm);
+            let mut none = Bytes::new();
+            std::future::poll_fn(|cx| match write.poll_write_both(cx, out, &mut none) {
+                Poll::Ready(done) => Poll::Ready(done.map_err(ExchangeError::Reset)),
+                Poll::Pending => alarm.poll(cx).map(|()| Err(ExchangeError::Timeout)),
+            })
+            .await?;
+            connection.write = Some(write);
+        }
+        Some(body) => {
+            let out = std::mem::take(&mut connection.out);
+            pumping = Some(Box::pin(pump(write, out, body, frames, request.idle)));
+        }
+    }
+    let head = std::future::poll_fn(|cx| poll_head(cx, &mut connection, &mut pumping, &request)).await?;
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        let Some(write) = connection.write.filter(|_| request.upgrades) else {
+            return Err(ExchangeError::Unasked);
+        };
+        let source = Source { read: connection.read, buffer: connection.buffer };
+        return Ok(Answered::Switched(head, source, write));
+    }
+    let reader = Reader::new(head.framing);
+    let keep = head.keep_alive;
+    let mut body = UpstreamBody {
+        connection: Some(connection),
+        in_flight: Some(in_flight),
+        reader,
+        pumping,
+        keep,
+        idle: request.idle,
+    };
+    if body.reader.is_done() {
+        body.finish();
+    }
+    Ok(Answered::Response(head, body))
+}
+
+fn poll_head(
+    cx: &mut Context<'_>,
+    connection: &mut Connection,
+    pumping: &mut Option<Pump>,
+    request: &Outbound<'_>,
+) -> Poll<Result<ResponseHead, ExchangeError>> {
+    if let Some(pump) = pumping {
+        match pump.as_mut().poll(cx) {
+            Poll::Pending => {}
+            Poll::Ready(Ok(write)) => {
+                connection.write = Some(write);
+                *pumping = None;
+                connection.alarm.set(request.response);
+            }
+            Poll::Ready(Err(PumpError::Body(error))) => return Poll::Ready(Err(ExchangeError::Body(error))),
+            Poll::Ready(Err(PumpError::Io)) => {
+                *pumping = None;
+                connection.alarm.set(LAST_WORDS);
+            }
+        }
+    }
+    let mut seen = 0;
+    loop {
+        if let Some(end) = head::end_of_head(&connection.buffer, &mut seen, &LIMITS)? {
+            let bytes = connection.buffer.split_to(end).freeze();
+            let head = head::response(&bytes, &LIMITS, request.method)?;
+            if head.status.is_informational() && head.status != StatusCode::SWITCHING_PROTOCOLS {
+                seen = 0;
+                continue;
+            }
+            return Poll::Ready(Ok(head));
+        }
+        connection.buffer.reserve(4096);
+        match connection.read.poll_fill(cx, &mut connection.buffer) {
+            Poll::Ready(Ok(0)) if connection.buffer.is_empty() => {
+                let error = std::io::ErrorKind::UnexpectedEof.into();
+                return Poll::Ready(Err(ExchangeError::Reset(error)));
+            }
+            Poll::Ready(Ok(0)) => return Poll::Ready(Err(ExchangeError::Cut)),
+            Poll::Ready(Ok(_)) => {}
+            Poll::Ready(Err(error)) if connection.buffer.is_empty() => {
+                return Poll::Ready(Err(ExchangeError::Reset(error)));
+            }
+            Poll::Ready(Err(_)) => return Poll::Ready(Err(ExchangeError::Cut)),
+            Poll::Pending => break,
+        }
+    }
+    if pumping.is_none() && connection.alarm.poll(cx).is_ready() {
+        return Poll::Ready(Err(ExchangeError::Timeout));
+    }
+    Poll::Pending
+}
+
+/// An answer's body. The connection goes back to its pool at the last byte, before the caller has read it.
+pub(crate) struct UpstreamBody {
+    connection: Option<Connection>,
+    in_flight: Option<InFlight>,
+    reader: Reader,
+    /// The request, as far as it is still being sent.
+    pumping: Option<Pump>,
+    keep: bool,
+    idle: Duration,
+}
+
+impl UpstreamBody {
+    fn finish(&mut self) {
+        let (Some(connection), Some(in_flight)) = (self.connection.take(), self.in_flight.take()) else {
+            return;
+        };
+        // Bytes behind the answer belong to nothing: such a connection is not used again.
+        let whole = self.pumping.take().is_none() && connection.write.is_some();
+        if self.keep && whole && connection.buffer.is_empty() {
+            in_flight.endpoint().put_back(connection);
+        }
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(connection) = &mut self.connection else { return Poll::Ready(None) };
+        if let Some(pump) = &mut self.pumping
+            && let Poll::Ready(pumped) = pump.as_mut().poll(cx)
+        {
+            self.pumping = None;
+            match pumped {
+                Ok(write) => connection.write = Some(write),
+                Err(PumpError::Body(error)) => return Poll::Ready(Some(Err(error))),
+                Err(PumpError::Io) => {}
+            }
+        }
+        match self.reader.poll(cx, &mut connection.read, &mut connection.buffer) {
+            Poll::Pending => {
+                if connection.alarm.poll(cx).is_ready() {
+                    return Poll::Ready(Some(Err(BodyError::TooSlow)));
+                }
+                Poll::Pending
+            }
+            Poll::Ready(frame) => {
+                if self.reader.is_done() {
+                    self.finish();
+                } else {
+                    connection.alarm.set(self.idle);
+                }
+                Poll::Ready(frame)
+            }
+        }
+    }
+
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.reader.is_done()
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        self.reader.size_hint()
+    }
+}

@@ -1,0 +1,416 @@
+//! The filter that every HTTP/1 request head passes: what two readers could read in two ways is refused.
+//!
+//! Request smuggling lives on leniency: a line ended by a bare LF, a space before a colon, a folded line, a length told
+//! twice or beside `Transfer-Encoding`. None of these is repaired here. Written for this place rather than taken from a
+//! general parser, because those accept several of them for the sake of old clients. Pure: bytes in, a head out.
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::{HeaderMap, Method, StatusCode, Uri, Version};
+
+/// How much of a head is read.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadLimits {
+    /// Bytes in all.
+    pub bytes: usize,
+    /// Bytes of the target: path and query.
+    pub target: usize,
+    /// Fields.
+    pub fields: usize,
+}
+
+impl Default for HeadLimits {
+    fn default() -> Self {
+        Self { bytes: 32 * 1024, target: 8 * 1024, fields: 100 }
+    }
+}
+
+/// Why a head is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeadError {
+    /// A line feed without its carriage return, or the other way round.
+    #[error("every line must end with CR LF")]
+    LineEnding,
+    /// Not `METHOD target HTTP/1.1`.
+    #[error("the request line must be: method, one space, target, one space, HTTP/1.1")]
+    RequestLine,
+    /// Not `HTTP/1.1 200 OK`.
+    #[error("the status line must be: HTTP/1.1, one space, three digits")]
+    StatusLine,
+    /// Another version.
+    #[error("only HTTP/1.1 and HTTP/1.0 are spoken here")]
+    Version,
+    /// A method that no route can have.
+    #[error("this method is not passed on")]
+    Method,
+    /// A target that is not a path, or hides what path it is.
+    #[error(
+        "the target must be a path of visible characters, without `.` and `..` segments and without a fragment"
+    )]
+    Target,
+    /// Longer than is read.
+    #[error("the target is longer than is read here")]
+    TargetTooLong,
+    /// More bytes or fields than are read.
+    #[error("the header section is larger than is read here")]
+    TooLarge,
+    /// Not a token before the colon, a space before it, or none.
+    #[error("a field's name must be a token directly followed by a colon")]
+    FieldName,
+    /// A field continued on the next line.
+    #[error("a field may not be continued on a second line")]
+    Folded,
+    /// A control character.
+    #[error("a field's value may not have control characters")]
+    FieldValue,
+    /// None, two, or one that is no host.
+    #[error("exactly one Host field with a host's name is needed")]
+    Host,
+    /// Two lengths, or no number.
+    #[error("Content-Length must be one number, once")]
+    ContentLength,
+    /// The two ways to tell a length at once.
+    #[error("Content-Length and Transfer-Encoding exclude each other")]
+    TwoLengths,
+    /// Another encoding than `chunked`, or one in HTTP/1.0.
+    #[error("the only transfer encoding understood here is `chunked`, in HTTP/1.1")]
+    TransferEncoding,
+    /// Another expectation than `100-continue`.
+    #[error("the only expectation understood here is `100-continue`")]
+    Expect,
+    /// `Connection` names a field that the message cannot do without.
+    #[error("Connection may not name a field that frames or directs the message")]
+    Connection,
+}
+
+impl HeadError {
+    /// The answer to a caller who sent this.
+    #[must_use]
+    pub const fn status(self) -> StatusCode {
+        match self {
+            Self::Version => StatusCode::HTTP_VERSION_NOT_SUPPORTED,
+            Self::Method | Self::TransferEncoding => StatusCode::NOT_IMPLEMENTED,
+            Self::TargetTooLong => StatusCode::URI_TOO_LONG,
+            Self::TooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::Expect => StatusCode::EXPECTATION_FAILED,
+            _ => StatusCode::BAD_REQUEST,
+        }
+    }
+}
+
+/// How a message's body is told apart from what follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// There is none.
+    None,
+    /// So many bytes.
+    Length(u64),
+    /// In chunks.
+    Chunked,
+    /// All that comes until the connection ends: answers only.
+    UntilClose,
+}
+
+/// A request head that has passed.
+#[derive(Debug)]
+pub struct RequestHead {
+    /// The method.
+    pub method: Method,
+    /// The path and query; with an authority where the caller wrote one.
+    pub uri: Uri,
+    /// 1.0 or 1.1.
+    pub version: Version,
+    /// Everything else.
+    pub headers: HeaderMap,
+    /// What follows.
+    pub framing: Framing,
+    /// Whether another request may follow on this connection.
+    pub keep_alive: bool,
+    /// Whether the caller waits to be told to go on before it sends its body.
+    pub expects_continue: bool,
+}
+
+/// An answer's head that has passed.
+#[derive(Debug)]
+pub struct ResponseHead {
+    /// The status.
+    pub status: StatusCode,
+    /// Everything else.
+    pub headers: HeaderMap,
+    /// What follows.
+    pub framing: Framing,
+    /// Whether the connection can be used again.
+    pub keep_alive: bool,
+}
+
+/// Where the head in `bytes` ends, if it does; `seen` remembers what was looked at before.
+///
+/// # Errors
+/// [`HeadError`] as soon as a line is wrong, so that nobody waits for the rest of what is refused anyway.
+pub fn end_of_head(bytes: &[u8], seen: &mut usize, limits: &HeadLimits) -> Result<Option<usize>, HeadError> {
+    for feed in memchr::memchr_iter(b'\n', &bytes[*seen..]) {
+        let feed = *seen + feed;
+        if feed == 0 || bytes[feed - 1] != b'\r' {
+            return Err(HeadError::LineEnding);
+        }
+        if feed >= 3 && bytes[feed - 2] == b'\n' {
+            if feed >= limits.bytes {
+                return Err(HeadError::TooLarge);
+            }
+            return Ok(Some(feed + 1));
+        }
+    }
+    *seen = bytes.len();
+    if bytes.len() >= limits.bytes { Err(HeadError::TooLarge) } else { Ok(None) }
+}
+
+/// Reads a whole request head, its last empty line included.
+///
+/// # Errors
+/// [`HeadError`] for whatever could be read in two ways.
+pub fn request(head: &Bytes, limits: &HeadLimits) -> Result<RequestHead, HeadError> {
+    let line = line_at(head, 0)?;
+    let mut words = head[..line].splitn(3, |byte| *byte == b' ');
+    let (Some(method), Some(target), Some(version)) = (words.next(), words.next(), words.next()) else {
+        return Err(HeadError::RequestLine);
+    };
+    let version = match version {
+        b"HTTP/1.1" => Version::HTTP_11,
+        b"HTTP/1.0" => Version::HTTP_10,
+        other if other.starts_with(b"HTTP/") && !other.contains(&b' ') => return Err(HeadError::Version),
+        _ => return Err(HeadError::RequestLine),
+    };
+    if method.is_empty() || !method.iter().all(|byte| is_token(*byte)) {
+        return Err(HeadError::RequestLine);
+    }
+    let start = method.len() + 1;
+    let method = Method::from_bytes(method).map_err(|_| HeadError::RequestLine)?;
+    if method == Method::CONNECT {
+        return Err(HeadError::Method);
+    }
+    if target.len() > limits.target {
+        return Err(HeadError::TargetTooLong);
+    }
+    let uri = target_uri(head.slice(start..start + target.len()), &method)?;
+    let headers = fields(head, line + 2, limits)?;
+    check_host(&headers, &uri, version)?;
+    let framing = match (content_length(&headers, false)?, chunked(&headers)?) {
+        (Some(_), true) => return Err(HeadError::TwoLengths),
+        (None, true) if version == Version::HTTP_10 => return Err(HeadError::TransferEncoding),
+        (None, true) => Framing::Chunked,
+        (Some(0) | None, false) => Framing::None,
+        (Some(length), false) => Framing::Length(length),
+    };
+    let expects_continue = match headers.get(EXPECT) {
+        None => false,
+        Some(value) if value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
+            framing != Framing::None && version == Version::HTTP_11
+        }
+        Some(_) => return Err(HeadError::Expect),
+    };
+    let keep_alive = connection(&headers)? && version == Version::HTTP_11;
+    Ok(RequestHead { method, uri, version, headers, framing, keep_alive, expects_continue })
+}
+
+/// Reads a whole answer's head. `asked` is the method that it answers.
+///
+/// # Errors
+/// [`HeadError`] for whatever could be read in two ways.
+pub fn response(head: &Bytes, limits: &HeadLimits, asked: &Method) -> Result<ResponseHead, HeadError> {
+    let line = line_at(head, 0)?;
+    let version = match head.get(..9) {
+        Some(b"HTTP/1.1 ") => Version::HTTP_11,
+        Some(b"HTTP/1.0 ") => Version::HTTP_10,
+        _ => return Err(HeadError::StatusLine),
+    };
+    let digits = head.get(9..12).ok_or(HeadError::StatusLine)?;
+    // Some servers leave the space before an empty reason out.
+    if line < 12 || (line > 12 && head[12] != b' ') || !head[12..line].iter().all(|byte| is_value(*byte)) {
+        return Err(HeadError::StatusLine);
+    }
+    let status = StatusCode::from_bytes(digits).map_err(|_| HeadError::StatusLine)?;
+    let headers = fields(head, line + 2, limits)?;
+    let bodiless = asked == Method::HEAD
+        || status.is_informational()
+        || status == StatusCode::NO_CONTENT
+        || status == StatusCode::NOT_MODIFIED;
+    let framing = match (content_length(&headers, true)?, chunked(&headers)?) {
+        (Some(_), true) => return Err(HeadError::TwoLengths),
+        _ if bodiless => Framing::None,
+        (None, true) => Framing::Chunked,
+        (Some(0), false) => Framing::None,
+        (Some(length), false) => Framing::Length(length),
+        (None, false) => Framing::UntilClose,
+    };
+    let keep_alive = connection(&headers)? && version == Version::HTTP_11 && framing != Framing::UntilClose;
+    Ok(ResponseHead { status, headers, framing, keep_alive })
+}
+
+/// The fields from `at` to the empty line that ends `head`.
+pub(crate) fn fields(head: &Bytes, mut at: usize, limits: &HeadLimits) -> Result<HeaderMap, HeadError> {
+    let mut headers = HeaderMap::with_capacity(16);
+    let mut count = 0;
+    loop {
+        let end = line_at(head, at)?;
+        if end == at {
+            return if end + 2 == head.len() { Ok(headers) } else { Err(HeadError::LineEnding) };
+        }
+        if matches!(head[at], b' ' | b'\t') {
+            return Err(HeadError::Folded);
+        }
+        count += 1;
+        if count > limits.fields {
+            return Err(HeadError::TooLarge);
+        }
+        let line = &head[at..end];
+        let colon = line.iter().position(|byte| !is_token(*byte)).unwrap_or(line.len());
+        if colon == 0 || line.get(colon) != Some(&b':') {
+            return Err(HeadError::FieldName);
+        }
+        let name = HeaderName::from_bytes(&line[..colon]).map_err(|_| HeadError::FieldName)?;
+        let (mut start, mut stop) = (colon + 1, line.len());
+        while start < stop && matches!(line[start], b' ' | b'\t') {
+            start += 1;
+        }
+        while stop > start && matches!(line[stop - 1], b' ' | b'\t') {
+            stop -= 1;
+        }
+        let value = HeaderValue::from_maybe_shared(head.slice(at + start..at + stop))
+            .map_err(|_| HeadError::FieldValue)?;
+        headers.append(name, value);
+        at = end + 2;
+    }
+}
+
+/// Where the line that starts at `at` ends: the place of its CR LF.
+fn line_at(head: &[u8], at: usize) -> Result<usize, HeadError> {
+    let rest = head.get(at..).ok_or(HeadError::LineEnding)?;
+    let end = memchr::memchr2(b'\r', b'\n', rest).ok_or(HeadError::LineEnding)?;
+    if rest[end] == b'\r' && rest.get(end + 1) == Some(&b'\n') {
+        Ok(at + end)
+    } else {
+        Err(HeadError::LineEnding)
+    }
+}
+
+fn target_uri(target: Bytes, method: &Method) -> Result<Uri, HeadError> {
+    if target.is_empty() || !target.iter().all(|byte| (0x21..0x7f).contains(byte) && *byte != b'#') {
+        return Err(HeadError::Target);
+    }
+    let asterisk = &target[..] == b"*";
+    if asterisk && method != Method::OPTIONS {
+        return Err(HeadError::Target);
+    }
+    let is_path = target[0] == b'/';
+    let uri = Uri::from_maybe_shared(target).map_err(|_| HeadError::Target)?;
+    if !is_path && !asterisk && !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err(HeadError::Target);
+    }
+    if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        return Err(HeadError::Target);
+    }
+    check_path(uri.path())?;
+    Ok(uri)
+}
+
+/// A path with `.` and `..` segments is another path to the next reader than to the rules.
+pub(crate) fn check_path(path: &str) -> Result<(), HeadError> {
+    let path = path.as_bytes();
+    // Nearly every path has neither a segment that begins with a dot nor an escape.
+    let suspect = memchr::memchr3_iter(b'%', b'\\', b'.', path)
+        .any(|at| path[at] != b'.' || at == 0 || matches!(path[at - 1], b'/' | b'.'));
+    if !suspect {
+        return Ok(());
+    }
+    if path.contains(&b'\\') {
+        return Err(HeadError::Target);
+    }
+    let text = String::from_utf8_lossy(path).to_ascii_lowercase();
+    let text = text.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
+    // `..;x` is `..` to some servers.
+    let names = text.split('/').map(|segment| segment.split(';').next().unwrap_or(segment));
+    let mut hidden = names.filter(|name| matches!(*name, "." | ".."));
+    if text.contains("%00") || hidden.next().is_some() { Err(HeadError::Target) } else { Ok(()) }
+}
+
+fn check_host(headers: &HeaderMap, uri: &Uri, version: Version) -> Result<(), HeadError> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let host = match (hosts.next(), hosts.next()) {
+        (Some(host), None) => host.as_bytes(),
+        (None, _) if version == Version::HTTP_10 => return Ok(()),
+        _ => return Err(HeadError::Host),
+    };
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte);
+    if host.is_empty() || !host.iter().all(plain) {
+        return Err(HeadError::Host);
+    }
+    match uri.authority() {
+        Some(authority) if !authority.as_str().as_bytes().eq_ignore_ascii_case(host) => Err(HeadError::Host),
+        _ => Ok(()),
+    }
+}
+
+/// Twins are refused in requests even if they agree; servers in the wild send them, so in answers agreement will do.
+fn content_length(headers: &HeaderMap, twins: bool) -> Result<Option<u64>, HeadError> {
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(first) = values.next() else { return Ok(None) };
+    if values.any(|other| !twins || other != first) {
+        return Err(HeadError::ContentLength);
+    }
+    let digits = first.as_bytes();
+    if digits.is_empty() || digits.len() > 18 || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(HeadError::ContentLength);
+    }
+    Ok(Some(digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))))
+}
+
+fn chunked(headers: &HeaderMap) -> Result<bool, HeadError> {
+    let mut values = headers.get_all(TRANSFER_ENCODING).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Ok(false),
+        (Some(value), None) if value.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(true),
+        _ => Err(HeadError::TransferEncoding),
+    }
+}
+
+/// Whether the connection may be kept.
+fn connection(headers: &HeaderMap) -> Result<bool, HeadError> {
+    let mut keep = true;
+    for value in headers.get_all(CONNECTION) {
+        for option in value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+            keep &= !option.eq_ignore_ascii_case(b"close");
+            let framing = ["host", "content-length", "transfer-encoding"];
+            if framing.iter().any(|name| option.eq_ignore_ascii_case(name.as_bytes())) {
+                return Err(HeadError::Connection);
+            }
+        }
+    }
+    Ok(keep)
+}
+
+/// The characters of names.
+const fn is_token(byte: u8) -> bool {
+    const TOKENS: [bool; 256] = {
+        let mut table = [false; 256];
+        let mut at = 0;
+        while at < 256 {
+            let byte = at as u8;
+            table[at] = byte.is_ascii_alphanumeric();
+            at += 1;
+        }
+        let others = b"!#$%&'*+-.^_`|~";
+        let mut at = 0;
+        while at < others.len() {
+            table[others[at] as usize] = true;
+            at += 1;
+        }
+        table
+    };
+    TOKENS[byte as usize]
+}
+
+/// The characters of values.
+pub(crate) const fn is_value(byte: u8) -> bool {
+    byte == b'\t' || (byte >= b' ' && byte != 0x7f)
+}

@@ -1,0 +1,364 @@
+//! A caller's connection, request after request, within one task.
+//!
+//! While a request is being worked on, the connection is watched: a caller who leaves takes its request along, which
+//! frees what the request holds (a place in a queue, a permit, an upstream's connection).
+
+use super::body::{Home, Reader, RequestBody, Source};
+use super::head::{self, Framing, HeadError, HeadLimits, RequestHead};
+use super::tunnel;
+use super::write::{self, Frames};
+use crate::alarm::Alarm;
+use crate::body::{Incoming, Outgoing, Source as BodySource};
+use crate::drain::Drain;
+use crate::io::{Io, WriteHalf};
+use crate::problem;
+use bytes::{Buf, Bytes, BytesMut};
+use http::{Method, Request, Response, StatusCode, Version};
+use http_body::{Body, Frame};
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+/// What callers may do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) head: HeadLimits,
+    /// From a head's first byte to its last.
+    pub(crate) header_timeout: Duration,
+    /// Between requests.
+    pub(crate) idle_timeout: Duration,
+    /// Between two pieces of a body, either way.
+    pub(crate) body_timeout: Duration,
+}
+
+/// What is read ahead of a request that is being worked on.
+const AHEAD: usize = 16 * 1024;
+/// How much of a body that nobody wants is read before the connection is closed, so that its sender sees the answer.
+const UNWANTED: usize = 256 * 1024;
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Serves one connection to its end.
+pub(crate) async fn serve<F, Fut>(io: Io, first: BytesMut, settings: &Settings, drain: &Drain, handle: F)
+where
+    F: Fn(Request<Option<Incoming>>) -> Fut,
+    Fut: Future<Output = Response<Outgoing>> + Send,
+{
+    let (read, write) = io.split();
+    let mut begun = pin!(drain.begin().notified());
+    // Once is enough: the task is woken, and asks.
+    poll_fn(|cx| {
+        let _ = begun.as_mut().poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+    let mut line = Line {
+        source: Some(Source { read, buffer: first }),
+        leftover: None,
+        write,
+        out: BytesMut::new(),
+        alarm: Alarm::after(settings.header_timeout),
+        settings,
+        drain,
+    };
+    let mut fresh = true;
+    while line.serve_one(&handle, fresh).await {
+        fresh = false;
+    }
+}
+
+/// A connection and where it stands.
+struct Line<'a> {
+    /// What is read from, unless a request's body has it.
+    source: Option<Source>,
+    /// A body that was given back before its end.
+    leftover: Option<Reader>,
+    write: WriteHalf,
+    out: BytesMut,
+    alarm: Alarm,
+    settings: &'a Settings,
+    drain: &'a Drain,
+}
+
+/// What comes next on a connection.
+enum Next {
+    Head(Box<RequestHead>),
+    Refuse(StatusCode, HeadError),
+    Slow,
+    End,
+}
+
+impl Line<'_> {
+    /// Whether another request may follow.
+    async fn serve_one<F, Fut>(&mut self, handle: &F, fresh: bool) -> bool
+    where
+        F: Fn(Request<Option<Incoming>>) -> Fut,
+        Fut: Future<Output = Response<Outgoing>> + Send,
+    {
+        let head = match self.next_head(fresh).await {
+            Next::Head(head) => head,
+            Next::End => return false,
+            Next::Refuse(status, error) => {
+                self.refuse(status, &error.to_string()).await;
+                return false;
+            }
+            Next::Slow => {
+                self.refuse(StatusCode::REQUEST_TIMEOUT, "the header section did not come in time").await;
+                return false;
+            }
+        };
+        let asked_head = head.method == Method::HEAD;
+        let (version, keep_alive) = (head.version, head.keep_alive);
+        let mut expects = head.expects_continue;
+        let home = (head.framing != Framing::None).then(|| Arc::new(Home::default()));
+        let body = home.as_ref().and_then(|home| {
+            let source = self.source.take()?;
+            let idle = self.settings.body_timeout;
+            Some(Incoming::H1(RequestBody::new(source, head.framing, Arc::clone(home), idle)))
+        });
+        let mut request = Request::new(body);
+        *request.method_mut() = head.method;
+        *request.uri_mut() = head.uri;
+        *request.version_mut() = head.version;
+        *request.headers_mut() = head.headers;
+        let response = {
+            let mut handling = Box::pin(handle(request));
+            let wanted = home.as_ref().map(|home| home.wanted.notified());
+            let mut wanted = pin!(wanted);
+            poll_fn(|cx| {
+                if let Poll::Ready(response) = handling.as_mut().poll(cx) {
+                    return Poll::Ready(Some(response));
+                }
+                if expects
+                    && let Some(wanted) = wanted.as_mut().as_pin_mut()
+                    && wanted.poll(cx).is_ready()
+                {
+                    expects = false;
+                    self.out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+                }
+                if !self.out.is_empty() {
+                    let written = self.write.poll_write_both(cx, &mut self.out, &mut Bytes::new());
+                    if let Poll::Ready(Err(_)) = written {
+                        return Poll::Ready(None);
+                    }
+                }
+                self.bring_home(home.as_deref());
+                self.watch(cx).map(|()| None)
+            })
+            .await
+        };
+        let Some(response) = response else { return false };
+        let (mut parts, body) = response.into_parts();
+        if let BodySource::Tunnel(tunnel) = body.source {
+            write::response_head(&mut self.out, parts.status, &parts.headers, Frames::None, false);
+            if let (true, Some(source)) = (self.flush(Bytes::new()).await, self.source.take()) {
+                // The halves move into the tunnel, which ends the connection.
+                let write = std::mem::replace(&mut self.write, WriteHalf::Closed);
+                tunnel::run(source, write, *tunnel).await;
+            }
+            drop(body.finish);
+            return false;
+        }
+        self.bring_home(home.as_deref());
+        // Whoever still waits to be told, or has a body under way that nobody reads, cannot go on.
+        let unread = home.is_some() && self.leftover.is_some();
+        let close = !keep_alive || unread || self.drain.has_begun();
+        let frames = frames(&parts.status, asked_head, version, &body);
+        let close = close || frames == Frames::UntilClose;
+        if matches!(frames, Frames::Chunked | Frames::UntilClose) {
+            parts.headers.remove(http::header::CONTENT_LENGTH);
+        }
+        write::response_head(&mut self.out, parts.status, &parts.headers, frames, close);
+        let whole = self.write_body(body, frames).await;
+        self.bring_home(home.as_deref());
+        if whole && !close && self.source.is_some() && self.leftover.is_none() {
+            return true;
+        }
+        if whole {
+            self.close().await;
+        }
+        false
+    }
+
+    /// Takes the source back from a request's body that is done with it.
+    fn bring_home(&mut self, home: Option<&Home>) {
+        if self.source.is_none()
+            && let Some((source, reader)) = home.and_then(Home::take)
+        {
+            self.source = Some(source);
+            self.leftover = (!reader.is_done()).then_some(reader);
+        }
+    }
+
+    /// Ready when the caller has gone.
+    fn watch(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(source) = self.source.as_mut().filter(|_| self.leftover.is_none()) else {
+            return Poll::Pending;
+        };
+        while source.buffer.len() < AHEAD {
+            if source.buffer.capacity() == source.buffer.len() {
+                source.buffer.reserve(1024);
+            }
+            match ready!(source.read.poll_fill(cx, &mut source.buffer)) {
+                Ok(0) | Err(_) => return Poll::Ready(()),
+                Ok(_) => {}
+            }
+        }
+        Poll::Pending
+    }
+
+    async fn next_head(&mut self, fresh: bool) -> Next {
+        let Self { source: Some(source), alarm, settings, drain, .. } = self else { return Next::End };
+        let mut seen = 0;
+        let mut waiting = source.buffer.is_empty();
+        alarm.set(if waiting && !fresh { settings.idle_timeout } else { settings.header_timeout });
+        poll_fn(|cx| {
+            loop {
+                // Some old clients end a body with an empty line that belongs to nothing.
+                if !fresh && seen == 0 && source.buffer.starts_with(b"\r\n") {
+                    source.buffer.advance(2);
+                }
+                match head::end_of_head(&source.buffer, &mut seen, &settings.head) {
+                    Err(error) => return Poll::Ready(Next::Refuse(error.status(), error)),
+                    Ok(Some(end)) => {
+                        let head = source.buffer.split_to(end).freeze();
+                        return Poll::Ready(match head::request(&head, &settings.head) {
+                            Ok(head) => Next::Head(Box::new(head)),
+                            Err(error) => Next::Refuse(error.status(), error),
+                        });
+                    }
+                    Ok(None) => {}
+                }
+                if waiting && !source.buffer.is_empty() {
+                    waiting = false;
+                    alarm.set(settings.header_timeout);
+                }
+                if waiting && drain.has_begun() {
+                    return Poll::Ready(Next::End);
+                }
+                if source.buffer.capacity() - source.buffer.len() < 1024 {
+                    source.buffer.reserve(4096);
+                }
+                match source.read.poll_fill(cx, &mut source.buffer) {
+                    Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Next::End),
+                    Poll::Ready(Ok(_)) => {}
+                    Poll::Pending => break,
+                }
+            }
+            alarm.poll(cx).map(|()| if waiting { Next::End } else { Next::Slow })
+        })
+        .await
+    }
+
+    /// Whether everything was written.
+    async fn write_body(&mut self, mut body: Outgoing, frames: Frames) -> bool {
+        if frames == Frames::None {
+            drop(body);
+            return self.flush(Bytes::new()).await;
+        }
+        let mut trailers = false;
+        loop {
+            let next = poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(frame) => Poll::Ready(Step::Frame(frame)),
+                Poll::Pending if !self.out.is_empty() => Poll::Ready(Step::Flush),
+                Poll::Pending => self.watch(cx).map(|()| Step::Gone),
+            });
+            match next.await {
+                Step::Gone | Step::Frame(Some(Err(_))) => return false,
+                Step::Flush => {
+                    if !self.flush(Bytes::new()).await {
+                        return false;
+                    }
+                }
+                Step::Frame(Some(Ok(frame))) => {
+                    trailers |= frame.is_trailers();
+                    let large = write::frame(&mut self.out, frame, frames);
+                    let ended = body.is_end_stream() && frames != Frames::Chunked;
+                    if (!large.is_empty() || self.out.len() > AHEAD || ended) && !self.flush(large).await {
+                        return false;
+                    }
+                    if ended {
+                        return true;
+                    }
+                }
+                Step::Frame(None) => {
+                    if frames == Frames::Chunked && !trailers {
+                        write::last_chunk(&mut self.out);
+                    }
+                    return self.flush(Bytes::new()).await;
+                }
+            }
+        }
+    }
+
+    /// Writes what is gathered, and `more` after it. Whether the caller took it in time.
+    async fn flush(&mut self, mut more: Bytes) -> bool {
+        let Self { write, out, alarm, settings, .. } = self;
+        let mut armed = false;
+        poll_fn(|cx| match write.poll_write_both(cx, out, &mut more) {
+            Poll::Ready(done) => Poll::Ready(done.is_ok()),
+            Poll::Pending => {
+                if !armed {
+                    armed = true;
+                    alarm.set(settings.body_timeout);
+                }
+                alarm.poll(cx).map(|()| false)
+            }
+        })
+        .await
+    }
+
+    /// Says what is wrong and ends the connection.
+    async fn refuse(&mut self, status: StatusCode, detail: &str) {
+        let (parts, body) = problem::answer(status, detail).into_parts();
+        let length = body.size_hint().exact().unwrap_or(0);
+        write::response_head(&mut self.out, parts.status, &parts.headers, Frames::Length(length), true);
+        if self.write_body(body, Frames::Length(length)).await {
+            self.leftover = Some(Reader::UntilClose);
+            self.close().await;
+        }
+    }
+
+    /// Ends the connection so that the other side can still read what was written: a connection that is closed with
+    /// bytes unread is reset, and takes the answer along.
+    async fn close(&mut self) {
+        if self.write.shutdown().await.is_err() {
+            return;
+        }
+        let (Some(source), Some(_)) = (&mut self.source, &self.leftover) else { return };
+        let mut left = UNWANTED;
+        let alarm = &mut self.alarm;
+        alarm.set(LINGER);
+        poll_fn(|cx| {
+            loop {
+                source.buffer.clear();
+                source.buffer.reserve(4096);
+                match source.read.poll_fill(cx, &mut source.buffer) {
+                    Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
+                    Poll::Ready(Ok(read)) if read >= left => return Poll::Ready(()),
+                    Poll::Ready(Ok(read)) => left -= read,
+                    Poll::Pending => return alarm.poll(cx),
+                }
+            }
+        })
+        .await;
+    }
+}
+
+/// What an answer's body does next.
+enum Step {
+    Frame(Option<Result<Frame<Bytes>, super::body::BodyError>>),
+    Flush,
+    Gone,
+}
+
+fn frames(status: &StatusCode, asked_head: bool, version: Version, body: &Outgoing) -> Frames {
+    let bodiless = asked_head || *status == StatusCode::NO_CONTENT || *status == StatusCode::NOT_MODIFIED;
+    match body.size_hint().exact() {
+        _ if bodiless => Frames::None,
+        Some(length) => Frames::Length(length),
+        None if version == Version::HTTP_11 => Frames::Chunked,
+        None => Frames::UntilClose,
+    }
+}

@@ -1,0 +1,44 @@
+//! Asking endpoints whether they are well, each on its own, and closing connections that have waited for too long.
+
+use crate::config::HealthConfig;
+use crate::pool::Pool;
+use crate::upstream;
+use std::sync::Arc;
+use std::time::Duration;
+
+const SWEEP: Duration = Duration::from_secs(5);
+
+/// Watches an upstream for as long as it is polled.
+pub(crate) async fn watch(pool: Arc<Pool>) {
+    let mut asking = tokio::task::JoinSet::new();
+    if let Some(health) = &pool.config.health {
+        for at in 0..pool.endpoints.len() {
+            asking.spawn(ask(Arc::clone(&pool), at, health.clone()));
+        }
+    }
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        for endpoint in &pool.endpoints {
+            endpoint.sweep();
+        }
+    }
+}
+
+async fn ask(pool: Arc<Pool>, at: usize, health: HealthConfig) {
+    let (mut well, mut unwell) = (0, 0);
+    loop {
+        let probe = upstream::probe(&pool, at, &health.path, health.timeout.0);
+        if tokio::time::timeout(health.timeout.0, probe).await.unwrap_or(false) {
+            (well, unwell) = (well + 1, 0);
+        } else {
+            (well, unwell) = (0, unwell + 1);
+        }
+        if well >= health.healthy_after {
+            pool.endpoints[at].found(true);
+        }
+        if unwell >= health.unhealthy_after {
+            pool.endpoints[at].found(false);
+        }
+        tokio::time::sleep(health.every.0).await;
+    }
+}

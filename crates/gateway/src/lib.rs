@@ -1,0 +1,44 @@
+//! The reverse proxy with the limiter inside: it decides on every request before a byte of its body is read, and passes
+//! on what may pass. It knows routes and upstreams, and nothing of how counters are kept.
+//!
+//! | file | answers |
+//! |---|---|
+//! | `config` | what can be said in its file? |
+//! | `listener` | who is accepted, and what do they speak? |
+//! | [`h1`], `h2` | how are messages read and written? |
+//! | `proxy` | what happens to a request, start to end? |
+//! | `route` | where does it go? |
+//! | `headers` | what is taken out of it and added to it? |
+//! | `hold` | what does it hold while it is under way? |
+//! | `upstream`, `pool`, `health` | who answers it, and who instead? |
+//! | `tls`, `io`, `body`, `alarm`, `date` | the means |
+//! | `finish`, `access_log`, `problem` | what is said of it and to its caller? |
+//! | `drain` | how does it all end? |
+
+mod access_log;
+mod alarm;
+mod body;
+mod config;
+mod date;
+mod drain;
+mod finish;
+mod gateway;
+pub mod h1;
+mod h2;
+mod headers;
+mod health;
+mod hold;
+mod io;
+mod listener;
+mod pool;
+mod problem;
+mod proxy;
+mod route;
+mod tls;
+mod upstream;
+
+pub use config::{
+    CallerLimits, Eject, Forward, GatewayConfig, GatewaySection, HealthConfig, ListenerConfig, PoolConfig,
+    RouteConfig, ServerTlsConfig, Size, Time, UpstreamProtocol, UpstreamTlsConfig,
+};
+pub use gateway::{Figures, Gateway};

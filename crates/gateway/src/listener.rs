@@ -1,0 +1,165 @@
+//! Accepting callers: bounded in number, each with little time to say what it speaks.
+
+use crate::drain::Drain;
+use crate::h1::server as h1;
+use crate::h2;
+use crate::headers::Peer;
+use crate::io::Io;
+use crate::proxy::Proxy;
+use crate::tls::ServerTls;
+use bytes::BytesMut;
+use http::Request;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_rustls::TlsStream;
+use tollgate_core::CounterStore;
+use tollgate_edge::proxy_protocol;
+
+/// What the connections of one listener share.
+pub(crate) struct Listener<S: CounterStore + 'static> {
+    pub(crate) proxy: Arc<Proxy<S>>,
+    pub(crate) drain: Arc<Drain>,
+    pub(crate) tls: Option<Arc<ServerTls>>,
+    pub(crate) proxied: bool,
+    pub(crate) h1: h1::Settings,
+    pub(crate) h2: h2::Settings,
+    pub(crate) places: Arc<Semaphore>,
+}
+
+impl<S: CounterStore + 'static> Listener<S> {
+    /// Takes connections for as long as it is polled.
+    pub(crate) async fn accept_all(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, address)) => {
+                    let _ = stream.set_nodelay(true);
+                    let (present, this) = (self.drain.enter(), Arc::clone(&self));
+                    tokio::spawn(async move {
+                        this.serve(stream, address).await;
+                        drop((place, present));
+                    });
+                }
+                // The caller gave up before it was accepted.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // Out of file descriptors, most likely: wait for some to come back rather than spin.
+                    tracing::warn!(%error, "could not accept a connection");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        }
+    }
+
+    async fn serve(&self, stream: TcpStream, address: SocketAddr) {
+        let deadline = Instant::now() + self.h1.header_timeout;
+        let mut from = address.ip();
+        if self.proxied {
+            match tokio::time::timeout_at(deadline, self.proxied_for(&stream, from)).await {
+                Ok(Some(named)) => from = named,
+                _ => return,
+            }
+        }
+        let peer = Peer::new(from, self.proxy.trusts(from), self.tls.is_some());
+        match &self.tls {
+            None => self.serve_plain(stream, peer, deadline).await,
+            Some(tls) => Box::pin(self.serve_tls(tls, stream, peer, deadline)).await,
+        }
+    }
+
+    /// Whom a load balancer speaks for. Only trusted ones may say.
+    async fn proxied_for(&self, stream: &TcpStream, from: IpAddr) -> Option<IpAddr> {
+        if !self.proxy.trusts(from) {
+            tracing::debug!(%from, "no trusted peer, where a PROXY header is needed");
+            return None;
+        }
+        let mut seen = vec![0; proxy_protocol::LONGEST];
+        loop {
+            // What follows the header is not for us: look, then take exactly what was its.
+            let length = stream.peek(&mut seen).await.ok()?;
+            match proxy_protocol::read(&seen[..length]) {
+                Err(error) => {
+                    tracing::debug!(%from, %error, "closed");
+                    return None;
+                }
+                Ok(None) if length == 0 || length == seen.len() => return None,
+                // There is something to look at already, so nobody wakes us for more of it.
+                Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Ok(Some(proxied)) => {
+                    let mut left = proxied.length;
+                    while left > 0 {
+                        stream.readable().await.ok()?;
+                        match stream.try_read(&mut seen[..left]) {
+                            Ok(0) => return None,
+                            Ok(read) => left -= read,
+                            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                            Err(_) => return None,
+                        }
+                    }
+                    return Some(proxied.ends.map_or(from, |(source, _)| source.ip()));
+                }
+            }
+        }
+    }
+
+    async fn serve_tls(&self, tls: &ServerTls, stream: TcpStream, peer: Peer, deadline: Instant) {
+        let Ok(Ok(stream)) = tokio::time::timeout_at(deadline, tls.acceptor.accept(stream)).await else {
+            return;
+        };
+        let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        let io = Io::Tls(Box::new(TlsStream::Server(stream)));
+        self.serve_io(io, BytesMut::new(), peer, is_h2).await;
+    }
+
+    async fn serve_plain(&self, stream: TcpStream, peer: Peer, deadline: Instant) {
+        let mut first = BytesMut::new();
+        // Until it is certain whether HTTP/2 is spoken: mostly after one byte.
+        let told = async {
+            loop {
+                stream.readable().await?;
+                first.reserve(4096);
+                match stream.try_read_buf(&mut first) {
+                    Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                    Ok(_) => {
+                        let length = first.len().min(h2::PREFACE.len());
+                        if first[..length] != h2::PREFACE[..length] {
+                            return Ok(false);
+                        }
+                        if length == h2::PREFACE.len() {
+                            return Ok(true);
+                        }
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        let draining = self.drain.begin().notified();
+        let told = tokio::select! {
+            told = tokio::time::timeout_at(deadline, told) => told,
+            () = draining => return,
+        };
+        if let Ok(Ok(is_h2)) = told {
+            self.serve_io(Io::Tcp(stream), first, peer, is_h2).await;
+        }
+    }
+
+    async fn serve_io(&self, io: Io, first: BytesMut, peer: Peer, is_h2: bool) {
+        if !is_h2 {
+            let handle = |request: Request<_>| self.proxy.handle(&peer, request);
+            h1::serve(io, first, &self.h1, &self.drain, handle).await;
+            return;
+        }
+        let (peer, proxy) = (Arc::new(peer), Arc::clone(&self.proxy));
+        let handle = move |request: Request<_>| {
+            let (peer, proxy) = (Arc::clone(&peer), Arc::clone(&proxy));
+            async move { proxy.handle(&peer, request).await }
+        };
+        Box::pin(h2::serve(io, first, self.h2, &self.drain, handle)).await;
+    }
+}

@@ -1,0 +1,293 @@
+//! Where requests go: endpoints of one upstream, the connections that wait for the next request, and who gets it.
+//!
+//! Of two endpoints drawn at random the one with fewer requests under way gets the next: nearly as good as asking all,
+//! without a herd running to the emptiest. An endpoint is passed over while its health check fails, and for a while
+//! after it has failed several requests in a row; when all are passed over, all are tried, for a guess beats a refusal.
+
+use crate::config::{PoolConfig, UpstreamProtocol};
+use crate::h1::client::Connection;
+use crate::io::Io;
+use crate::tls::ClientTls;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+/// Waiting connections are kept in several heaps, one for every few threads, so that threads rarely meet.
+const HEAPS: usize = 8;
+
+/// One upstream.
+pub(crate) struct Pool {
+    pub(crate) name: String,
+    pub(crate) config: PoolConfig,
+    pub(crate) endpoints: Vec<Arc<Endpoint>>,
+    /// Draws pairs of endpoints.
+    drawn: AtomicU64,
+}
+
+/// One address of an upstream.
+pub(crate) struct Endpoint {
+    pub(crate) address: String,
+    tls: Option<ClientTls>,
+    connect: Duration,
+    keep: Duration,
+    most_waiting: usize,
+    eject_after: u32,
+    eject_for: Duration,
+    places: Option<Arc<Semaphore>>,
+    in_flight: AtomicUsize,
+    waiting: [Mutex<Vec<Connection>>; HEAPS],
+    /// What the health check found last.
+    healthy: AtomicBool,
+    failures: AtomicU32,
+    ejected_until: Mutex<Option<Instant>>,
+    ejected: AtomicBool,
+    pub(crate) streams: crate::h2::Streams,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("cannot connect to {0}: {1}")]
+    Refused(String, std::io::Error),
+    #[error("connecting to {0} took too long")]
+    Timeout(String),
+    /// As many connections as may be are open.
+    #[error("all connections to {0} are taken")]
+    Full(String),
+}
+
+/// A request under way at an endpoint.
+pub(crate) struct InFlight(Arc<Endpoint>);
+
+impl InFlight {
+    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.0
+    }
+
+    /// The same request, counted once more: for what goes on when its exchange has ended.
+    pub(crate) fn again(&self) -> Self {
+        self.0.enter()
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(name: &str, config: &PoolConfig) -> Result<Self, String> {
+        let tls = config.tls.as_ref().map(|tls| ClientTls::new(tls, config.protocol)).transpose()?;
+        let endpoint = |address: &String| {
+            let tls = tls.as_ref().map(|tls| tls.towards(address)).transpose()?;
+            Ok(Arc::new(Endpoint::new(address, config, tls)))
+        };
+        let endpoints = config.addresses.iter().map(endpoint).collect::<Result<Vec<_>, String>>()?;
+        Ok(Self { name: name.to_owned(), config: config.clone(), endpoints, drawn: AtomicU64::new(0) })
+    }
+
+    /// Who gets the next request; `tried` have failed it already.
+    pub(crate) fn pick(&self, tried: &[usize]) -> Option<(usize, InFlight)> {
+        if let ([only], []) = (&self.endpoints[..], tried) {
+            return Some((0, only.enter()));
+        }
+        let usable = |at: &usize| !tried.contains(at) && self.endpoints[*at].is_usable();
+        let mut candidates: smallvec::SmallVec<[usize; 16]> =
+            (0..self.endpoints.len()).filter(usable).collect();
+        if candidates.is_empty() {
+            candidates = (0..self.endpoints.len()).filter(|at| !tried.contains(at)).collect();
+        }
+        if candidates.is_empty() {
+            candidates = (0..self.endpoints.len()).collect();
+        }
+        let load = |at: usize| self.endpoints[at].in_flight.load(Ordering::Relaxed);
+        let draw = mix(self.drawn.fetch_add(1, Ordering::Relaxed));
+        let count = candidates.len();
+        let first = candidates[(draw as u32 as usize) % count];
+        let second = candidates[((draw >> 32) as usize) % count];
+        let at = if load(second) < load(first) { second } else { first };
+        Some((at, self.endpoints[at].enter()))
+    }
+
+    /// A request for this endpoint and no other.
+    pub(crate) fn at(&self, at: usize) -> InFlight {
+        self.endpoints[at].enter()
+    }
+
+    pub(crate) fn protocol(&self) -> UpstreamProtocol {
+        self.config.protocol
+    }
+}
+
+/// Spreads a count over 64 bits (the finaliser of SplitMix64).
+const fn mix(count: u64) -> u64 {
+    let mut x = count.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+impl Endpoint {
+    fn new(address: &str, config: &PoolConfig, tls: Option<ClientTls>) -> Self {
+        Self {
+            address: address.to_owned(),
+            tls,
+            connect: config.connect_timeout.0,
+            keep: config.keep_alive.0,
+            most_waiting: config.idle_connections,
+            eject_after: config.eject.after,
+            eject_for: config.eject.for_.0,
+            places: config.max_connections.map(|most| Arc::new(Semaphore::new(most))),
+            in_flight: AtomicUsize::new(0),
+            waiting: Default::default(),
+            healthy: AtomicBool::new(true),
+            failures: AtomicU32::new(0),
+            ejected_until: Mutex::new(None),
+            ejected: AtomicBool::new(false),
+            streams: crate::h2::Streams::default(),
+        }
+    }
+
+    fn enter(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(Arc::clone(self))
+    }
+
+    fn is_usable(&self) -> bool {
+        if !self.healthy.load(Ordering::Relaxed) {
+            return false;
+        }
+        if !self.ejected.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut until = self.ejected_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if until.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        // One failure more, and it is out again.
+        *until = None;
+        self.ejected.store(false, Ordering::Relaxed);
+        self.failures.store(self.eject_after.saturating_sub(1), Ordering::Relaxed);
+        true
+    }
+
+    /// It answered.
+    pub(crate) fn succeeded(&self) {
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// It did not answer, or with an error that is its own.
+    pub(crate) fn failed(&self) {
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.eject_after > 0 && failures >= self.eject_after && !self.ejected.load(Ordering::Relaxed) {
+            let until = Instant::now() + self.eject_for;
+            *self.ejected_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+            self.ejected.store(true, Ordering::Relaxed);
+            tracing::warn!(endpoint = self.address, failures, "passed over for a while");
+        }
+    }
+
+    /// What a health check found.
+    pub(crate) fn found(&self, healthy: bool) {
+        if self.healthy.swap(healthy, Ordering::Relaxed) != healthy {
+            if healthy {
+                tracing::info!(endpoint = self.address, "healthy again");
+            } else {
+                tracing::warn!(endpoint = self.address, "unhealthy: passed over");
+            }
+        }
+    }
+
+    pub(crate) fn figures(&self) -> (bool, usize) {
+        let fine = self.healthy.load(Ordering::Relaxed) && !self.ejected.load(Ordering::Relaxed);
+        (fine, self.in_flight.load(Ordering::Relaxed))
+    }
+
+    /// A connection that waits, if one is still good.
+    pub(crate) fn take_waiting(&self) -> Option<Connection> {
+        let own = heap();
+        for step in 0..HEAPS {
+            let heap = &self.waiting[(own + step) % HEAPS];
+            loop {
+                let Some(connection) = heap.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
+                    break;
+                };
+                if connection.is_quiet() && connection.idle_since.elapsed() < self.keep {
+                    return Some(connection);
+                }
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection for the next request.
+    pub(crate) fn put_back(&self, mut connection: Connection) {
+        connection.idle_since = Instant::now();
+        let mut heap = self.waiting[heap()].lock().unwrap_or_else(PoisonError::into_inner);
+        if heap.len() < self.most_waiting {
+            heap.push(connection);
+        }
+    }
+
+    /// Closes what has waited for too long.
+    pub(crate) fn sweep(&self) {
+        for heap in &self.waiting {
+            let mut heap = heap.lock().unwrap_or_else(PoisonError::into_inner);
+            heap.retain(|connection| connection.is_quiet() && connection.idle_since.elapsed() < self.keep);
+        }
+    }
+
+    /// A new connection.
+    pub(crate) async fn connect(&self) -> Result<Connection, ConnectError> {
+        let deadline = Instant::now() + self.connect;
+        let place = match &self.places {
+            None => None,
+            Some(places) => {
+                let place = tokio::time::timeout_at(deadline, Arc::clone(places).acquire_owned()).await;
+                Some(
+                    place
+                        .ok()
+                        .and_then(Result::ok)
+                        .ok_or_else(|| ConnectError::Full(self.address.clone()))?,
+                )
+            }
+        };
+        Ok(Connection::new(self.open(deadline).await?, place))
+    }
+
+    /// A bare stream, for whatever protocol.
+    pub(crate) async fn open(&self, deadline: Instant) -> Result<Io, ConnectError> {
+        let opening = async {
+            let stream = TcpStream::connect(&self.address).await?;
+            stream.set_nodelay(true)?;
+            match &self.tls {
+                None => Ok(Io::Tcp(stream)),
+                Some(tls) => tls.connect(stream).await,
+            }
+        };
+        match tokio::time::timeout_at(deadline, opening).await {
+            Ok(Ok(io)) => Ok(io),
+            Ok(Err(error)) => Err(ConnectError::Refused(self.address.clone(), error)),
+            Err(_) => Err(ConnectError::Timeout(self.address.clone())),
+        }
+    }
+
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        self.connect
+    }
+}
+
+/// The heap of this thread.
+fn heap() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed) % HEAPS;
+    }
+    OWN.with(|own| *own)
+}

@@ -1,0 +1,194 @@
+//! Which request goes where: by host, then by path template and method. The matching of paths is the edge's, so that a
+//! route's template and the `endpoint` that rules see are one and the same.
+
+use crate::config::{GatewayConfig, RouteConfig};
+use http::Uri;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tollgate_edge::who::{Caller, Who};
+
+/// A route, ready for use.
+pub(crate) struct Route {
+    /// What logs call it.
+    pub(crate) name: String,
+    pub(crate) config: RouteConfig,
+    /// Its place among the upstreams.
+    pub(crate) pool: usize,
+    pub(crate) host_header: Option<http::HeaderValue>,
+}
+
+/// The routes of one host, or of a family of hosts.
+pub(crate) struct Site {
+    pub(crate) who: Who,
+    /// By endpoint: `GET /users/{id}`, or the path alone for any method.
+    by_endpoint: HashMap<String, Arc<Route>, foldhash::fast::RandomState>,
+}
+
+/// All routes.
+pub(crate) struct Routes {
+    exact: HashMap<String, Site, foldhash::fast::RandomState>,
+    /// `.example.com`, longest first.
+    families: Vec<(String, Site)>,
+    any: Option<Site>,
+    /// For whoever has no site: it still has an address.
+    nobody: Who,
+}
+
+impl Routes {
+    pub(crate) fn new(config: &GatewayConfig) -> Result<Self, String> {
+        if config.routes.is_empty() {
+            return Err("`routes` is empty; write at least one, such as {path: \"/{*rest}\", upstream: api}"
+                .to_owned());
+        }
+        let mut hosts: Vec<Option<String>> = Vec::new();
+        for route in &config.routes {
+            let host = route.host.as_ref().map(|host| host.to_ascii_lowercase());
+            if !hosts.contains(&host) {
+                hosts.push(host);
+            }
+        }
+        let nobody = Who::new(&config.who).map_err(|error| format!("who: {error}"))?;
+        let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, nobody };
+        for host in hosts {
+            let site = Site::new(config, host.as_deref())?;
+            match host {
+                None => routes.any = Some(site),
+                Some(host) => match host.strip_prefix('*') {
+                    Some(family) if family.starts_with('.') && !family.contains('*') => {
+                        routes.families.push((family.to_owned(), site));
+                    }
+                    None if !host.contains(['/', '*', ':', ' ']) => {
+                        routes.exact.insert(host, site);
+                    }
+                    _ => {
+                        return Err(format!(
+                            "`host: {host}` is none; write api.example.com or *.example.com, without a port"
+                        ));
+                    }
+                },
+            }
+        }
+        routes.families.sort_by_key(|(family, _)| std::cmp::Reverse(family.len()));
+        Ok(routes)
+    }
+
+    /// The routes of a host.
+    pub(crate) fn site(&self, host: Option<&str>) -> Option<&Site> {
+        if self.exact.is_empty() && self.families.is_empty() {
+            return self.any.as_ref();
+        }
+        let host = host.map(bare).unwrap_or_default();
+        let host: std::borrow::Cow<'_, str> = if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            host.to_ascii_lowercase().into()
+        } else {
+            host.into()
+        };
+        let family = || {
+            let under =
+                |(family, _): &&(String, Site)| host.len() > family.len() && host.ends_with(&**family);
+            self.families.iter().find(under).map(|(_, site)| site)
+        };
+        self.exact.get(&*host).or_else(family).or(self.any.as_ref())
+    }
+
+    pub(crate) fn nobody(&self) -> &Who {
+        &self.nobody
+    }
+}
+
+/// A host without its port and its final dot.
+fn bare(host: &str) -> &str {
+    let end = match host.rfind(']') {
+        Some(bracket) => bracket + 1,
+        None => host.find(':').unwrap_or(host.len()),
+    };
+    host[..end].trim_end_matches('.')
+}
+
+/// The host that a request is for.
+pub(crate) fn host<'r>(uri: &'r Uri, headers: &'r http::HeaderMap) -> Option<&'r str> {
+    let own = || headers.get(http::header::HOST)?.to_str().ok();
+    uri.authority().map(http::uri::Authority::as_str).or_else(own)
+}
+
+impl Site {
+    fn new(config: &GatewayConfig, host: Option<&str>) -> Result<Self, String> {
+        let mut who = config.who.clone();
+        let mut by_endpoint = HashMap::default();
+        let own = config
+            .routes
+            .iter()
+            .filter(|route| route.host.as_ref().map(|host| host.to_ascii_lowercase()).as_deref() == host);
+        for (at, route) in own.enumerate() {
+            let name = name(route);
+            let wrong = |text: String| format!("route {} (`{name}`): {text}", at + 1);
+            let pool = config.upstreams.keys().position(|pool| *pool == route.upstream).ok_or_else(|| {
+                let known: Vec<&str> = config.upstreams.keys().map(String::as_str).collect();
+                wrong(format!("there is no upstream `{}`; there are: {}", route.upstream, known.join(", ")))
+            })?;
+            let host_header = match route.host_header.as_deref().map(http::HeaderValue::from_str) {
+                None => None,
+                Some(Ok(value)) => Some(value),
+                Some(Err(_)) => return Err(wrong("`host_header` is no host".to_owned())),
+            };
+            check(route).map_err(wrong)?;
+            let shared = Arc::new(Route { name: name.clone(), config: route.clone(), pool, host_header });
+            let methods: Vec<String> = if route.methods.is_empty() {
+                vec![String::new()]
+            } else {
+                route.methods.iter().map(|method| format!("{method} ")).collect()
+            };
+            // What follows may be nothing.
+            let without_rest = route.path.rfind("/{*").map(|rest| match &route.path[..rest] {
+                "" => "/".to_owned(),
+                path => path.to_owned(),
+            });
+            let own = methods.iter().map(|method| format!("{method}{}", route.path));
+            let empty =
+                methods.iter().filter_map(|method| Some(format!("{method}{}", without_rest.as_ref()?)));
+            for (place, template) in own.map(|own| (0, own)).chain(
+                route.endpoints.iter().cloned().map(|own| (1, own)).chain(empty.map(|empty| (2, empty))),
+            ) {
+                if by_endpoint.contains_key(&template) {
+                    if place == 0 {
+                        return Err(wrong(
+                            "another route before it has the same host, method and path".to_owned(),
+                        ));
+                    }
+                    continue;
+                }
+                by_endpoint.insert(template.clone(), Arc::clone(&shared));
+                who.routes.push(template);
+            }
+        }
+        let who = Who::new(&who).map_err(|error| format!("who: {error}"))?;
+        Ok(Self { who, by_endpoint })
+    }
+
+    /// The route of a caller's request.
+    pub(crate) fn route(&self, caller: &Caller<'_>) -> Option<&Arc<Route>> {
+        let endpoint = caller.get("endpoint")?;
+        self.by_endpoint
+            .get(endpoint)
+            .or_else(|| self.by_endpoint.get(endpoint.split_once(' ').map_or(endpoint, |(_, path)| path)))
+    }
+}
+
+fn name(route: &RouteConfig) -> String {
+    let methods = if route.methods.is_empty() { String::new() } else { route.methods.join(",") + " " };
+    format!("{methods}{}{}", route.host.as_deref().unwrap_or(""), route.path)
+}
+
+fn check(route: &RouteConfig) -> Result<(), String> {
+    if let Some(prefix) = &route.strip_prefix
+        && (!prefix.starts_with('/') || prefix.ends_with('/') || !route.path.starts_with(prefix.as_str()))
+    {
+        return Err(format!(
+            "`strip_prefix: {prefix}` must be how `path` begins, without a slash at its end: /api for /api/{{*rest}}"
+        ));
+    }
+    if route.upgrades.iter().any(|name| name.eq_ignore_ascii_case("h2c")) {
+        return Err("`h2c` cannot be switched to: whoever tunnels it passes by every rule here".to_owned());
+    }
+    Ok(())
+}

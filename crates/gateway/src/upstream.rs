@@ -1,0 +1,267 @@
+//! One request's way to an upstream: an endpoint, a connection, an exchange; and another, where that is safe.
+//!
+//! Tried again is only what the caller could repeat itself (an idempotent method), of whose body nothing was sent, and
+//! only if not a byte of an answer came: no request is ever carried out twice by our doing.
+
+use crate::body::{Incoming, Outgoing, Source, StreamBody};
+use crate::config::{RouteConfig, UpstreamProtocol};
+use crate::h1::body::BodyError;
+use crate::h1::client::{Answered, ExchangeError, Outbound, exchange};
+use crate::h1::tunnel::Tunnel;
+use crate::h2;
+use crate::headers;
+use crate::pool::{ConnectError, InFlight, Pool};
+use http::header::{CONNECTION, UPGRADE};
+use http::{HeaderMap, Method, Response, StatusCode};
+use smallvec::SmallVec;
+
+/// What is sent.
+pub(crate) struct Sent<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) target: &'a str,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) upgrades: bool,
+    pub(crate) route: &'a RouteConfig,
+}
+
+/// Why the caller gets no upstream's answer.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: StatusCode,
+    pub(crate) detail: String,
+}
+
+impl Failure {
+    fn new(status: StatusCode, detail: &(impl ToString + ?Sized)) -> Self {
+        Self { status, detail: detail.to_string() }
+    }
+
+    pub(crate) fn too_large() -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, &BodyError::TooLarge)
+    }
+}
+
+/// What became of one attempt.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
+enum Attempt {
+    Answered(Response<Outgoing>),
+    /// Nothing came back, and nothing of a body went out.
+    Nothing(Failure),
+    /// A waiting connection turned out to be closed. Nobody's fault.
+    Stale(Failure),
+    Failed(Failure),
+}
+
+/// Sends a request, and sends it again where that is safe. Tells who answered.
+pub(crate) async fn send(
+    pool: &Pool,
+    sent: &Sent<'_>,
+    mut body: Option<Incoming>,
+) -> Result<(Response<Outgoing>, String), Failure> {
+    let idempotent = matches!(
+        *sent.method,
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE
+    );
+    let bodiless = body.is_none();
+    let mut retries = if idempotent { sent.route.retries } else { 0 };
+    let mut fresh = false;
+    let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
+    loop {
+        let Some((at, in_flight)) = pool.pick(&tried) else {
+            return Err(Failure::new(StatusCode::BAD_GATEWAY, "the upstream has no address"));
+        };
+        let endpoint = std::sync::Arc::clone(in_flight.endpoint());
+        let attempt = match pool.protocol() {
+            UpstreamProtocol::Http1 => attempt_h1(in_flight, sent, &mut body, fresh).await,
+            UpstreamProtocol::Http2 => attempt_h2(pool, in_flight, sent, &mut body).await,
+        };
+        match attempt {
+            Attempt::Answered(answer) => {
+                endpoint.succeeded();
+                return Ok((answer, endpoint.address.clone()));
+            }
+            Attempt::Stale(failure) => {
+                // Of a body nothing may have been sent.
+                if !idempotent || !bodiless {
+                    return Err(failure);
+                }
+                fresh = true;
+            }
+            Attempt::Nothing(failure) => {
+                endpoint.failed();
+                if retries == 0 || (body.is_none() && !bodiless) {
+                    tracing::debug!(pool = pool.name, detail = failure.detail, "no answer");
+                    return Err(failure);
+                }
+                retries -= 1;
+                tried.push(at);
+            }
+            Attempt::Failed(failure) => {
+                if failure.status.is_server_error() {
+                    endpoint.failed();
+                }
+                return Err(failure);
+            }
+        }
+    }
+}
+
+fn unconnected(error: &ConnectError) -> Failure {
+    let status = match error {
+        ConnectError::Refused(..) => StatusCode::BAD_GATEWAY,
+        ConnectError::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
+        ConnectError::Full(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    tracing::debug!(%error, "no connection");
+    // Which addresses there are behind the gateway is nobody's business.
+    let detail = match error {
+        ConnectError::Refused(..) => "the upstream cannot be reached",
+        ConnectError::Timeout(_) => "the upstream did not take the connection in time",
+        ConnectError::Full(_) => "all connections to the upstream are taken",
+    };
+    Failure::new(status, detail)
+}
+
+fn of_body(error: &BodyError) -> Failure {
+    let status = match error {
+        BodyError::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        BodyError::TooSlow => StatusCode::REQUEST_TIMEOUT,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    Failure::new(status, error)
+}
+
+async fn attempt_h1(
+    in_flight: InFlight,
+    sent: &Sent<'_>,
+    body: &mut Option<Incoming>,
+    fresh: bool,
+) -> Attempt {
+    let endpoint = std::sync::Arc::clone(in_flight.endpoint());
+    let waiting = if fresh { None } else { endpoint.take_waiting() };
+    let reused = waiting.is_some();
+    let connection = match waiting {
+        Some(connection) => connection,
+        None => match endpoint.connect().await {
+            Ok(connection) => connection,
+            Err(error) => return Attempt::Nothing(unconnected(&error)),
+        },
+    };
+    let outbound = Outbound {
+        method: sent.method,
+        target: sent.target,
+        headers: sent.headers,
+        upgrades: sent.upgrades,
+        response: sent.route.timeout.0,
+        idle: sent.route.idle_timeout.0,
+    };
+    // The tunnel needs to be counted as well.
+    let counted = sent.upgrades.then(|| in_flight.again());
+    match exchange(connection, in_flight, outbound, body.take()).await {
+        Ok(Answered::Response(head, body)) => {
+            let mut answer = Response::new(Outgoing { source: Source::H1(body), finish: None });
+            *answer.status_mut() = head.status;
+            *answer.headers_mut() = head.headers;
+            headers::towards_caller(answer.headers_mut());
+            Attempt::Answered(answer)
+        }
+        Ok(Answered::Switched(head, source, write)) => {
+            let upgrade = head.headers.get(UPGRADE).cloned();
+            let (Some(upgrade), Some(in_flight)) = (upgrade, counted) else {
+                return Attempt::Failed(Failure::new(StatusCode::BAD_GATEWAY, &ExchangeError::Unasked));
+            };
+            let tunnel = Tunnel { source, write, in_flight, idle: sent.route.idle_timeout.0 };
+            let mut answer =
+                Response::new(Outgoing { source: Source::Tunnel(Box::new(tunnel)), finish: None });
+            *answer.status_mut() = head.status;
+            *answer.headers_mut() = head.headers;
+            headers::towards_caller(answer.headers_mut());
+            answer.headers_mut().insert(CONNECTION, http::HeaderValue::from_static("upgrade"));
+            answer.headers_mut().insert(UPGRADE, upgrade);
+            Attempt::Answered(answer)
+        }
+        Err(error @ ExchangeError::Reset(_)) => {
+            let failure =
+                Failure::new(StatusCode::BAD_GATEWAY, "the upstream closed the connection without an answer");
+            tracing::debug!(%error, endpoint = endpoint.address, "no answer");
+            if reused { Attempt::Stale(failure) } else { Attempt::Nothing(failure) }
+        }
+        Err(ExchangeError::Body(error)) => Attempt::Failed(of_body(&error)),
+        Err(error @ ExchangeError::Timeout) => {
+            Attempt::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error))
+        }
+        Err(error) => {
+            tracing::warn!(%error, endpoint = endpoint.address, "a bad answer");
+            Attempt::Failed(Failure::new(StatusCode::BAD_GATEWAY, &error))
+        }
+    }
+}
+
+async fn attempt_h2(
+    pool: &Pool,
+    in_flight: InFlight,
+    sent: &Sent<'_>,
+    body: &mut Option<Incoming>,
+) -> Attempt {
+    let endpoint = std::sync::Arc::clone(in_flight.endpoint());
+    let mut streams = match endpoint.streams.open(&endpoint).await {
+        Ok(streams) => streams,
+        Err(error) => return Attempt::Nothing(unconnected(&error)),
+    };
+    let ready = tokio::time::timeout(sent.route.timeout.0, streams.ready()).await;
+    if !matches!(ready, Ok(Ok(()))) {
+        return Attempt::Nothing(Failure::new(StatusCode::BAD_GATEWAY, "the upstream takes no stream"));
+    }
+    let scheme = if pool.config.tls.is_some() { "https" } else { "http" };
+    let had_body = body.is_some();
+    let request = match h2::outbound(sent.method, sent.target, sent.headers, scheme, body.take()) {
+        Ok(request) => request,
+        Err(error) => return Attempt::Failed(Failure::new(StatusCode::BAD_REQUEST, &error)),
+    };
+    match tokio::time::timeout(sent.route.timeout.0, streams.send_request(request)).await {
+        Ok(Ok(answer)) => {
+            let idle = sent.route.idle_timeout.0;
+            let mut answer = answer.map(|body| Outgoing {
+                source: Source::H2 { body: StreamBody::new(body, idle), _in_flight: in_flight },
+                finish: None,
+            });
+            headers::towards_caller(answer.headers_mut());
+            Attempt::Answered(answer)
+        }
+        Ok(Err(error)) => {
+            let of_caller =
+                std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<BodyError>());
+            if let Some(error) = of_caller {
+                return Attempt::Failed(of_body(error));
+            }
+            tracing::debug!(%error, endpoint = endpoint.address, "no answer");
+            let failure =
+                Failure::new(StatusCode::BAD_GATEWAY, "the upstream ended the stream without an answer");
+            // A stream that was refused has not been looked at.
+            if error.is_canceled() && !had_body {
+                Attempt::Nothing(failure)
+            } else {
+                Attempt::Failed(failure)
+            }
+        }
+        Err(_) => Attempt::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &ExchangeError::Timeout)),
+    }
+}
+
+/// Asks one endpoint whether it is well.
+pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: std::time::Duration) -> bool {
+    let in_flight = pool.at(at);
+    let endpoint = std::sync::Arc::clone(in_flight.endpoint());
+    let mut headers = HeaderMap::new();
+    if let Ok(host) = http::HeaderValue::from_str(&endpoint.address) {
+        headers.insert(http::header::HOST, host);
+    }
+    headers.insert(http::header::USER_AGENT, http::HeaderValue::from_static("tollgate-health"));
+    let route = RouteConfig::probe(timeout);
+    let sent = Sent { method: &Method::GET, target: path, headers: &headers, upgrades: false, route: &route };
+    let attempt = match pool.protocol() {
+        UpstreamProtocol::Http1 => attempt_h1(in_flight, &sent, &mut None, true).await,
+        UpstreamProtocol::Http2 => attempt_h2(pool, in_flight, &sent, &mut None).await,
+    };
+    matches!(attempt, Attempt::Answered(answer) if answer.status().as_u16() < 400)
+}

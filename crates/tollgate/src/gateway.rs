@@ -1,0 +1,100 @@
+//! `tollgate gateway`: the reverse proxy, with the same rules and store settings as `serve`.
+
+use crate::build;
+use crate::cli::ServeFlags;
+use crate::config::Config;
+use crate::serve::{log, pay_debts, told_to_stop};
+use crate::status::ServerStatus;
+use crate::{reload, sources};
+use anyhow::Context;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tollgate_front::http;
+use tollgate_gateway::{Gateway, GatewayConfig};
+
+pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
+    log(flags);
+    let config = Config::new(flags)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(config))?;
+    // What is still running past the drain is not waited for.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let section = config.gateway.clone().context(
+        "`tollgate gateway` needs --config FILE with a section `gateway`; examples/gateway has one",
+    )?;
+    // Before the files are read: a change in between must not be missed.
+    let seen = sources::glimpse(&config.rules);
+    let limiter = build::limiter(&config)?;
+    let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), &config));
+    let settings =
+        GatewayConfig { gateway: section, who: config.who.clone(), answers: config.answers.clone() };
+    let gateway = Gateway::bind(&settings, Arc::clone(&limiter)).await;
+    let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
+    let figures = gateway.figures();
+    status.tell_also(move |text| figures.metrics(text));
+    // The HTTP address is for probes, metrics and programs that ask; only where somebody wants it.
+    let http = match config.asked_http {
+        false => None,
+        true => {
+            let bound = TcpListener::bind(config.http).await;
+            Some(bound.with_context(|| format!("cannot listen on {}; set `http` to another", config.http))?)
+        }
+    };
+    greet(&config, &gateway.addresses(), http.as_ref());
+    let (stop, stopping) = watch::channel(false);
+    let drain = || {
+        let mut stopping = stopping.clone();
+        async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        }
+    };
+    let web = http.map(|listener| {
+        let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
+        let settings = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };
+        tokio::spawn(http::serve(listener, Arc::clone(&limiter), asked, settings, drain()))
+    });
+    let reloading = tokio::spawn(reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status)));
+    let paying = tokio::spawn(pay_debts(limiter));
+    let proxy = tokio::spawn(gateway.serve(drain()));
+
+    told_to_stop().await?;
+    tracing::info!("draining: no new connections, requests under way are answered");
+    status.drain();
+    let _ = stop.send(true);
+    // Each bounds its own drain.
+    let _ = proxy.await;
+    if let Some(web) = web {
+        let _ = web.await;
+    }
+    tracing::info!("drained");
+    reloading.abort();
+    paying.abort();
+    Ok(())
+}
+
+/// What a person who starts it reads. A closed output is no reason not to serve.
+fn greet(config: &Config, addresses: &[(std::net::SocketAddr, bool)], http: Option<&TcpListener>) {
+    let mut lines = vec![format!("tollgate {} stands before your API", env!("CARGO_PKG_VERSION"))];
+    for (address, tls) in addresses {
+        let scheme = if *tls { "https" } else { "http" };
+        lines.push(format!("  gateway {scheme}://{address}"));
+    }
+    if let Some(address) = http.and_then(|http| http.local_addr().ok()) {
+        lines.push(format!("  http  {address}  (probes, metrics, /v1/check)"));
+    }
+    let rules = if config.rules.is_empty() {
+        "the sample that is compiled in".to_owned()
+    } else {
+        config.rules.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    };
+    lines.push(format!("  rules {rules}"));
+    let _ = writeln!(std::io::stdout().lock(), "{}", lines.join("\n"));
+}

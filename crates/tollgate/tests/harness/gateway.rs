@@ -1,0 +1,145 @@
+//! A running `tollgate gateway` before an upstream.
+
+use super::server::{Ended, Said, command};
+use super::web::{self, Answer, Open};
+use super::{Folder, eventually};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+
+pub(crate) struct Gateway {
+    child: Ended,
+    /// Its listeners, in order.
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) http: SocketAddr,
+    out: Said,
+    log: Said,
+    pub(crate) folder: Folder,
+}
+
+impl Gateway {
+    /// With these rules, and this section `gateway` (indented by two), in a folder of their own.
+    pub(crate) fn start(rules: &str, section: &str) -> Self {
+        Self::start_in(Folder::new(), rules, "", section)
+    }
+
+    /// The same with files that are in the folder already, and more settings beside the section.
+    pub(crate) fn start_in(folder: Folder, rules: &str, more: &str, section: &str) -> Self {
+        folder.write("rules.yaml", rules);
+        let config =
+            format!("rules: [rules.yaml]\nmemory: 16MiB\nhttp: 127.0.0.1:0\n{more}\ngateway:\n{section}");
+        let path = folder.write("gateway.yaml", config);
+        let mut child = Ended(
+            command(&["gateway", "--log", "debug", "--config", path.to_str().expect("a plain path")])
+                .spawn()
+                .expect("the binary runs"),
+        );
+        let log = Said::of(child.0.stderr.take().expect("piped"));
+        let out = Said::of(child.0.stdout.take().expect("piped"));
+        let (addresses, http) = eventually("the gateway's greeting", || {
+            let greeting = out.text();
+            if let Ok(Some(status)) = child.0.try_wait() {
+                panic!("the gateway ended with {status}:\n{greeting}{}", log.text());
+            }
+            let listed = |word: &str| -> Vec<SocketAddr> {
+                let lines = greeting.lines().filter_map(|line| line.trim().strip_prefix(word));
+                let first = lines.filter_map(|line| line.split_whitespace().next());
+                first
+                    .map(|text| text.rsplit('/').next().expect("a part").parse().expect("an address"))
+                    .collect()
+            };
+            greeting.contains("\n  rules ").then(|| (listed("gateway "), listed("http ")[0]))
+        });
+        Self { child, addresses, http, out, log, folder }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.exchange(&web::request("GET", path, b""))
+    }
+
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
+        web::exchange(self.address(), bytes)
+            .unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.log()))
+    }
+
+    pub(crate) fn open(&self) -> Open {
+        Open::to(self.address()).expect("a connection")
+    }
+
+    /// A figure of `/metrics`, by its name with labels.
+    pub(crate) fn figure(&self, name: &str) -> u64 {
+        let text = web::exchange(self.http, &web::request("GET", "/metrics", b"")).expect("metrics").text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        line.unwrap_or_else(|| panic!("no {name} in\n{text}"))
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.text()
+    }
+
+    /// What it has printed: its access log too.
+    pub(crate) fn output(&self) -> String {
+        self.out.text()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.0.id()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let order = format!("kill -{name} {}", self.child.0.id());
+        assert!(Command::new("sh").args(["-c", &order]).status().expect("a shell").success(), "{order}");
+    }
+
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.child.wait("tollgate gateway")
+    }
+}
+
+/// One listener, one upstream, one route for everything; `route` is added to that route.
+pub(crate) fn plain(upstream: SocketAddr, route: &str) -> String {
+    format!(
+        "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams: {{api: {{addresses: [\"{upstream}\"]}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api, domain: d{route}}}\n"
+    )
+}
+
+/// A program that nobody here wrote, to its end: its output, which must be a good one.
+pub(crate) fn foreign(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}: run `make setup`"));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {args:?}: {}\n{out}{err}", output.status);
+    out.into_owned()
+}
+
+/// A certificate for `localhost` and 127.0.0.1 that vouches for itself, with its key.
+pub(crate) fn certificate(folder: &Folder, name: &str) {
+    let (key, certificate) = (folder.join(format!("{name}.key")), folder.join(format!("{name}.crt")));
+    let text = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    foreign(
+        "openssl",
+        &[
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            &text(&key),
+            "-out",
+            &text(&certificate),
+        ],
+    );
+}
