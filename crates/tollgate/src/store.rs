@@ -113,6 +113,14 @@ fn redis_metrics(redis: &RedisStore, text: &mut String) {
         };
         let _ = writeln!(text, "{name}{{shard=\"{}\"}} {state}", label(&shard.address));
     }
+    let name = "ratelimit_redis_lost_writes_timestamp_seconds";
+    let help =
+        "When another process took a shard's place, which may not know all that was written; 0 for never.";
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+    for shard in &shards {
+        let at = shard.lost_writes_at.map_or(0, tollgate_core::Timestamp::as_secs);
+        let _ = writeln!(text, "{name}{{shard=\"{}\"}} {at}", label(&shard.address));
+    }
     let disagreements = redis.disagreements() as u64;
     let help = "Decisions on which a script and this program differed; anything but 0 is a bug.";
     metric(text, "ratelimit_redis_disagreements_total", "counter", help, disagreements);

@@ -139,7 +139,9 @@ impl Topology {
 
     fn learn(&self, ranges: &[(usize, usize, String)]) {
         let before = self.slots.borrow().clone();
-        let mut slots = Slots(vec![None; 16_384]);
+        // A slot that nobody is said to have stays with the one who had it, so that its heir is known for one.
+        let mut slots = before.clone();
+        slots.0.resize(16_384, None);
         for (first, last, address) in ranges {
             let node = self.at(address);
             for slot in *first..=(*last).min(16_383) {

@@ -1,5 +1,7 @@
 //! TLS and a password: who cannot prove itself is not told anything.
 
+use crate::cluster::Cluster;
+use crate::cluster_faults::name_at;
 use crate::faults::{Tenant, quick};
 use crate::servers::Server;
 use std::path::Path;
@@ -72,4 +74,40 @@ fn only_a_server_with_a_trusted_certificate_is_talked_to() {
     assert!(client(tls_port, &folder.join("ca.crt")));
     assert!(!client(tls_port, &folder.join("other.crt")));
     let _ = std::fs::remove_dir_all(&folder);
+}
+
+/// A user with the rights that docs/redis.md names, and no more, is enough.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_needs_no_more_rights_than_we_say() {
+    let rights = "on >sesame ~tg1:* +info +time +eval +evalsha +get +mget +set +del";
+    let grant = |server: &Server, more: &str| {
+        let words = format!("ACL SETUSER gate {rights} {more}");
+        let _: () = server.command(&words.split(' ').collect::<Vec<_>>());
+    };
+    let server = Server::start(&[]);
+    grant(&server, "+select");
+    let by_user = |url: String| url.replacen("://", "://gate:sesame@", 1);
+    let store = RedisStore::connect(quick(&format!("{}/3", by_user(server.url()))));
+    Tenant::new(&store, "alice", 5).heals().await;
+    let cluster = Cluster::with_replicas(0);
+    for server in &cluster.servers {
+        grant(server, "+asking +cluster|slots");
+    }
+    let store = RedisStore::connect(quick(&by_user(cluster.url())));
+    for primary in 0..3 {
+        Tenant::new(&store, &name_at(&cluster, primary), 5).heals().await;
+    }
+    // A slot on its way: the first question at its new place is asked with leave.
+    let name = name_at(&cluster, 0);
+    let slot = cluster.servers[0].command::<u32>(&["CLUSTER", "KEYSLOT", &name]).to_string();
+    let id = |server: usize| cluster.servers[server].command::<String>(&["CLUSTER", "MYID"]);
+    let (source, target) = (id(0), id(1));
+    let _: () = cluster.servers[1].command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
+    let _: () = cluster.servers[0].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
+    let _: () = cluster.servers[0].command(&["FLUSHALL"]);
+    Tenant::new(&store, &name, 5).heals().await;
+    assert!(cluster.servers[0].info("errorstat_ASK").starts_with("count="), "the server's own words");
+    for server in [&server, &cluster.servers[0], &cluster.servers[1], &cluster.servers[2]] {
+        assert_eq!(server.info("errorstat_NOPERM"), "", "nothing was refused");
+    }
 }
