@@ -6,15 +6,21 @@
 //! | [`redis`](RedisStore) | counters in Redis, Sentinel or Redis Cluster, shared by many machines |
 //! | [`breaker`](Breaker) | when to stop asking a part that keeps failing, and when to try again |
 //! | [`deny_cache`](DenyCache) | denials remembered until they end, over any store |
+//! | [`lease`](Leased) | decisions out of units that a store has already deducted, over any store |
+//! | [`hotkey`](HotKeys) | which keys are hot, in a fixed amount of memory |
 //!
 //! Every store is a [`tollgate_core::CounterStore`] and passes `tollgate_core::conformance`.
 
 mod breaker;
 mod deny_cache;
+mod hotkey;
+mod lease;
 mod memory;
 mod redis;
 
 pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket};
 pub use deny_cache::DenyCache;
+pub use hotkey::HotKeys;
+pub use lease::{Errand, HotKey, LeaseConfig, LeaseFigures, Leased};
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryFigures, MemoryStore};
 pub use redis::{RedisConfig, RedisConfigError, RedisStore, ShardStatus};

@@ -33,7 +33,7 @@ mod table;
 use aside::{Aside, AsideAsk};
 use counters::{Ask, Counters, Manner};
 use figures::{Counts, Event};
-use hash::KeyHasher;
+pub(crate) use hash::KeyHasher;
 use lines::{LINE, Mapped};
 use pages::Pages;
 use request::Item;

@@ -15,7 +15,7 @@ const NETWORK: u64 = 1 << 63;
 /// How many shared counters the strangers of one scope are spread over.
 const SHARES: u32 = 8;
 
-pub(super) struct KeyHasher {
+pub(crate) struct KeyHasher {
     seed: u64,
     /// For the second half of a 128-bit name.
     other: u64,
@@ -23,7 +23,7 @@ pub(super) struct KeyHasher {
 }
 
 impl KeyHasher {
-    pub(super) fn random() -> Self {
+    pub(crate) fn random() -> Self {
         let system = RandomState::new();
         Self {
             seed: system.hash_one(1_u8),
@@ -33,7 +33,7 @@ impl KeyHasher {
     }
 
     #[inline]
-    pub(super) fn name(&self, key: &CounterKey<'_>) -> u64 {
+    pub(crate) fn name(&self, key: &CounterKey<'_>) -> u64 {
         self.seeded(self.seed, key)
     }
 

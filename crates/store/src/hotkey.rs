@@ -1,0 +1,134 @@
+//! Which keys are hot: a heavy-hitter sketch of fixed size (Space-Saving), over windows of half a second.
+//!
+//! Each part keeps [`WAYS`] counters. A key without one takes over the smallest, and its count: so a count is too high by at
+//! most what it took over, which is kept beside it, and a key that has more than a [`WAYS`]-th of its part's traffic
+//! always has a counter. A key is called hot only by what is certain. A count-min sketch was rejected: it tells of a key
+//! that is asked about, but not which keys there are to ask about.
+
+use std::sync::{Mutex, PoisonError};
+use tollgate_core::{Span, Timestamp};
+
+/// Counters of a part.
+const WAYS: usize = 64;
+/// Parts, so that threads seldom meet.
+const PARTS: usize = 32;
+
+/// Counts keys, in a fixed amount of memory.
+pub struct HotKeys {
+    parts: Box<[Mutex<Part>]>,
+    /// Units in a window that make a key hot.
+    threshold: u64,
+}
+
+struct Part {
+    since: Timestamp,
+    names: [u64; WAYS],
+    counts: [u64; WAYS],
+    /// What a count may be too high by.
+    errors: [u64; WAYS],
+}
+
+impl HotKeys {
+    /// How long is counted.
+    pub const WINDOW: Span = Span::from_millis(500);
+
+    /// Calls a key hot from this many units a second on.
+    #[must_use]
+    pub fn new(per_second: u64) -> Self {
+        let part = || Part { since: Timestamp::ZERO, names: [0; WAYS], counts: [0; WAYS], errors: [0; WAYS] };
+        let threshold = (per_second.saturating_mul(Self::WINDOW.as_micros()) / 1_000_000).max(1);
+        Self { parts: (0..PARTS).map(|_| Mutex::new(part())).collect(), threshold }
+    }
+
+    /// Counts units of a key; whether it is hot now, for certain.
+    pub fn count(&self, name: u64, units: u64, now: Timestamp) -> bool {
+        let (count, error) = self.add(name, units, now);
+        count - error >= self.threshold
+    }
+
+    /// Counts units of a key; its count in the present window, and what that may be too high by.
+    fn add(&self, name: u64, units: u64, now: Timestamp) -> (u64, u64) {
+        let name = name.max(1);
+        let at = (name >> 32) as usize % PARTS;
+        let mut part = self.parts[at].lock().unwrap_or_else(PoisonError::into_inner);
+        if now.since(part.since) >= Self::WINDOW {
+            *part = Part { since: now, names: [0; WAYS], counts: [0; WAYS], errors: [0; WAYS] };
+        }
+        let place = match part.names.iter().position(|known| *known == name) {
+            Some(place) => place,
+            None => {
+                let place = (0..WAYS).min_by_key(|place| part.counts[*place]).unwrap_or(0);
+                part.names[place] = name;
+                part.errors[place] = part.counts[place];
+                place
+            }
+        };
+        part.counts[place] = part.counts[place].saturating_add(units);
+        (part.counts[place], part.errors[place])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// Keys by Zipf's law, from a generator that is the same in every run.
+    fn zipf(keys: u64, draws: usize) -> Vec<u64> {
+        let mut sums = vec![0.0];
+        for rank in 1..=keys {
+            sums.push(sums[sums.len() - 1] + 1.0 / rank as f64);
+        }
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        (0..draws)
+            .map(|_| {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                let drawn = (seed >> 11) as f64 / (1_u64 << 53) as f64 * sums[sums.len() - 1];
+                let rank = sums.partition_point(|sum| *sum <= drawn) as u64;
+                rank.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            })
+            .collect()
+    }
+
+    /// Without it a sketch that is too small or forgets passes: every count is compared with the exact one.
+    #[test]
+    fn counts_are_never_low_and_errors_cover_what_they_are_high_by() {
+        let (sketch, now) = (HotKeys::new(1), Timestamp::from_secs(1_000));
+        let mut exact: HashMap<u64, u64> = HashMap::new();
+        for name in zipf(100_000, 200_000) {
+            let known = exact.entry(name).or_default();
+            *known += 1;
+            let (count, error) = sketch.add(name, 1, now);
+            assert!(count >= *known && count - error <= *known, "{count} - {error} for {known}");
+        }
+    }
+
+    #[test]
+    fn every_key_above_the_threshold_is_found_and_none_below_it() {
+        let traffic = zipf(100_000, 200_000);
+        let sketch = HotKeys::new(2_000);
+        let (mut exact, mut hot): (HashMap<u64, u64>, HashMap<u64, bool>) = Default::default();
+        for name in &traffic {
+            *exact.entry(*name).or_default() += 1;
+            *hot.entry(*name).or_default() |= sketch.count(*name, 1, Timestamp::from_secs(1_000));
+        }
+        for (name, count) in exact {
+            // A part sees about a 32nd of 200,000: what a counter took over is at most a 64th of that.
+            if count >= 1_000 + 200 {
+                assert!(hot[&name], "a key with {count} was missed");
+            }
+            if count < 1_000 {
+                assert!(!hot[&name], "a key with {count} was called hot");
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_later_nothing_is_hot() {
+        let (sketch, now) = (HotKeys::new(10), Timestamp::from_secs(1_000));
+        assert!(sketch.count(7, 5, now));
+        assert!(!sketch.count(7, 1, now + HotKeys::WINDOW));
+    }
+}

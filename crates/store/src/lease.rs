@@ -1,0 +1,315 @@
+//! Decisions out of units that the authority has already deducted: no network on the usual path, and never more than the
+//! limit. `docs/leases.md` has the theorem and its proof.
+//!
+//! | file | what |
+//! |---|---|
+//! | `config` | the settings |
+//! | `pocket` | one grant: units, and until when each is good |
+//! | `entry` | one key's lease: what is in hand, what is known, what to ask for |
+//! | `table` | names to leases |
+//! | `errands` | asking for units and giving them back, beside the traffic |
+//! | `figures` | what leases tell about themselves |
+//!
+//! A request is settled near first: local counters, then leases; what is left is asked of the store behind, in one call.
+//! If any of it refuses, what the nearer ones gave is put back: all or none, as everywhere. A key without anything in hand
+//! is asked about like any other, and a lease is fetched beside it.
+
+mod config;
+mod entry;
+mod errands;
+mod figures;
+mod pocket;
+mod table;
+
+pub use config::LeaseConfig;
+pub use errands::Errand;
+pub use figures::LeaseFigures;
+pub use table::HotKey;
+
+use crate::hotkey::HotKeys;
+use crate::memory::{KeyHasher, MemoryStore};
+use entry::{Receipt, Said};
+use figures::{Counts, add};
+use smallvec::SmallVec;
+use table::Table;
+use tollgate_core::{
+    Admission, Charge, Clock, Cost, CounterStore, Enforcement, GiveBack, Mode, Outcome, Outcomes, Permit,
+    StoreError, Timestamp,
+};
+
+/// A store with leases in front of it.
+///
+/// `S` decides what is not leased; `A` is the authority that leases are asked of: the same counters, without what
+/// remembers denials in between.
+pub struct Leased<S, A, C> {
+    inner: S,
+    authority: A,
+    clock: C,
+    hasher: KeyHasher,
+    config: LeaseConfig,
+    table: Table,
+    hot: Option<HotKeys>,
+    /// Counters of this node alone, for rules that ask for them.
+    local: Option<MemoryStore<C>>,
+    counts: Counts,
+}
+
+/// What the nearer ones said to a request.
+#[derive(Default)]
+struct Near {
+    /// One for each charge; `None` for those that the store is to be asked about.
+    each: SmallVec<[Option<Outcome>; 4]>,
+    /// What was spent: charge, name, receipt.
+    spent: SmallVec<[(u64, Receipt); 4]>,
+    /// Some required charge was denied.
+    refused: bool,
+}
+
+impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
+    /// Leases in front of `inner`, asked of `authority`, on this node's monotonic clock.
+    pub fn new(inner: S, authority: A, clock: C, config: LeaseConfig) -> Self {
+        Self {
+            inner,
+            authority,
+            clock,
+            hasher: KeyHasher::random(),
+            hot: config.hot.map(HotKeys::new),
+            table: Table::new(config.most),
+            config,
+            local: None,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Gives rules that ask for counters of this node alone a place for them.
+    #[must_use]
+    pub fn with_local(mut self, counters: MemoryStore<C>) -> Self {
+        self.local = Some(counters);
+        self
+    }
+
+    /// The store behind it.
+    pub const fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// How leases are kept.
+    pub const fn config(&self) -> &LeaseConfig {
+        &self.config
+    }
+
+    /// What leases tell about themselves. Looks at every lease; not for every request.
+    pub fn figures(&self) -> LeaseFigures {
+        self.counts.told(self.table.figures(self.clock.now()))
+    }
+
+    /// The keys that have the most traffic at this node, hottest first.
+    pub fn hot_keys(&self, most: usize) -> Vec<HotKey> {
+        self.table.hottest(most, self.config.hot.unwrap_or(1_000), self.clock.now())
+    }
+
+    /// Whether a charge is one that a lease may pay for.
+    fn is_leasable(charge: &Charge<'_>) -> bool {
+        matches!(charge.mode, Mode::Leased | Mode::Adaptive)
+            && charge.enforcement != Enforcement::Alternative
+            && !charge.cost.is_refund()
+            && !charge.cost.is_look()
+    }
+
+    /// Settles what can be settled here. With `only_whole`, gives up at the first charge that cannot.
+    #[inline]
+    fn settle(&self, charges: &[Charge<'_>], only_whole: bool, now: Timestamp) -> Option<Near> {
+        let mut near = Near { each: SmallVec::from_elem(None, charges.len()), ..Near::default() };
+        if charges.iter().any(|charge| charge.mode == Mode::Local) {
+            self.settle_locally(charges, &mut near);
+        }
+        for (at, charge) in charges.iter().enumerate() {
+            if near.refused && charge.enforcement != Enforcement::Independent || near.each[at].is_some() {
+                continue;
+            }
+            let said = if Self::is_leasable(charge) {
+                let name = self.hasher.name(&charge.key);
+                (name, self.table.take(name, charge, now))
+            } else {
+                (0, Said::Nothing)
+            };
+            match said {
+                (name, Said::Spent(outcome, receipt)) => {
+                    near.each[at] = Some(outcome);
+                    near.spent.push((name, receipt));
+                }
+                (_, Said::Denied(outcome)) => {
+                    near.each[at] = Some(outcome);
+                    near.refused |= charge.enforcement == Enforcement::Required;
+                }
+                (_, Said::Nothing) if only_whole => {
+                    self.undo(charges, &near);
+                    return None;
+                }
+                (_, Said::Nothing) => {}
+            }
+        }
+        Some(near)
+    }
+
+    /// Charges this node's own counters, all or none of them.
+    #[cold]
+    fn settle_locally(&self, charges: &[Charge<'_>], near: &mut Near) {
+        let Some(local) = &self.local else { return };
+        let here: SmallVec<[usize; 4]> =
+            (0..charges.len()).filter(|at| charges[*at].mode == Mode::Local).collect();
+        let own: SmallVec<[Charge<'_>; 4]> = here.iter().map(|at| charges[*at]).collect();
+        let outcomes = local.charge_now(&own);
+        near.refused |= outcomes.admission == Admission::Refused;
+        for (at, outcome) in here.into_iter().zip(outcomes.each) {
+            near.each[at] = Some(outcome);
+        }
+    }
+
+    /// Puts back what a request took here that is not admitted.
+    #[cold]
+    fn undo(&self, charges: &[Charge<'_>], near: &Near) {
+        for (name, receipt) in &near.spent {
+            self.table.put_back(*name, *receipt);
+        }
+        let Some(local) = self.local.as_ref().filter(|_| !near.refused) else { return };
+        let taken = charges.iter().zip(&near.each).filter(|(charge, outcome)| {
+            charge.mode == Mode::Local
+                && charge.enforcement != Enforcement::Independent
+                && !charge.cost.is_look()
+                && outcome.is_some_and(|outcome| outcome.verdict.is_allowed())
+        });
+        for (charge, _) in taken {
+            local.undo_now(&Charge { cost: charge.cost.reversed(), ..*charge });
+        }
+    }
+
+    /// What to say of a request that was settled here alone.
+    #[inline]
+    fn whole(&self, charges: &[Charge<'_>], near: &Near, now: Timestamp) -> Outcomes {
+        if near.refused {
+            self.undo(charges, near);
+        }
+        let admission = if near.refused { Admission::Refused } else { Admission::Admitted };
+        let each = near.each.iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
+        Outcomes { admission, at: now, each }
+    }
+
+    /// Asks the store about the rest, and puts all together.
+    async fn ask(&self, charges: &[Charge<'_>], near: Near, now: Timestamp) -> Result<Outcomes, StoreError> {
+        // What is refused already is not taken elsewhere; what only counts still counts.
+        let asked = |at: &usize| {
+            near.each[*at].is_none()
+                && (!near.refused || charges[*at].enforcement == Enforcement::Independent)
+        };
+        let rest: SmallVec<[usize; 4]> = (0..charges.len()).filter(asked).collect();
+        if rest.is_empty() {
+            return Ok(self.whole(charges, &near, now));
+        }
+        let wanted: SmallVec<[Charge<'_>; 4]> = rest.iter().map(|at| charges[*at]).collect();
+        add(&self.counts.central, rest.len() as u64);
+        let outcomes = match self.inner.charge(&wanted).await {
+            Ok(outcomes) => outcomes,
+            Err(error) => {
+                self.undo(charges, &near);
+                return Err(at_places(error, &rest, charges.len()));
+            }
+        };
+        let heard = self.clock.now();
+        for (charge, outcome) in wanted.iter().zip(&outcomes.each) {
+            if Self::is_leasable(charge) {
+                self.hear(charge, outcome, now, heard);
+            }
+        }
+        let mut whole = near;
+        for (at, outcome) in rest.into_iter().zip(outcomes.each) {
+            whole.each[at] = Some(outcome);
+        }
+        whole.refused |= outcomes.admission == Admission::Refused;
+        let told = self.whole(charges, &whole, now);
+        Ok(Outcomes { at: outcomes.at, ..told })
+    }
+
+    /// Learns from an answer of the store, and fetches a lease where one is due.
+    fn hear(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
+        let name = self.hasher.name(&charge.key);
+        let units = charge.cost.units();
+        let promotes = charge.mode == Mode::Adaptive;
+        let due = if promotes {
+            self.hot.as_ref().is_some_and(|hot| hot.count(name, units, now))
+        } else {
+            self.table.seen(name, now)
+        };
+        if self.table.hear(name, charge, outcome, asked, due, &self.config, now) && promotes {
+            add(&self.counts.promoted, 1);
+        }
+    }
+}
+
+/// An error about some of a request's charges, as one about all of them.
+fn at_places(error: StoreError, rest: &[usize], all: usize) -> StoreError {
+    match error {
+        StoreError::Partial { failed, why } => {
+            let failed = failed.into_iter().filter_map(|at| rest.get(at).copied()).collect();
+            StoreError::Partial { failed, why }
+        }
+        error if rest.len() < all => StoreError::Partial { failed: rest.to_vec(), why: Box::new(error) },
+        error => error,
+    }
+}
+
+impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased<S, A, C> {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        let now = self.clock.now();
+        match self.settle(charges, false, now) {
+            Some(near) => self.ask(charges, near, now).await,
+            None => self.inner.charge(charges).await,
+        }
+    }
+
+    #[inline]
+    fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+        let near = |charge: &Charge<'_>| match charge.mode {
+            Mode::Central => false,
+            Mode::Local => self.local.is_some(),
+            Mode::Adaptive | Mode::Leased => true,
+        };
+        if !charges.iter().all(near) {
+            return self.inner.charge_at_once(charges);
+        }
+        let now = self.clock.now();
+        let near = self.settle(charges, true, now)?;
+        Some(self.whole(charges, &near, now))
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let Some(local) = &self.local else { return self.inner.debit(charges).await };
+        let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| charge.mode == Mode::Local);
+        if !here.is_empty() {
+            local.debit(&here).await?;
+        }
+        for charge in there.iter().filter(|charge| charge.cost.is_refund()) {
+            self.table.refunded(self.hasher.name(&charge.key));
+        }
+        if there.is_empty() { Ok(()) } else { self.inner.debit(&there).await }
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        if let Some(local) = &self.local {
+            local.release(permits).await?;
+        }
+        self.inner.release(permits).await
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        self.inner.give_back(back).await
+    }
+}
+
+/// A cost that gives back what a charge took.
+impl<C: Clock> MemoryStore<C> {
+    fn undo_now(&self, charge: &Charge<'_>) {
+        debug_assert!(charge.cost != Cost::LOOK);
+        let _ = self.charge_now(&[Charge { enforcement: Enforcement::Independent, ..*charge }]);
+    }
+}

@@ -1,0 +1,57 @@
+//! How leases are kept: the settings, and what they mean.
+
+use tollgate_core::{Algorithm, Limit, LimitSpec, Quota, Span};
+
+/// How leases are kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LeaseConfig {
+    /// The part of a limit's burst that may be out in leases at once, and of what remains that one lease may take.
+    pub share: f64,
+    /// How long a lease is spent after it was asked for, at most.
+    pub ttl: Span,
+    /// For how long a lease is meant to last at the present demand.
+    pub horizon: Span,
+    /// A lease that has not been used for so long goes back.
+    pub idle: Span,
+    /// Leases kept at once; further keys are asked about in the store.
+    pub most: usize,
+    /// Nodes that are active at once, as far as known: limits with a smaller burst are not leased.
+    pub nodes: u32,
+    /// Units a second at this node from which on a key of a central rule is leased by itself; `None` for never.
+    pub hot: Option<u64>,
+    /// How long a key that was leased for its heat has to be cooler than half of that to be so no more.
+    pub cool: Span,
+}
+
+impl Default for LeaseConfig {
+    fn default() -> Self {
+        Self {
+            share: 0.25,
+            ttl: Span::from_secs(10),
+            horizon: Span::from_secs(2),
+            idle: Span::from_secs(2),
+            most: 65_536,
+            nodes: 1,
+            hot: Some(1_000),
+            cool: Span::from_secs(5),
+        }
+    }
+}
+
+impl LeaseConfig {
+    /// Units of this limit that may be out at once; `None` where it is too small to be leased.
+    pub(super) fn most_out(&self, limit: &Limit) -> Option<u64> {
+        let most = self.part_of(limit.capacity());
+        (limit.is_leasable() && most >= 2 && limit.capacity() >= u64::from(self.nodes)).then_some(most)
+    }
+
+    /// This share of so many units.
+    pub(super) fn part_of(&self, units: u64) -> u64 {
+        (units as f64 * self.share.clamp(0.0, 1.0)) as u64
+    }
+
+    /// What counts the units that are out, at the authority: a strict window as long as a lease lives.
+    pub(super) fn escrow(&self, most: u64) -> Option<Limit> {
+        LimitSpec::new(Algorithm::StrictWindow, Quota::per(most, self.ttl)).slots(4).build().ok()
+    }
+}

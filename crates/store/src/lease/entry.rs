@@ -1,0 +1,395 @@
+//! One key's lease: what is in hand, what is known of the authority's counter, and what to ask for next. No I/O.
+
+use super::config::LeaseConfig;
+use super::pocket::Pocket;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use tollgate_core::{
+    Admission, Charge, CounterKey, Limit, Measures, Outcome, Outcomes, Part, PermitId, Scope, Span,
+    Timestamp, Verdict,
+};
+
+/// Everything that names a counter, to ask about it when no request is at hand.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) scope: Scope,
+    parts: Vec<OwnedPart>,
+    pub(super) limit: Limit,
+    /// Counts the units that are out, beside the counter.
+    pub(super) escrow: (Scope, Limit),
+    /// The shift of the key's windows.
+    phase: Span,
+}
+
+#[derive(Clone, Debug)]
+enum OwnedPart {
+    Text(Box<str>),
+    Network { address: u128, prefix: u8 },
+}
+
+impl Named {
+    /// `None` for a limit that is too small to be leased.
+    pub(super) fn of(charge: &Charge<'_>, config: &LeaseConfig) -> Option<Self> {
+        let escrow = config.escrow(config.most_out(charge.limit)?)?;
+        let own = |part: &Part<'_>| match part {
+            Part::Text(text) => OwnedPart::Text((*text).into()),
+            Part::Network { address, prefix } => OwnedPart::Network { address: *address, prefix: *prefix },
+        };
+        Some(Self {
+            scope: charge.key.scope.clone(),
+            parts: charge.key.parts.iter().map(own).collect(),
+            limit: charge.limit.clone(),
+            escrow: (charge.key.scope.beside("|escrow"), escrow),
+            phase: charge.limit.phase(charge.key.stable_hash()),
+        })
+    }
+
+    /// The values of the name.
+    pub(super) fn parts(&self) -> SmallVec<[Part<'_>; 4]> {
+        self.parts
+            .iter()
+            .map(|part| match part {
+                OwnedPart::Text(text) => Part::Text(text),
+                OwnedPart::Network { address, prefix } => {
+                    Part::Network { address: *address, prefix: *prefix }
+                }
+            })
+            .collect()
+    }
+
+    pub(super) fn key<'a>(&'a self, parts: &'a [Part<'a>]) -> CounterKey<'a> {
+        CounterKey { scope: &self.scope, parts }
+    }
+
+    /// Whether a charge is by the same numbers. What else there is to a limit is part of its counter's name.
+    fn is_for(&self, limit: &Limit) -> bool {
+        self.limit.capacity() == limit.capacity() && self.limit.quota().count == limit.quota().count
+    }
+
+    /// What an ask brought.
+    pub(super) fn pocket(&self, ask: &Asked, outcomes: &Outcomes, ttl: Span) -> Option<Pocket> {
+        let outcome = outcomes.each.first()?;
+        let escrow = self.limit.escrow(ask.units, outcomes.at + self.phase, outcome)?;
+        Some(Pocket::new(escrow, ask.asked, outcomes.at, ask.id, ttl))
+    }
+
+    /// Units that come back in so long.
+    fn refill(&self, time: Span) -> u64 {
+        match self.limit.measures() {
+            Measures::Bucket { k, interval } => {
+                let units = u128::from(time.as_micros()) * u128::from(k) / u128::from(interval.max(1));
+                u64::try_from(units).unwrap_or(u64::MAX)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// What is known of the authority's counter, since an answer.
+#[derive(Clone, Copy, Debug)]
+struct Heard {
+    asked: Timestamp,
+    remaining: u64,
+    reset: Timestamp,
+}
+
+/// A denial that the authority has told.
+#[derive(Clone, Copy, Debug)]
+struct Dry {
+    /// Asked again from then on.
+    fresh: Timestamp,
+    until: Timestamp,
+    units: u64,
+}
+
+/// What a lease says to a charge.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Said {
+    /// Paid, out of this grant.
+    Spent(Outcome, Receipt),
+    /// The authority has said so a moment ago.
+    Denied(Outcome),
+    /// Nothing in hand: the authority is to be asked.
+    Nothing,
+}
+
+/// What was spent, for taking it back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Receipt {
+    grant: PermitId,
+    voids: u32,
+    pub(super) units: u64,
+}
+
+/// An ask that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) units: u64,
+    pub(super) spent: u64,
+    pub(super) asked: Timestamp,
+    pub(super) id: PermitId,
+}
+
+/// What is to be done for a key.
+#[derive(Debug)]
+pub(super) enum Task {
+    /// Ask for units.
+    Ask,
+    /// Give back so many of this.
+    Return(Pocket, u64),
+}
+
+/// One key's lease.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub(super) named: Arc<Named>,
+    /// It is leased because it is hot, not because its rule says so.
+    pub(super) promoted: bool,
+    /// At most two: what is nearly spent, and what comes after it.
+    pockets: SmallVec<[Pocket; 2]>,
+    heard: Heard,
+    dry: Option<Dry>,
+    /// An ask is under way, or waits to be sent.
+    asking: bool,
+    /// Nothing is asked for before.
+    not_before: Timestamp,
+    /// Out no longer, and not yet reported, of pockets that are no more or asks that were refused.
+    spent: u64,
+    used: Timestamp,
+    demand: Demand,
+    /// What the last grant brought: what is in hand is low when half of that is gone.
+    last: u64,
+    /// Since when it has been cooler than it should be.
+    cool_since: Option<Timestamp>,
+}
+
+/// Units asked of this node, a second.
+#[derive(Clone, Copy, Debug)]
+struct Demand {
+    since: Timestamp,
+    units: u64,
+    rate: u64,
+}
+
+impl Demand {
+    const LEAST: Span = Span::from_millis(100);
+
+    fn note(&mut self, units: u64, now: Timestamp) {
+        self.units = self.units.saturating_add(units);
+        if now.since(self.since) >= Self::LEAST {
+            self.turn(now);
+        }
+    }
+
+    fn turn(&mut self, now: Timestamp) {
+        let passed = now.since(self.since).as_micros().max(1);
+        let rate = u64::try_from(u128::from(self.units) * 1_000_000 / u128::from(passed)).unwrap_or(u64::MAX);
+        // Up at once, down by halves.
+        self.rate = rate.max(self.rate / 2);
+        (self.since, self.units) = (now, 0);
+    }
+
+    fn rate(&self, now: Timestamp) -> u64 {
+        let mut now_on = *self;
+        if now.since(self.since) >= Self::LEAST {
+            now_on.turn(now);
+        }
+        now_on.rate
+    }
+}
+
+impl Lease {
+    /// The longest that a denial is believed without asking.
+    const FRESH: Span = Span::from_millis(900);
+    /// How long a node waits before it asks again for a key whose budget is used up, whatever the rate.
+    const PAUSE: Span = Span::from_millis(5);
+    /// How long a node waits where others have all that may be out, or nobody answers.
+    const CROWDED: Span = Span::from_millis(100);
+    /// Fewer are not worth a lease.
+    const LEAST: u64 = 8;
+
+    pub(super) fn new(named: Arc<Named>, promoted: bool, now: Timestamp) -> Self {
+        let remaining = named.limit.capacity();
+        Self {
+            named,
+            promoted,
+            pockets: SmallVec::new(),
+            heard: Heard { asked: now, remaining, reset: now },
+            dry: None,
+            asking: false,
+            not_before: now,
+            spent: 0,
+            used: now,
+            demand: Demand { since: now, units: 0, rate: 0 },
+            last: 0,
+            cool_since: None,
+        }
+    }
+
+    /// A refund may have changed what the authority would say.
+    pub(super) fn forget_denial(&mut self) {
+        self.dry = None;
+    }
+
+    /// Pays for a charge out of what is in hand.
+    #[inline]
+    pub(super) fn take(&mut self, units: u64, now: Timestamp) -> Said {
+        self.used = now;
+        self.demand.note(units, now);
+        for pocket in &mut self.pockets {
+            if let Some(voids) = pocket.take(units, now) {
+                let receipt = Receipt { grant: pocket.id, voids, units };
+                return Said::Spent(self.outcome(Verdict::PASS, now), receipt);
+            }
+        }
+        match self.dry {
+            Some(dry) if now < dry.fresh && units >= dry.units => {
+                let verdict = Verdict::Denied { retry_after: Some(dry.until.since(now)) };
+                Said::Denied(Outcome { verdict, remaining: 0, reset_after: self.heard.reset.since(now) })
+            }
+            _ => Said::Nothing,
+        }
+    }
+
+    /// Takes back what a request spent that was then refused.
+    pub(super) fn put_back(&mut self, receipt: Receipt) {
+        if let Some(pocket) = self.pockets.iter_mut().find(|pocket| pocket.id == receipt.grant) {
+            pocket.put_back(receipt.units, receipt.voids);
+        }
+    }
+
+    /// Whether it is for a limit with these numbers; else its rule has changed.
+    pub(super) fn is_for(&self, limit: &Limit) -> bool {
+        self.named.is_for(limit)
+    }
+
+    fn outcome(&self, verdict: Verdict, now: Timestamp) -> Outcome {
+        let remaining = self.good(now).saturating_add(self.heard.remaining).min(self.named.limit.capacity());
+        Outcome { verdict, remaining, reset_after: self.heard.reset.since(now) }
+    }
+
+    /// Units in hand.
+    pub(super) fn good(&self, now: Timestamp) -> u64 {
+        self.pockets.iter().map(|pocket| pocket.good(now)).sum()
+    }
+
+    /// What the authority said to a charge that this node had to ask about.
+    pub(super) fn hear(&mut self, units: u64, outcome: &Outcome, asked: Timestamp) {
+        self.heard = Heard { asked, remaining: outcome.remaining, reset: asked + outcome.reset_after };
+        self.dry = match outcome.verdict {
+            Verdict::Denied { retry_after: Some(wait) } => {
+                let until = asked + wait.max(self.pause());
+                Some(Dry { fresh: until.min(asked + Self::FRESH), until, units })
+            }
+            _ => None,
+        };
+    }
+
+    /// A bucket whose units come back by the microsecond is asked about now and then, not for each. Never so seldom that
+    /// it would run over.
+    fn pause(&self) -> Span {
+        match self.named.limit.measures() {
+            Measures::Bucket { k, interval } => {
+                let full = u128::from(self.named.limit.capacity()) * u128::from(interval) / u128::from(k);
+                Self::PAUSE.min(Span::from_micros(u64::try_from(full / 8).unwrap_or(u64::MAX)))
+            }
+            _ => Span::ZERO,
+        }
+    }
+
+    /// What is wanted in hand, at the present demand.
+    fn want(&self, horizon: Span, now: Timestamp) -> u64 {
+        let rate = self.demand.rate(now).max(self.demand.units);
+        self.scaled(rate, horizon).max(Self::LEAST)
+    }
+
+    /// Whether it is time to ask for more: what is in hand will not last, and nothing is under way.
+    #[inline]
+    pub(super) fn is_low(&self, now: Timestamp) -> bool {
+        if self.asking || now < self.not_before {
+            return false;
+        }
+        // Two pockets are enough; the younger is fetched when half of the elder is gone.
+        self.good(now) <= self.last / 2
+    }
+
+    /// An ask is about to be sent.
+    pub(super) fn starts_asking(&mut self) -> Arc<Named> {
+        self.asking = true;
+        Arc::clone(&self.named)
+    }
+
+    /// What is to be asked for now: units, and how many are out no longer. None where it is not worth it.
+    pub(super) fn ask(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64)> {
+        self.spent += self.pockets.iter_mut().map(|pocket| pocket.report(now)).sum::<u64>();
+        self.pockets.retain(|pocket| pocket.good(now) > 0);
+        let (good, most) = (self.good(now), self.named.escrow.1.capacity());
+        let refilled = self.named.refill(now.since(self.heard.asked));
+        let budget = self.heard.remaining.saturating_add(refilled).min(self.named.limit.capacity());
+        let wanted = self.want(config.horizon, now).saturating_sub(good);
+        let units = wanted.min(config.part_of(budget)).min((most / 2).max(1));
+        if units < 2 || self.pockets.len() > 1 {
+            self.asking = false;
+            self.not_before = now + self.pause().max(Span::from_millis(1));
+            return None;
+        }
+        Some((units, std::mem::take(&mut self.spent)))
+    }
+
+    fn scaled(&self, per_second: u64, time: Span) -> u64 {
+        u64::try_from(u128::from(per_second) * u128::from(time.as_micros()) / 1_000_000).unwrap_or(u64::MAX)
+    }
+
+    /// What came of an ask: the outcomes of the counter and of the escrow.
+    pub(super) fn granted(&mut self, ask: &Asked, outcomes: &Outcomes, ttl: Span, now: Timestamp) {
+        self.asking = false;
+        let Asked { units, spent, asked, .. } = *ask;
+        let [outcome, ..] = outcomes.each.as_slice() else { return };
+        let admitted = outcomes.admission == Admission::Admitted;
+        self.heard = Heard { asked, remaining: outcome.remaining, reset: asked + outcome.reset_after };
+        if !admitted {
+            // Where it is not the budget that is used up, others have too much of it in hand.
+            let out = outcome.verdict.is_allowed();
+            self.not_before = now + if out { Self::CROWDED } else { self.pause().max(Span::from_millis(1)) };
+            self.spent += spent;
+            return;
+        }
+        self.dry = None;
+        if let Some(pocket) = self.named.pocket(ask, outcomes, ttl) {
+            self.pockets.push(pocket);
+            self.last = units;
+        }
+    }
+
+    /// An ask that nobody answered. What it took, if it did, comes back with time.
+    pub(super) fn unanswered(&mut self, now: Timestamp) {
+        self.asking = false;
+        self.not_before = now + Self::CROWDED;
+    }
+
+    /// Everything in hand, to be given back.
+    pub(super) fn empty(&mut self, now: Timestamp) -> SmallVec<[Task; 2]> {
+        let pockets = std::mem::take(&mut self.pockets);
+        let held = pockets.into_iter().map(|pocket| (pocket.good(now), pocket));
+        held.filter(|(good, _)| *good > 0).map(|(good, pocket)| Task::Return(pocket, good)).collect()
+    }
+
+    pub(super) fn idle_for(&self, now: Timestamp) -> Span {
+        now.since(self.used)
+    }
+
+    /// Units a second asked of this node.
+    pub(super) fn rate(&self, now: Timestamp) -> u64 {
+        self.demand.rate(now)
+    }
+
+    /// Whether a key that was leased for its heat has cooled for long enough.
+    pub(super) fn has_cooled(&mut self, config: &LeaseConfig, now: Timestamp) -> bool {
+        let Some(hot) = config.hot.filter(|_| self.promoted) else { return self.promoted };
+        if self.rate(now) >= hot / 2 {
+            self.cool_since = None;
+            return false;
+        }
+        now.since(*self.cool_since.get_or_insert(now)) >= config.cool
+    }
+}

@@ -1,0 +1,82 @@
+//! What a node has in hand of one counter: units that the authority deducted at one instant, and until when each is good.
+
+use tollgate_core::{Escrow, PermitId, Span, Timestamp};
+
+/// One grant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pocket {
+    escrow: Escrow,
+    /// When it was asked for, by this node's clock: before the authority deducted.
+    asked: Timestamp,
+    /// When it was deducted, by the authority's.
+    pub(super) at: Timestamp,
+    /// How many are spent or void. The first to become void is the first to be spent.
+    gone: u64,
+    /// How often units had become void before they could be spent.
+    voids: u32,
+    /// How many the authority has been told to be out no longer.
+    reported: u64,
+    /// Names the grant, for giving back.
+    pub(super) id: PermitId,
+    /// No unit is spent later than this after asking.
+    ttl: Span,
+}
+
+impl Pocket {
+    pub(super) fn new(escrow: Escrow, asked: Timestamp, at: Timestamp, id: PermitId, ttl: Span) -> Self {
+        Self { escrow, asked, at, gone: 0, voids: 0, reported: 0, id, ttl }
+    }
+
+    /// How many can be spent at this instant.
+    pub(super) fn good(&self, now: Timestamp) -> u64 {
+        self.escrow.units() - self.gone.max(self.void(now))
+    }
+
+    /// Spends `units` if there are as many; the answer is for [`Pocket::put_back`].
+    #[inline]
+    pub(super) fn take(&mut self, units: u64, now: Timestamp) -> Option<u32> {
+        let void = self.void(now);
+        let gone = self.gone.max(void);
+        if gone.saturating_add(units) > self.escrow.units() {
+            return None;
+        }
+        if void >= self.gone {
+            self.voids = self.voids.wrapping_add(1);
+        }
+        self.gone = gone + units;
+        Some(self.voids)
+    }
+
+    /// Takes back units that were spent a moment ago. Not if units have become void since: then these have too, and who
+    /// came later has spent what came after them.
+    pub(super) fn put_back(&mut self, units: u64, voids: u32) {
+        if voids == self.voids {
+            self.gone = self.gone.saturating_sub(units);
+        }
+    }
+
+    /// How many have been spent or become void since this was last asked.
+    pub(super) fn report(&mut self, now: Timestamp) -> u64 {
+        let gone = self.gone.max(self.void(now));
+        let news = gone.saturating_sub(self.reported);
+        self.reported = self.reported.max(gone);
+        news
+    }
+
+    /// The instant that the authority counts the last `units` as taken at.
+    pub(super) fn taken(&self, units: u64) -> Timestamp {
+        self.escrow.taken(units, self.at)
+    }
+
+    /// How many can no longer be spent. Clocks may differ in rate by a thousandth: a margin for that is taken off.
+    #[inline]
+    fn void(&self, now: Timestamp) -> u64 {
+        let passed = now.since(self.asked);
+        if passed >= self.ttl {
+            return self.escrow.units();
+        }
+        let passed = passed.as_micros();
+        let at_most = Span::from_micros(passed + (passed >> 10) + 1);
+        self.escrow.units() - self.escrow.good_after(at_most)
+    }
+}
