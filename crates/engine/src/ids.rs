@@ -17,7 +17,9 @@ thread_local! {
 }
 
 impl DecisionId {
-    pub(crate) fn fresh() -> Self {
+    /// A name that no decision, reservation or lease has had, here or elsewhere.
+    #[must_use]
+    pub fn fresh() -> Self {
         NEXT.with(|next| {
             let (thread, count) = next.get();
             next.set((thread, count + 1));

@@ -12,4 +12,9 @@ pub trait Status: Send + Sync {
 
     /// Figures in the Prometheus text format.
     fn metrics(&self) -> String;
+
+    /// The keys with the most traffic at this node.
+    fn hot(&self) -> Value {
+        serde_json::json!({"hot": []})
+    }
 }

@@ -9,11 +9,10 @@ use anyhow::Context;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tollgate_core::Mode;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
-use tollgate_store::{MemoryConfig, MemoryStore, RedisStore};
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
 
 /// Where the Redis protocol listens if nothing else is said.
 const RESP: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 6380));
@@ -36,7 +35,6 @@ pub(crate) fn limiter(config: &Config) -> anyhow::Result<Arc<Limiter<Store>>> {
     for warning in rules.warnings() {
         tracing::warn!("{warning}");
     }
-    refuse_what_the_store_cannot(&rules, config).map_err(anyhow::Error::msg)?;
     let clock = SystemClock::new();
     let memory = MemoryConfig::with_bytes(config.memory);
     let time: Arc<dyn Clock> = Arc::new(clock);
@@ -47,7 +45,11 @@ pub(crate) fn limiter(config: &Config) -> anyhow::Result<Arc<Limiter<Store>>> {
         }
         StoreChoice::Redis(redis) => {
             let fallback = MemoryStore::new(&memory, Arc::clone(&time)).context("--memory")?;
-            let store = Store::redis(RedisStore::connect(redis.clone()), clock);
+            // A sixteenth for rules that keep their counters on each node.
+            let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::LEAST));
+            let local = MemoryStore::new(&local, clock).context("--memory")?;
+            let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
+            let store = Store::redis(&RedisStore::connect(redis.clone()), local, leases, clock);
             Limiter::new(Arc::new(rules), store, time).with_fallback(fallback)
         }
     };
@@ -79,16 +81,4 @@ async fn listen_if_free(address: SocketAddr) -> Option<TcpListener> {
         tracing::warn!(%error, "the Redis protocol is off: cannot listen on {address}; set --resp to another, or to off");
     }
     listener.ok()
-}
-
-/// Rules that ask for what this store does not do yet are refused, never ignored.
-pub(crate) fn refuse_what_the_store_cannot(rules: &Ruleset, config: &Config) -> Result<(), String> {
-    let local = rules.rules().iter().find(|rule| rule.mode == Mode::Local);
-    match (local, &config.store) {
-        (Some(rule), StoreChoice::Redis(_)) => {
-            let (file, line) = &rule.location;
-            Err(format!("{file}:{line}: `mode: local` is not available yet with a Redis store; leave it out"))
-        }
-        _ => Ok(()),
-    }
 }

@@ -69,6 +69,12 @@ pub(crate) struct ServeFlags {
     /// How many nodes share the store: each decides by that share of a limit when the store is away.
     #[arg(long, env = "TOLLGATE_NODES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) nodes: Option<u32>,
+    /// The part of a limit's burst that may be out in leases at once, with a Redis store (default 0.25).
+    #[arg(long, env = "TOLLGATE_LEASE_SHARE", value_name = "PART")]
+    pub(crate) lease_share: Option<f64>,
+    /// Checks a second at this node from which on a key is leased by itself, with a Redis store; 0 is never (default 1000).
+    #[arg(long, env = "TOLLGATE_HOT_PER_SECOND", value_name = "N")]
+    pub(crate) hot_per_second: Option<u64>,
     /// The most memory that counters may take, such as 512MiB.
     #[arg(long, env = "TOLLGATE_MEMORY", value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<usize>,

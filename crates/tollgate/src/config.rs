@@ -13,7 +13,7 @@ use tollgate_front::http::ForwardSettings;
 use tollgate_front::resp::RespConfig;
 use tollgate_gateway::GatewaySection;
 use tollgate_rules::{Options, Profile};
-use tollgate_store::RedisConfig;
+use tollgate_store::{LeaseConfig, RedisConfig};
 
 /// Everything that `serve` needs to know.
 #[derive(Clone, Debug)]
@@ -21,6 +21,7 @@ pub(crate) struct Config {
     pub(crate) rules: Vec<PathBuf>,
     pub(crate) store: StoreChoice,
     pub(crate) nodes: Option<u32>,
+    pub(crate) leases: LeaseConfig,
     pub(crate) memory: usize,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
@@ -60,6 +61,8 @@ struct File {
     store_breaker_open_ms: Option<u64>,
     store_caution_ms: Option<u64>,
     nodes: Option<u32>,
+    #[serde(default)]
+    leases: Leases,
     memory: Option<String>,
     grpc: Option<SocketAddr>,
     http: Option<SocketAddr>,
@@ -76,6 +79,19 @@ struct File {
     gateway: Option<GatewaySection>,
 }
 
+/// `leases` in the file of `--config`; what is left out is as in `docs/leases.md`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Leases {
+    share: Option<f64>,
+    ttl_ms: Option<u64>,
+    horizon_ms: Option<u64>,
+    idle_ms: Option<u64>,
+    most: Option<u64>,
+    hot_per_second: Option<u64>,
+    cool_ms: Option<u64>,
+}
+
 impl Config {
     pub(crate) fn new(flags: &ServeFlags) -> anyhow::Result<Self> {
         let file = flags.config.as_deref().map(read).transpose()?.unwrap_or_default();
@@ -87,6 +103,7 @@ impl Config {
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
             rules: if flags.rules.is_empty() { file.rules } else { flags.rules.clone() },
             nodes: flags.nodes.or(file.nodes),
+            leases: leases(flags, &file.leases)?,
             memory: flags.memory.or(memory).unwrap_or(512 << 20),
             grpc: flags.grpc.or(file.grpc).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8081))),
             http: flags.http.or(file.http).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
@@ -101,7 +118,8 @@ impl Config {
     }
 
     pub(crate) fn rule_options(&self) -> Options {
-        Options { nodes: self.nodes, ..options(self.profile) }
+        let lease_shared = matches!(self.store, StoreChoice::Redis(_));
+        Options { nodes: self.nodes, lease_shared, ..options(self.profile) }
     }
 }
 
@@ -141,6 +159,37 @@ fn store(flags: &ServeFlags, file: &File) -> anyhow::Result<StoreChoice> {
     redis.caution = caution.map(|most| Span::from_micros(most.saturating_mul(1_000)));
     Ok(StoreChoice::Redis(redis))
 }
+
+fn leases(flags: &ServeFlags, file: &Leases) -> anyhow::Result<LeaseConfig> {
+    let mut leases = LeaseConfig::default();
+    if let Some(share) = flags.lease_share.or(file.share) {
+        anyhow::ensure!(
+            share > 0.0 && share <= 1.0,
+            "--lease-share: write a part from 0.01 to 1, not {share}"
+        );
+        leases.share = share;
+    }
+    let times = [
+        ("leases.ttl_ms", file.ttl_ms, &mut leases.ttl),
+        ("leases.horizon_ms", file.horizon_ms, &mut leases.horizon),
+        ("leases.idle_ms", file.idle_ms, &mut leases.idle),
+        ("leases.cool_ms", file.cool_ms, &mut leases.cool),
+    ];
+    for (name, given, setting) in times {
+        if let Some(time) = within(name, given, HOUR)? {
+            *setting = Span::from_millis(time);
+        }
+    }
+    if let Some(most) = within("leases.most", file.most, 1 << 24)? {
+        leases.most = usize::try_from(most)?;
+    }
+    if let Some(hot) = flags.hot_per_second.or(file.hot_per_second) {
+        leases.hot = (hot > 0).then_some(hot);
+    }
+    Ok(leases)
+}
+
+const HOUR: u64 = 3_600_000;
 
 /// A number of the file, held to the same bounds as its flag.
 fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u64>> {

@@ -4,6 +4,7 @@ mod build;
 mod cli;
 mod config;
 mod gateway;
+mod leases;
 mod reload;
 mod ruleinfo;
 mod serve;

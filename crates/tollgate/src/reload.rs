@@ -4,7 +4,6 @@
 //! behind. A glance at sizes and times every half second catches what notifications miss (network file systems, lost
 //! events). A set that does not load changes nothing but the status and the log; the last good rules stay.
 
-use crate::build::refuse_what_the_store_cannot;
 use crate::config::Config;
 use crate::sources::{self, Glimpse};
 use crate::status::ServerStatus;
@@ -59,8 +58,7 @@ fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus) {
         return;
     }
     let loaded = sources::read(&config.rules).map_err(|error| format!("{error:#}")).and_then(|sources| {
-        let rules = Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())?;
-        refuse_what_the_store_cannot(&rules, config).map(|()| rules)
+        Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())
     });
     match loaded {
         Err(error) => {

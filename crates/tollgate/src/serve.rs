@@ -4,7 +4,7 @@ use crate::build::{Built, build};
 use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::store::Store;
-use crate::{reload, sources};
+use crate::{leases, reload, sources};
 use anyhow::Context;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -60,11 +60,12 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
+    let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
     let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls::RlsConfig::default(), drain()));
     let redis = resp.map(|listener| resp::serve(listener, Arc::clone(&limiter), resp_config, drain()));
     let redis = redis.map(tokio::spawn);
     let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
-    let web = tokio::spawn(http::serve(http, limiter, asked, http_config, drain()));
+    let web = tokio::spawn(http::serve(http, Arc::clone(&limiter), asked, http_config, drain()));
 
     told_to_stop().await?;
     tracing::info!("draining: no new connections, requests under way are answered");
@@ -84,6 +85,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     }
     reloading.abort();
     paying.abort();
+    tending.abort();
+    leases::say_farewell(&limiter).await;
     Ok(())
 }
 

@@ -83,6 +83,13 @@ impl Status for ServerStatus {
         })
     }
 
+    fn hot(&self) -> Value {
+        match self.limiter.store().leases() {
+            Some(leases) => crate::leases::hot(leases),
+            None => json!({"hot": [], "threshold_per_second": null}),
+        }
+    }
+
     fn metrics(&self) -> String {
         let mut text = String::new();
         self.limiter.store().metrics(&mut text);

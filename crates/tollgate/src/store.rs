@@ -3,12 +3,12 @@
 //! | `--store` | stack |
 //! |---|---|
 //! | `memory` | the memory table |
-//! | `redis://…` and the like | denials remembered, over Redis (with a breaker for each shard inside) |
+//! | `redis://…` and the like | leases and local counters, over denials remembered, over Redis (with a breaker for each shard inside) |
 
 use serde_json::{Value, json};
 use std::fmt::Write;
-use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, Permit, StoreError, SystemClock};
-use tollgate_store::{BreakerState, DenyCache, MemoryFigures, MemoryStore, RedisStore};
+use tollgate_core::{Charge, CounterStore, GiveBack, Outcome, Outcomes, Permit, StoreError, SystemClock};
+use tollgate_store::{BreakerState, DenyCache, LeaseConfig, Leased, MemoryFigures, MemoryStore, RedisStore};
 
 /// Denials that are remembered, 64 bytes each.
 const DENIALS: usize = 65_536;
@@ -16,20 +16,38 @@ const DENIALS: usize = 65_536;
 #[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is never moved")]
 pub(crate) enum Store {
     Memory(MemoryStore<SystemClock>),
-    Redis(DenyCache<RedisStore, SystemClock>),
+    Redis(Far),
 }
 
+/// Counters in Redis, with what stands in front of them.
+pub(crate) type Far = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
+
 impl Store {
-    pub(crate) fn redis(redis: RedisStore, clock: SystemClock) -> Self {
-        Self::Redis(DenyCache::new(redis, clock, DENIALS))
+    pub(crate) fn redis(
+        redis: &RedisStore,
+        local: MemoryStore<SystemClock>,
+        leases: LeaseConfig,
+        clock: SystemClock,
+    ) -> Self {
+        let remembered = DenyCache::new(redis.clone(), clock, DENIALS);
+        Self::Redis(Leased::new(remembered, redis.clone(), clock, leases).with_local(local))
+    }
+
+    /// The leases, where there are any.
+    pub(crate) const fn leases(&self) -> Option<&Far> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(far) => Some(far),
+        }
     }
 
     /// For `/readyz?verbose`.
     pub(crate) fn details(&self) -> Value {
         match self {
             Self::Memory(_) => json!({"kind": "memory"}),
-            Self::Redis(cache) => {
-                let shards: Vec<Value> = cache
+            Self::Redis(far) => {
+                let shards: Vec<Value> = far
+                    .inner()
                     .inner()
                     .status()
                     .into_iter()
@@ -51,7 +69,10 @@ impl Store {
     pub(crate) fn metrics(&self, text: &mut String) {
         match self {
             Self::Memory(memory) => memory_metrics(&memory.figures(), text),
-            Self::Redis(cache) => redis_metrics(cache.inner(), text),
+            Self::Redis(far) => {
+                redis_metrics(far.inner().inner(), text);
+                crate::leases::metrics(&far.figures(), text);
+            }
         }
     }
 }
@@ -91,6 +112,13 @@ impl CounterStore for Store {
         match self {
             Self::Memory(memory) => memory.release(permits).await,
             Self::Redis(redis) => redis.release(permits).await,
+        }
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        match self {
+            Self::Memory(memory) => memory.give_back(back).await,
+            Self::Redis(redis) => redis.give_back(back).await,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `GET /healthz` (does the process run?), `/readyz` (should requests be sent here?), `/metrics`.
+//! `GET /healthz` (does the process run?), `/readyz` (should requests be sent here?), `/metrics`, `/v1/hot` (the keys
+//! with the most traffic at this node).
 
 use super::{Answer, json_answer, typed};
 use crate::Status;
@@ -8,6 +9,7 @@ use serde_json::json;
 pub(crate) fn answer(status: &dyn Status, uri: &Uri) -> Answer {
     match uri.path() {
         "/healthz" => typed(StatusCode::OK, "text/plain; charset=utf-8", "ok\n"),
+        "/v1/hot" => typed(StatusCode::OK, "application/json", status.hot().to_string()),
         "/metrics" => typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", status.metrics()),
         _ => ready(status, uri.query().unwrap_or("")),
     }

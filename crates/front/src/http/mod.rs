@@ -6,7 +6,7 @@
 //! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charge an estimate, then the truth |
 //! | `ANY /check`, `/check/*` | `forward` | may the request pass that a proxy tells about? |
 //! | `POST /json` | `json` | the Envoy service's own JSON |
-//! | `GET /healthz`, `/readyz[?verbose]`, `/metrics` | `health` | is the process well? |
+//! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
 //!
 //! `server` accepts connections, `body` reads and decodes, `problem` says what was wrong, `decision` is the answer's form.
 //! hyper without a framework: few paths need no router, and this is where every request passes.
@@ -59,7 +59,7 @@ async fn route<S: CounterStore>(
 ) -> Result<Answer, Problem> {
     let allowed = match request.uri().path() {
         "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json" => Method::POST,
-        "/healthz" | "/readyz" | "/metrics" => Method::GET,
+        "/healthz" | "/readyz" | "/metrics" | "/v1/hot" => Method::GET,
         path if forward::is_at(path) => {
             let (head, body) = request.into_parts();
             let answer = forward::answer(app, peer, &head).await;

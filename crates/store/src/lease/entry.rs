@@ -297,10 +297,12 @@ impl Lease {
         }
     }
 
-    /// What is wanted in hand, at the present demand.
+    /// What is wanted in hand, at the present demand. Where units become void faster than they are asked for, enough that
+    /// some will be used.
     fn want(&self, horizon: Span, now: Timestamp) -> u64 {
         let rate = self.demand.rate(now).max(self.demand.units);
-        self.scaled(rate, horizon).max(Self::LEAST)
+        let voids = self.named.refill(Span::from_secs(1)).saturating_mul(Self::LEAST) / rate.max(1);
+        self.scaled(rate, horizon).max(voids).max(Self::LEAST)
     }
 
     /// Whether it is time to ask for more: what is in hand will not last, and nothing is under way.
