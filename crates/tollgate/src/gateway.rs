@@ -5,7 +5,7 @@ use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::serve::{log, pay_debts, told_to_stop};
 use crate::status::ServerStatus;
-use crate::{reload, sources};
+use crate::{leases, reload, sources};
 use anyhow::Context;
 use std::io::Write;
 use std::process::ExitCode;
@@ -62,7 +62,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         tokio::spawn(http::serve(listener, Arc::clone(&limiter), asked, settings, drain()))
     });
     let reloading = tokio::spawn(reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status)));
-    let paying = tokio::spawn(pay_debts(limiter));
+    let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
+    let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop().await?;
@@ -77,6 +78,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tracing::info!("drained");
     reloading.abort();
     paying.abort();
+    tending.abort();
+    leases::say_farewell(&limiter).await;
     Ok(())
 }
 
