@@ -24,6 +24,9 @@ export TOLLGATE_TEST_PYTHON := $(VENVS)/foreign/bin/python
 export TOLLGATE_TEST_TRAEFIK := $(VENVS)/traefik/bin/traefik
 FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/traefik/installed
 
+# A peer that is measured beside us.
+THROTTLECRAB := .tools/bin/throttlecrab-server
+
 # Rule files among the examples, and the tests of them.
 EXAMPLE_TESTS := $(sort $(wildcard examples/*.test.yaml examples/*/*.test.yaml))
 EXAMPLE_RULES := $(filter-out $(EXAMPLE_TESTS) %/envoy.yaml %/ext_authz.yaml %/gateway.yaml,$(sort $(wildcard examples/*.yaml examples/*/*.yaml)))
@@ -70,19 +73,20 @@ examples: $(DEBUG)
 $(DEBUG): toolchain
 	@test -x $@ || $(CARGO) build --workspace --locked
 
-# In process, then over gRPC with h2load: Tollgate beside its peers in one run.
+# In process, then over gRPC with h2load, then RESP with redis-benchmark: Tollgate beside its peers in one run.
 .PHONY: bench
-bench: toolchain bench-tools
+bench: toolchain bench-tools $(THROTTLECRAB)
 	$(CARGO) build --release --locked -p tollgate -p bench
 	$(TARGET)/release/bench inprocess --short
 	$(TARGET)/release/bench grpc --short
+	$(TARGET)/release/bench resp --short
 
 .PHONY: fmt
 fmt: toolchain
 	$(CARGO) fmt --all
 
 .PHONY: setup
-setup: toolchain test-tools bench-tools $(FOREIGN)
+setup: toolchain test-tools bench-tools $(THROTTLECRAB) $(FOREIGN)
 	$(CARGO) fetch --locked
 
 .PHONY: toolchain
@@ -92,11 +96,15 @@ toolchain:
 # The tests of the Redis store, and those behind proxies, start servers of their own.
 .PHONY: test-tools
 test-tools:
-	@scripts/setup packages redis-server=redis-server nginx=nginx-light haproxy=haproxy caddy=caddy
+	@scripts/setup packages redis-server=redis-server redis-benchmark=redis-tools nginx=nginx-light haproxy=haproxy caddy=caddy
 
 .PHONY: bench-tools
 bench-tools:
-	@scripts/setup packages h2load=nghttp2-client taskset=util-linux
+	@scripts/setup packages h2load=nghttp2-client taskset=util-linux redis-server=redis-server \
+	  redis-benchmark=redis-tools protoc=protobuf-compiler
+
+$(THROTTLECRAB): | bench-tools
+	$(CARGO) install throttlecrab-server --version 0.4.40 --locked --root .tools --target-dir $(TARGET)/tools
 
 $(VENVS)/%/installed: scripts/requirements/%.txt scripts/setup
 	scripts/setup venv $* $(dir $@) $<

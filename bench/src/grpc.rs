@@ -3,10 +3,10 @@
 //! Server on one core, `h2load` on the other: 8 connections, 16 streams each, one message over and over. Contestants
 //! take turns in every round, so that a slow spell of the machine hits all of them; the medians are compared.
 
+use crate::process::{CLIENT_CORE, Server, median, tollgate_binary};
 use prost::Message as _;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use tollgate_front::rls::proto::envoy::extensions::common::ratelimit::v3::{
     RateLimitDescriptor, rate_limit_descriptor::Entry,
 };
@@ -17,8 +17,6 @@ use tollgate_front::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest
 use tonic::{Request, Response, Status};
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-const SERVER_CORE: &str = "0";
-const CLIENT_CORE: &str = "1";
 
 const RULES: &str = "domain: bench
 descriptors:
@@ -98,56 +96,6 @@ fn message(limits: usize) -> Vec<u8> {
     [&[0], &length[..], &bytes[..]].concat()
 }
 
-/// A server process on its own core, ended when this is dropped.
-struct Server {
-    child: Child,
-    address: String,
-    /// Kept open: a server whose output is closed under it may mind.
-    _output: std::io::Lines<BufReader<std::process::ChildStdout>>,
-}
-
-impl Server {
-    fn start(program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
-        let mut child = Command::new("taskset")
-            .args(["-c", SERVER_CORE])
-            .arg(program)
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
-        let output = child.stdout.take().ok_or("no output")?;
-        let mut lines = BufReader::new(output).lines();
-        while let Some(line) = lines.next() {
-            let line = line.map_err(|error| error.to_string())?;
-            let mut words = line.split_whitespace();
-            if words.next() == Some(word)
-                && let Some(address) = words.next()
-            {
-                return Ok(Self { child, address: address.to_owned(), _output: lines });
-            }
-        }
-        Err(format!("{} did not say where it listens", program.display()))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The release binary lies beside this one.
-fn tollgate_binary(myself: &Path) -> Result<PathBuf, String> {
-    let path = myself.with_file_name("tollgate");
-    if path.exists() {
-        Ok(path)
-    } else {
-        Err(format!("{} is missing: cargo build --release -p tollgate", path.display()))
-    }
-}
-
 fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
     let output = Command::new("taskset")
         .args(["-c", CLIENT_CORE, "h2load", "-c8", "-m16", "-t1", "-n", &requests.to_string()])
@@ -165,11 +113,6 @@ fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
     let rate =
         line.split(", ").find_map(|part| part.strip_suffix(" req/s")).ok_or("h2load printed no rate")?;
     rate.parse().map_err(|_| format!("no rate in `{line}`"))
-}
-
-fn median(mut rates: Vec<f64>) -> f64 {
-    rates.sort_by(f64::total_cmp);
-    rates[rates.len() / 2]
 }
 
 struct AlwaysOk;

@@ -1,6 +1,6 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
-//! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`
+//! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
 
@@ -10,7 +10,9 @@ mod floor;
 mod grpc;
 mod inprocess;
 mod limiter;
+mod process;
 mod report;
+mod resp;
 mod traffic;
 
 fn main() -> std::process::ExitCode {
@@ -21,9 +23,12 @@ fn main() -> std::process::ExitCode {
         ["inprocess", "--short"] => inprocess::run(inprocess::Length::Short),
         ["grpc"] => return report::outcome(grpc::run(grpc::Length::Full)),
         ["grpc", "--short"] => return report::outcome(grpc::run(grpc::Length::Short)),
+        ["resp"] => return report::outcome(resp::run(resp::Length::Full)),
+        ["resp", "--short"] => return report::outcome(resp::run(resp::Length::Short)),
+        ["bare-resp"] => return report::outcome(resp::bare().map_err(|error| error.to_string())),
         ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
-            eprintln!("usage: bench inprocess [--short] | bench grpc [--short]");
+            eprintln!("usage: bench inprocess [--short] | bench grpc [--short] | bench resp [--short]");
             return std::process::ExitCode::FAILURE;
         }
     }

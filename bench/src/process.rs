@@ -1,0 +1,94 @@
+//! Servers as processes of their own on one core, and where their binaries are.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+pub(crate) const SERVER_CORE: &str = "0";
+pub(crate) const CLIENT_CORE: &str = "1";
+
+/// A server process on its own core, ended when this is dropped.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: String,
+    /// Kept open: a server whose output is closed under it may mind.
+    _output: Option<std::io::Lines<BufReader<std::process::ChildStdout>>>,
+}
+
+impl Server {
+    /// Starts one that prints `word` and its address on a line.
+    pub(crate) fn start(program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
+        let mut child = Command::new("taskset")
+            .args(["-c", SERVER_CORE])
+            .arg(program)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        let output = child.stdout.take().ok_or("no output")?;
+        let mut lines = BufReader::new(output).lines();
+        while let Some(line) = lines.next() {
+            let line = line.map_err(|error| error.to_string())?;
+            let mut words = line.split_whitespace();
+            if words.next() == Some(word)
+                && let Some(address) = words.next()
+            {
+                return Ok(Self { child, address: address.to_owned(), _output: Some(lines) });
+            }
+        }
+        Err(format!("{} did not say where it listens", program.display()))
+    }
+
+    /// Starts one that says nothing: it is there when it takes connections at `address`.
+    pub(crate) fn start_at(program: &Path, arguments: &[&str], address: &str) -> Result<Self, String> {
+        let child = Command::new("taskset")
+            .args(["-c", SERVER_CORE])
+            .arg(program)
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        let server = Self { child, address: address.to_owned(), _output: None };
+        for _ in 0..1_000 {
+            if TcpStream::connect(address).is_ok() {
+                return Ok(server);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err(format!("{} does not listen on {address}", program.display()))
+    }
+
+    /// The processor time that it has used, in clock ticks of the kernel (100 a second).
+    pub(crate) fn ticks(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // What follows the name, which is in parentheses and may hold anything, begins with the third field.
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The release binary lies beside this one.
+pub(crate) fn tollgate_binary(myself: &Path) -> Result<PathBuf, String> {
+    let path = myself.with_file_name("tollgate");
+    if path.exists() {
+        Ok(path)
+    } else {
+        Err(format!("{} is missing: cargo build --release -p tollgate", path.display()))
+    }
+}
+
+pub(crate) fn median(mut rates: Vec<f64>) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates[rates.len() / 2]
+}
