@@ -37,6 +37,8 @@ struct Entry {
     reset: Timestamp,
     /// The cost that was denied; a smaller one might fit.
     units: u64,
+    /// What was left then, which was not enough.
+    remaining: u64,
 }
 
 impl<S, C: Clock> DenyCache<S, C> {
@@ -103,7 +105,7 @@ impl<S, C: Clock> DenyCache<S, C> {
             return None;
         }
         let verdict = Verdict::Denied { retry_after: Some(entry.until.since(now)) };
-        Some(Outcome { verdict, remaining: 0, reset_after: entry.reset.since(now) })
+        Some(Outcome { verdict, remaining: entry.remaining, reset_after: entry.reset.since(now) })
     }
 
     /// Remembers a denial. Permits come back at any time: theirs are not worth remembering.
@@ -120,6 +122,7 @@ impl<S, C: Clock> DenyCache<S, C> {
             until,
             reset: asked + outcome.reset_after,
             units: charge.cost.units(),
+            remaining: outcome.remaining,
         };
         let mut set = self.set(name);
         let known = set.iter().position(|other| other.name == name);

@@ -166,3 +166,19 @@ fn only_what_is_certain_is_remembered() {
     assert_eq!(rig.ask(&[late]).admission, Admission::Admitted);
     assert!(rig.clock.now() >= Timestamp::from_secs(1_000));
 }
+
+/// A remembered denial tells what the store told: that two are left where three were asked for, by these numbers alone.
+#[test]
+fn a_denial_is_remembered_with_its_numbers() {
+    let rig = rig();
+    let parts = [Part::Text("k")];
+    let (minute, second) = (Quota::per_minute(5), Quota::per(5, Span::from_secs(1)));
+    let (minute, second) = (limit(Algorithm::Gcra, minute), limit(Algorithm::Gcra, second));
+    let three = |limit| rig.ask(&[rig.charge(&parts, limit, Cost::take(3))]);
+    assert_eq!(three(&minute).admission, Admission::Admitted);
+    let (first, again) = (three(&minute), three(&minute));
+    assert_eq!(rig.times_asked(), 2, "the third is remembered");
+    assert_eq!((first.each[0].remaining, &again), (2, &first));
+    let _ = three(&second);
+    assert_eq!(rig.times_asked(), 3, "another period is another limit");
+}

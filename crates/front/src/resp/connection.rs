@@ -111,8 +111,9 @@ impl<S: CounterStore> Connection<S> {
                 return;
             }
             match self.next {
-                Next::Ask => self.ask().await,
-                Next::Close => return self.close().await,
+                // Boxed, for they are large, and idle connections are many.
+                Next::Ask => Box::pin(self.ask()).await,
+                Next::Close => return Box::pin(self.close()).await,
                 Next::Read | Next::Go => {}
             }
         }
@@ -266,5 +267,37 @@ impl<S: CounterStore> Connection<S> {
             io::Result::Ok(())
         };
         let _ = tokio::time::timeout(LINGER, ended).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{RespConfig, throttle};
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+    use tollgate_core::{ManualClock, Timestamp};
+    use tollgate_engine::Limiter;
+    use tollgate_rules::{Options, Ruleset};
+    use tollgate_store::{MemoryConfig, MemoryStore};
+
+    /// A hundred thousand idle connections must not take the memory that counters are for.
+    #[tokio::test]
+    async fn an_idle_connection_is_small() {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
+        let app = Arc::new(App {
+            limiter: Arc::new(Limiter::new(Arc::new(rules), store, clock)),
+            config: RespConfig::default(),
+            scope: throttle::scope(),
+            connections: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("it has one")).await.expect("connected");
+        let (_stop, stopping) = watch::channel(false);
+        let connection = Connection::new(app, stream, stopping).run();
+        let size = std::mem::size_of_val(&connection);
+        assert!(size <= 1024, "{size} bytes");
     }
 }

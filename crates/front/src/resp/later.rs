@@ -96,7 +96,7 @@ impl<'a> Ask<'a> {
         if !session.is_authenticated {
             return None;
         }
-        if words.first()?.eq_ignore_ascii_case(throttle::NAME) {
+        if throttle::is_name(words.first()?) {
             return Some(Throttle::read(words).and_then(|call| {
                 let limit = Box::new(call.numbers.limit()?);
                 Ok(Self::Throttle(call, limit))

@@ -12,7 +12,12 @@ use tollgate_core::{
     StoreError, Verdict,
 };
 
-pub(super) const NAME: &[u8] = b"CL.THROTTLE";
+/// Whether a command is this one; nearly always it is written as here.
+#[inline]
+pub(super) fn is_name(word: &[u8]) -> bool {
+    const NAME: &[u8] = b"CL.THROTTLE";
+    word == NAME || word.eq_ignore_ascii_case(NAME)
+}
 
 /// The numbers of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -72,8 +72,7 @@ pub(super) fn answer<S: CounterStore>(
                 return (at, Stop::Close);
             }
         };
-        let is_throttle = words.first().is_some_and(|name| name.eq_ignore_ascii_case(throttle::NAME));
-        if is_throttle && session.is_authenticated {
+        if words.first().is_some_and(|name| throttle::is_name(name)) && session.is_authenticated {
             let call = Throttle::read(&words);
             let mut taken = call.and_then(|call| Ok((batch.take(&call, at, limits)?, call)));
             if let Ok((Taken::Full, call)) = taken {
