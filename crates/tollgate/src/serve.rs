@@ -45,6 +45,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
     let forward = http::Forward::new(&config.forward_auth, &config.who).context("the file of --config")?;
+    let rls_config = rls::RlsConfig { answers: config.answers.clone(), ..rls::RlsConfig::default() };
     let http_config =
         http::HttpConfig { answers: config.answers.clone(), forward, ..http::HttpConfig::default() };
     let Built { limiter, status, grpc, http, resp } = build(&config).await?;
@@ -61,7 +62,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let reloading = tokio::spawn(reloading);
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
-    let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls::RlsConfig::default(), drain()));
+    let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls_config, drain()));
     let redis = resp.map(|listener| resp::serve(listener, Arc::clone(&limiter), resp_config, drain()));
     let redis = redis.map(tokio::spawn);
     let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;

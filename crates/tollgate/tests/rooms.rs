@@ -22,14 +22,15 @@ const ROOMS: [&str; 13] = [
 ];
 
 /// Beside the house: these may use any room, and no room uses them.
-const BESIDE: [&str; 2] = ["bench", "tollgate-bench"];
+const BESIDE: [&str; 3] = ["bench", "tollgate-bench", "example-axum"];
 
 /// What a room must not know, beyond the rooms below it.
-const FORBIDDEN: [(&str, &[&str]); 4] = [
+const FORBIDDEN: [(&str, &[&str]); 5] = [
     ("tollgate-core", &["tokio", "hyper", "tonic", "serde_json"]),
     ("tollgate-rules", &["tollgate-store", "tokio", "hyper", "tonic"]),
     ("tollgate-store", &["tollgate-rules", "hyper", "tonic"]),
     ("tollgate-edge", &["tollgate-store", "tokio", "hyper", "tonic"]),
+    ("tollgate-sdk", &["hyper", "axum"]),
 ];
 
 fn workspace() -> Vec<Value> {

@@ -1,11 +1,12 @@
 //! Envoy's rate limit service.
 //!
 //! [`answer`] is the protocol: messages in, messages out, no transport in sight, so that another HTTP/2 server can carry
-//! it. `service` puts it on tonic. A malformed request is the caller's error and nobody else's.
+//! it. `service` puts it on tonic; `layer` is what the Rust layer asks beyond it. A malformed request is the caller's error and nobody else's.
 
 pub(crate) mod codec;
 mod decode;
 mod encode;
+mod layer;
 mod service;
 
 pub use decode::BadRequest;

@@ -1,5 +1,6 @@
 //! The rate limit service on tonic, with the standard health and reflection services beside it.
 
+use super::layer;
 use super::proto::DESCRIPTORS;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tollgate_core::CounterStore;
+use tollgate_edge::answer::AnswerSettings;
 use tollgate_engine::Limiter;
 use tonic::server::NamedService;
 use tonic::transport::Server;
@@ -17,21 +19,23 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 /// What a caller may send.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RlsConfig {
     /// Bytes of one message.
     pub message_bytes: usize,
     /// Requests under way on one connection.
     pub streams: u32,
+    /// How HTTP answers are written, for those who ask for them.
+    pub answers: AnswerSettings,
 }
 
 impl Default for RlsConfig {
     fn default() -> Self {
-        Self { message_bytes: 256 * 1024, streams: 1024 }
+        Self { message_bytes: 256 * 1024, streams: 1024, answers: AnswerSettings::default() }
     }
 }
 
-struct Service<S>(Arc<Limiter<S>>);
+struct Service<S>(Arc<Limiter<S>>, AnswerSettings);
 
 #[tonic::async_trait]
 impl<S: CounterStore + 'static> RateLimitService for Service<S> {
@@ -39,7 +43,11 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        match super::answer(&self.0, request.get_ref()).await {
+        let answered = match request.metadata().get(layer::ASK) {
+            Some(form) => layer::answer(&self.0, &self.1, request.get_ref(), form.as_bytes()).await,
+            None => super::answer(&self.0, request.get_ref()).await,
+        };
+        match answered {
             Ok(response) => Ok(Response::new(response)),
             Err(bad) => Err(Status::invalid_argument(bad.to_string())),
         }
@@ -64,8 +72,8 @@ pub async fn serve<S: CounterStore + 'static>(
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let service =
-        RateLimitServiceServer::new(Service(limiter)).max_decoding_message_size(config.message_bytes);
+    let service = RateLimitServiceServer::new(Service(limiter, config.answers))
+        .max_decoding_message_size(config.message_bytes);
     let drained = async move {
         drain.await;
         for name in [<RateLimitServiceServer<Service<S>> as NamedService>::NAME, ""] {

@@ -1,0 +1,78 @@
+//! What is asked about a request. Made by the program's own closure, so that anything it knows can decide.
+
+use std::borrow::Cow;
+use tollgate_core::Cost;
+
+/// The key and the value of an attribute.
+pub(crate) type Pair = (Cow<'static, str>, String);
+
+/// What a request is to the rules, and what it costs.
+///
+/// ```
+/// use tollgate_sdk::Ask;
+/// let ask = Ask::attributes([("user", "ann")]).and("tier", "pro").costing(3);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    pub(crate) form: Form,
+    pub(crate) cost: u64,
+}
+
+/// The two forms that a request comes in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Attributes(Vec<Pair>),
+    Descriptors(Vec<Vec<Pair>>),
+}
+
+impl Ask {
+    /// A bag of attributes: every rule whose keys it has applies. `global: aggregate` is added to it.
+    #[must_use]
+    pub fn attributes<K: Into<Cow<'static, str>>, V: Into<String>>(
+        pairs: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
+        Self { form: Form::Attributes(pairs_of(pairs)), cost: 1 }
+    }
+
+    /// Descriptors, each of which meets one rule, as Envoy has it.
+    #[must_use]
+    pub fn descriptors<D, K, V>(descriptors: impl IntoIterator<Item = D>) -> Self
+    where
+        D: IntoIterator<Item = (K, V)>,
+        K: Into<Cow<'static, str>>,
+        V: Into<String>,
+    {
+        Self { form: Form::Descriptors(descriptors.into_iter().map(pairs_of).collect()), cost: 1 }
+    }
+
+    /// With one more attribute; for descriptors, one more entry of the last.
+    #[must_use]
+    pub fn and(mut self, key: impl Into<Cow<'static, str>>, value: impl Into<String>) -> Self {
+        let pair = (key.into(), value.into());
+        match &mut self.form {
+            Form::Attributes(pairs) => pairs.push(pair),
+            Form::Descriptors(all) => match all.last_mut() {
+                Some(last) => last.push(pair),
+                None => all.push(vec![pair]),
+            },
+        }
+        self
+    }
+
+    /// At another cost than one. Zero only looks.
+    #[must_use]
+    pub const fn costing(mut self, units: u64) -> Self {
+        self.cost = units;
+        self
+    }
+
+    pub(crate) const fn engine_cost(&self) -> Cost {
+        Cost::take(self.cost)
+    }
+}
+
+fn pairs_of<K: Into<Cow<'static, str>>, V: Into<String>>(
+    pairs: impl IntoIterator<Item = (K, V)>,
+) -> Vec<Pair> {
+    pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect()
+}

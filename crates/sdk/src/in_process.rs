@@ -1,0 +1,186 @@
+//! Deciding here, by an engine of this process. Its counters may be its own, or shared by all through Redis.
+
+use crate::ask::{Ask, Form};
+use crate::decide::{Decide, Decided, Hold};
+use smallvec::SmallVec;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use tollgate_core::{Clock, CounterStore, SystemClock};
+use tollgate_edge::answer::{AnswerSettings, Facts};
+use tollgate_engine::{Check, Held, Limiter, Request};
+use tollgate_rules::{Descriptor, Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+/// Decides by an engine in this process.
+pub struct InProcess<S> {
+    limiter: Arc<Limiter<S>>,
+    domain: String,
+    answers: AnswerSettings,
+}
+
+impl<S> fmt::Debug for InProcess<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InProcess").field("domain", &self.domain).finish_non_exhaustive()
+    }
+}
+
+impl<S> Clone for InProcess<S> {
+    fn clone(&self) -> Self {
+        let (limiter, answers) = (Arc::clone(&self.limiter), self.answers.clone());
+        Self { limiter, domain: self.domain.clone(), answers }
+    }
+}
+
+/// Why rules cannot be used.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct RulesError(String);
+
+/// What counters in memory may take where nothing else is said.
+const MEMORY: usize = 64 << 20;
+
+impl InProcess<MemoryStore<SystemClock>> {
+    /// Rules in a text, counters in at most 64 MiB of this process's memory.
+    ///
+    /// # Errors
+    /// What is wrong with the rules, with line and column.
+    ///
+    /// ```
+    /// use tollgate_sdk::InProcess;
+    /// assert!(InProcess::from_rules("{domain: api, descriptors: [{key: user, limit: 5/second}]}", "api").is_ok());
+    /// let error = InProcess::from_rules("{domain: api, descriptors: [{key: user, limit: 5/fortnight}]}", "api");
+    /// assert!(error.unwrap_err().to_string().contains("fortnight"));
+    /// ```
+    pub fn from_rules(rules: &str, domain: &str) -> Result<Self, RulesError> {
+        let source = Source::new("rules", rules);
+        let rules =
+            Ruleset::load(&[source], &Options::default()).map_err(|errors| RulesError(errors.to_string()))?;
+        if rules.domain(domain).is_none() {
+            return Err(RulesError(format!("the rules have no domain `{domain}`")));
+        }
+        let clock = SystemClock::new();
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), clock)
+            .map_err(|error| RulesError(error.to_string()))?;
+        let time: Arc<dyn Clock> = Arc::new(clock);
+        Ok(Self::new(Arc::new(Limiter::new(Arc::new(rules), store, time)), domain))
+    }
+}
+
+impl<S: CounterStore + 'static> InProcess<S> {
+    /// By an engine that the program has put together, and the rules of one of its domains.
+    #[must_use]
+    pub fn new(limiter: Arc<Limiter<S>>, domain: &str) -> Self {
+        Self { limiter, domain: domain.to_owned(), answers: AnswerSettings::default() }
+    }
+
+    /// With other answers than the usual ones.
+    #[must_use]
+    pub fn answering(mut self, answers: AnswerSettings) -> Self {
+        self.answers = answers;
+        self
+    }
+
+    /// The engine: to replace its rules, or to look at its counters.
+    #[must_use]
+    pub fn limiter(&self) -> &Arc<Limiter<S>> {
+        &self.limiter
+    }
+}
+
+impl<S: CounterStore + 'static> Decide for InProcess<S> {
+    async fn decide(&self, ask: Ask) -> Decided {
+        let (decision, held) = match &ask.form {
+            Form::Attributes(pairs) => {
+                let own = pairs.iter().filter(|(key, _)| key != "global").map(|(k, v)| (&**k, v.as_str()));
+                // Every request is part of the total.
+                let bag: SmallVec<[(&str, &str); 8]> = own.chain([("global", "aggregate")]).collect();
+                let request = Request::Attributes(&bag);
+                let check = Check { domain: &self.domain, request, cost: ask.engine_cost() };
+                self.limiter.admit(&check).await
+            }
+            Form::Descriptors(all) => {
+                let entries: Vec<Vec<(&str, &str)>> =
+                    all.iter().map(|one| one.iter().map(|(k, v)| (&**k, v.as_str())).collect()).collect();
+                let descriptors: Vec<Descriptor<'_>> =
+                    entries.iter().map(|entries| Descriptor { entries, hits: None, limit: None }).collect();
+                let request = Request::Descriptors(&descriptors);
+                let check = Check { domain: &self.domain, request, cost: ask.engine_cost() };
+                self.limiter.admit(&check).await
+            }
+        };
+        let facts = Facts::of(&decision);
+        let answer = self.answers.respond(&facts, self.limiter.clock().now());
+        let mut decided = Decided::of(answer);
+        decided.passes = decision.is_allowed();
+        decided.delay = decision.delay().into();
+        decided.hold = held.map(|held| {
+            let hold = Holding::new(Arc::clone(&self.limiter), held, !decided.delay.is_zero());
+            Box::new(hold) as Box<dyn Hold>
+        });
+        decided
+    }
+}
+
+/// What a request holds, given back by being dropped. While it lives, its permits are renewed.
+struct Holding<S: CounterStore + 'static> {
+    limiter: Arc<Limiter<S>>,
+    held: Arc<Held>,
+    waits: bool,
+    renewing: Option<tokio::task::AbortHandle>,
+}
+
+impl<S: CounterStore + 'static> Holding<S> {
+    fn new(limiter: Arc<Limiter<S>>, held: Held, waits: bool) -> Self {
+        let held = Arc::new(held);
+        let renewing = held.lapses_after().and_then(|after| {
+            let (limiter, held) = (Arc::clone(&limiter), Arc::clone(&held));
+            let every = Duration::from(after) / 3;
+            let renew = async move {
+                loop {
+                    tokio::time::sleep(every).await;
+                    if let Err(error) = limiter.renew(&held).await {
+                        tracing::warn!(%error, "a permit could not be renewed");
+                    }
+                }
+            };
+            Some(tokio::runtime::Handle::try_current().ok()?.spawn(renew).abort_handle())
+        });
+        Self { limiter, held, waits, renewing }
+    }
+}
+
+impl<S: CounterStore + 'static> fmt::Debug for Holding<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holding").field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
+impl<S: CounterStore + 'static> Hold for Holding<S> {
+    fn begin(&mut self) {
+        self.waits = false;
+    }
+}
+
+impl<S: CounterStore + 'static> Drop for Holding<S> {
+    fn drop(&mut self) {
+        if let Some(renewing) = &self.renewing {
+            renewing.abort();
+        }
+        let (limiter, held, waits) = (Arc::clone(&self.limiter), Arc::clone(&self.held), self.waits);
+        let mut ending = Box::pin(async move {
+            let given = if waits { limiter.withdraw(&held).await } else { limiter.release(&held).await };
+            if let Err(error) = given {
+                tracing::warn!(%error, "what a request held could not be given back; it lapses by itself");
+            }
+        });
+        // Counters in memory never wait: the next request finds the place free at once.
+        if ending.as_mut().poll(&mut Context::from_waker(Waker::noop())) == Poll::Pending
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(ending);
+        }
+    }
+}

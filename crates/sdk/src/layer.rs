@@ -1,0 +1,184 @@
+//! Limiting the callers of a service. A denied request never reaches it, nor does any of its body.
+
+use crate::ask::Ask;
+use crate::body::LimitedBody;
+use crate::decide::{Decide, Decided};
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// Requests held back at once by `action: delay`, where nothing else is said.
+const MOST_WAITING: usize = 1024;
+
+/// A layer that limits whoever calls the service below it. `X` says what each request is to the rules; a request of which
+/// it says nothing is not limited.
+pub struct TollgateLayer<D, X> {
+    shared: Arc<Shared<D, X>>,
+}
+
+struct Shared<D, X> {
+    decide: D,
+    extract: X,
+    waiting: AtomicUsize,
+    most_waiting: usize,
+}
+
+impl<D: Decide, X: Fn(&Parts) -> Option<Ask>> TollgateLayer<D, X> {
+    /// Decides by `decide` on what `extract` says of a request.
+    pub fn new(decide: D, extract: X) -> Self {
+        Self::with_queue(decide, extract, MOST_WAITING)
+    }
+
+    /// With room for so many requests that `action: delay` holds back; more are answered with 503.
+    pub fn with_queue(decide: D, extract: X, most_waiting: usize) -> Self {
+        Self { shared: Arc::new(Shared { decide, extract, waiting: AtomicUsize::new(0), most_waiting }) }
+    }
+}
+
+impl<D, X> Clone for TollgateLayer<D, X> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<D, X> fmt::Debug for TollgateLayer<D, X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TollgateLayer").finish_non_exhaustive()
+    }
+}
+
+impl<S, D, X> Layer<S> for TollgateLayer<D, X> {
+    type Service = Tollgate<S, D, X>;
+    fn layer(&self, inner: S) -> Self::Service {
+        Tollgate { inner, shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// A service whose callers are limited.
+pub struct Tollgate<S, D, X> {
+    inner: S,
+    shared: Arc<Shared<D, X>>,
+}
+
+impl<S: Clone, D, X> Clone for Tollgate<S, D, X> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: fmt::Debug, D, X> fmt::Debug for Tollgate<S, D, X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tollgate").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<S, D, X, B, R> Service<Request<B>> for Tollgate<S, D, X>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+    R: Body<Data = Bytes>,
+    D: Decide,
+    X: Fn(&Parts) -> Option<Ask> + Send + Sync + 'static,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that is ready goes with the request; its copy becomes ready for the next.
+        let copy = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, copy);
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move {
+            let (mut head, body) = request.into_parts();
+            let Some(ask) = (shared.extract)(&head) else {
+                let answer = inner.call(Request::from_parts(head, body)).await?;
+                return Ok(answer.map(|body| LimitedBody::passing(body, None)));
+            };
+            let mut decided = shared.decide.decide(ask).await;
+            let is_grpc = is_grpc(&head);
+            if !decided.passes {
+                return Ok(denial(decided, is_grpc));
+            }
+            if !decided.delay.is_zero() {
+                let Some(_place) = Place::take(&shared.waiting, shared.most_waiting) else {
+                    return Ok(denial(shed(decided), is_grpc));
+                };
+                tokio::time::sleep(decided.delay).await;
+            }
+            if let Some(hold) = &mut decided.hold {
+                hold.begin();
+            }
+            // Nobody but us may say that a request is served in a lesser way.
+            head.headers.remove("x-ratelimit-degraded");
+            head.headers.remove("x-ratelimit-warning");
+            head.headers.extend(decided.marks);
+            let mut answer = inner.call(Request::from_parts(head, body)).await?;
+            answer.headers_mut().extend(decided.answer.into_parts().0.headers);
+            Ok(answer.map(|body| LimitedBody::passing(body, decided.hold)))
+        })
+    }
+}
+
+/// A place among those that are held back.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(waiting: &'a AtomicUsize, most: usize) -> Option<Self> {
+        let place = Self(waiting);
+        (waiting.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Too many are held back already: what it took is given back, and its caller comes again.
+fn shed(decided: Decided) -> Decided {
+    let mut answer = decided.answer;
+    *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    let seconds = decided.delay.as_secs().max(1);
+    answer.headers_mut().insert(http::header::RETRY_AFTER, HeaderValue::from(seconds));
+    Decided { answer, passes: false, hold: decided.hold, ..Decided::pass() }
+}
+
+fn is_grpc(head: &Parts) -> bool {
+    let kind = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    kind.is_some_and(|kind| kind.starts_with(b"application/grpc"))
+}
+
+/// The denial as an answer. Callers over gRPC read a status of that protocol, and no body.
+fn denial<R: Body>(decided: Decided, is_grpc: bool) -> Response<LimitedBody<R>> {
+    let (mut head, body) = decided.answer.into_parts();
+    if !is_grpc {
+        return Response::from_parts(head, LimitedBody::denying(body));
+    }
+    let (code, text) = if head.status == StatusCode::SERVICE_UNAVAILABLE {
+        ("14", "no decision can be made")
+    } else {
+        ("8", "over the limit")
+    };
+    head.status = StatusCode::OK;
+    head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    head.headers.insert("grpc-status", HeaderValue::from_static(code));
+    head.headers.insert("grpc-message", HeaderValue::from_static(text));
+    Response::from_parts(head, LimitedBody::denying(Bytes::new()))
+}

@@ -1,0 +1,58 @@
+//! Tollgate inside a Rust program, for whatever speaks `http` and tower: axum, tonic, hyper.
+//!
+//! | module | answers |
+//! |---|---|
+//! | [`Ask`] | what is asked about a request |
+//! | [`InProcess`] | decide here, by rules and counters of this process |
+//! | [`Remote`] | ask a Tollgate server over gRPC |
+//! | [`TollgateLayer`] | limit the callers of a service |
+//! | [`HonourLayer`] | keep to the limits of services that are called |
+//!
+//! A service behind the layer answers as every other front of Tollgate does ([`tollgate_edge::answer`]): `RateLimit` and
+//! `RateLimit-Policy` on every answer, `Retry-After` on denials.
+//!
+//! ```
+//! use http::{Request, Response};
+//! use http_body_util::Full;
+//! use bytes::Bytes;
+//! use tollgate_sdk::{Ask, InProcess, TollgateLayer};
+//! use tower::{Layer, ServiceExt, service_fn};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let rules = "{domain: api, descriptors: [{key: user, name: per-user, limit: 1/minute}]}";
+//! let limits = InProcess::from_rules(rules, "api")?;
+//! let layer = TollgateLayer::new(limits, |request| {
+//!     let user = request.headers.get("x-user")?.to_str().ok()?;
+//!     Some(Ask::attributes([("user", user)]))
+//! });
+//! let hello = service_fn(|_: Request<Full<Bytes>>| async {
+//!     Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("hello"))))
+//! });
+//! let service = layer.layer(hello);
+//! let request = || Request::get("/").header("x-user", "ann").body(Full::default());
+//! assert_eq!(service.clone().oneshot(request()?).await?.status(), 200);
+//! let denied = service.oneshot(request()?).await?;
+//! assert_eq!((denied.status().as_u16(), &denied.headers()["retry-after"]), (429, &"60".parse()?));
+//! # Ok(())
+//! # }
+//! ```
+
+mod ask;
+mod body;
+mod decide;
+mod honour;
+mod in_process;
+mod layer;
+mod remote;
+mod told;
+mod wire;
+
+pub use ask::Ask;
+pub use body::LimitedBody;
+pub use decide::{Decide, Decided};
+pub use honour::{Honour, HonourError, HonourLayer};
+pub use in_process::{InProcess, RulesError};
+pub use layer::{Tollgate, TollgateLayer};
+pub use remote::{OnFailure, Remote, RemoteSettings};
+pub use tollgate_edge::answer::AnswerSettings;

@@ -1,0 +1,208 @@
+//! Asking a Tollgate server over gRPC: Envoy's rate limit service, and metadata by which a Tollgate answers with the whole
+//! HTTP answer. Any other server of that protocol will do for descriptors; the answer is then written here.
+//!
+//! A request never waits longer than the deadline, and what the server does not answer is answered by policy.
+
+use crate::ask::{Ask, Form, Pair};
+use crate::decide::{Decide, Decided};
+use crate::wire::{
+    DescriptorStatus, Entry, OVER_LIMIT, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+};
+use http::uri::PathAndQuery;
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tollgate_core::{CalendarUnit, Clock, Span, SystemClock};
+use tollgate_edge::answer::{AnswerSettings, Facts, Policy, Ruled};
+use tollgate_engine::Window;
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, Endpoint, Error};
+use tonic_prost::ProstCodec;
+
+/// What happens to requests that the server does not answer about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFailure {
+    /// They pass.
+    #[default]
+    Open,
+    /// They are turned away, with 503.
+    Closed,
+}
+
+/// How a server is asked.
+#[derive(Clone, Debug)]
+pub struct RemoteSettings {
+    /// Where it is: `http://127.0.0.1:8081`; `https://` with the feature `tls`.
+    pub address: String,
+    /// The domain whose rules decide.
+    pub domain: String,
+    /// The longest that a request waits for its decision.
+    pub deadline: Duration,
+    /// Connections, shared by all requests.
+    pub connections: usize,
+    /// What happens when there is no decision.
+    pub on_failure: OnFailure,
+    /// How answers are written that the server does not write.
+    pub answers: AnswerSettings,
+}
+
+impl RemoteSettings {
+    /// One connection, 50 ms, and what is not decided passes.
+    #[must_use]
+    pub fn new(address: impl Into<String>, domain: impl Into<String>) -> Self {
+        Self {
+            address: address.into(),
+            domain: domain.into(),
+            deadline: Duration::from_millis(50),
+            connections: 1,
+            on_failure: OnFailure::Open,
+            answers: AnswerSettings::default(),
+        }
+    }
+}
+
+/// Decides by asking a server.
+///
+/// ```no_run
+/// use tollgate_sdk::{Ask, OnFailure, Remote, RemoteSettings, TollgateLayer};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let settings = RemoteSettings { on_failure: OnFailure::Closed, ..RemoteSettings::new("http://127.0.0.1:8081", "api") };
+/// let layer = TollgateLayer::new(Remote::new(settings)?, |request| {
+///     Some(Ask::attributes([("endpoint", format!("{} {}", request.method, request.uri.path()))]))
+/// });
+/// # let _ = layer;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Remote {
+    channels: Vec<Channel>,
+    next: AtomicUsize,
+    settings: RemoteSettings,
+    clock: SystemClock,
+}
+
+impl Remote {
+    /// Connects when the first request asks, and again whenever a connection is lost. Call it on a tokio runtime.
+    ///
+    /// # Errors
+    /// If the address is none.
+    pub fn new(settings: RemoteSettings) -> Result<Self, Error> {
+        let endpoint = Endpoint::from_shared(settings.address.clone())?
+            .tcp_nodelay(true)
+            .connect_timeout(settings.deadline.max(Duration::from_millis(100)))
+            .http2_keep_alive_interval(Duration::from_secs(30))
+            .keep_alive_while_idle(true);
+        let channels = (0..settings.connections.max(1)).map(|_| endpoint.connect_lazy()).collect();
+        Ok(Self { channels, next: AtomicUsize::new(0), settings, clock: SystemClock::new() })
+    }
+
+    async fn ask(&self, ask: Ask) -> Result<RateLimitResponse, Status> {
+        const PATH: PathAndQuery =
+            PathAndQuery::from_static("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+        let hits = (ask.cost != 1).then_some(ask.cost);
+        let descriptor = |pairs: Vec<Pair>| RateLimitDescriptor {
+            entries: pairs.into_iter().map(|(key, value)| Entry { key: key.into_owned(), value }).collect(),
+            hits_addend: hits,
+        };
+        let (form, descriptors) = match ask.form {
+            Form::Attributes(pairs) => ("attributes", vec![descriptor(pairs)]),
+            Form::Descriptors(all) => ("descriptors", all.into_iter().map(descriptor).collect()),
+        };
+        let message = RateLimitRequest { domain: self.settings.domain.clone(), descriptors, hits_addend: 0 };
+        let mut request = tonic::Request::new(message);
+        request.metadata_mut().insert("tollgate-ask", MetadataValue::from_static(form));
+        request.set_timeout(self.settings.deadline);
+        let at = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
+        let mut client = Grpc::new(self.channels[at].clone());
+        let asking = async {
+            client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            client.unary(request, PATH, ProstCodec::<RateLimitRequest, RateLimitResponse>::default()).await
+        };
+        match tokio::time::timeout(self.settings.deadline, asking).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded("no decision in time")),
+        }
+    }
+
+    fn undecided(&self, status: &Status) -> Decided {
+        tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate did not decide");
+        match self.settings.on_failure {
+            OnFailure::Open => Decided::pass(),
+            OnFailure::Closed => {
+                let facts = Facts { ruled: Ruled::Unavailable, retry_after: 1, ..Facts::of_policies([]) };
+                Decided::of(self.settings.answers.respond(&facts, self.clock.now()))
+            }
+        }
+    }
+
+    fn decided(&self, answer: RateLimitResponse) -> Decided {
+        let passes = answer.overall_code != OVER_LIMIT;
+        let field = |name: &str| {
+            let all = &answer.response_headers_to_add;
+            all.iter().find(|field| field.key == name).map(|field| field.value.as_str())
+        };
+        let Some(status) = field("tollgate-status").and_then(|code| code.parse::<StatusCode>().ok()) else {
+            let facts = facts(&answer.statuses, passes);
+            return Decided {
+                passes,
+                ..Decided::of(self.settings.answers.respond(&facts, self.clock.now()))
+            };
+        };
+        let delay = field("tollgate-delay-ms").and_then(|delay| delay.parse().ok()).unwrap_or(0);
+        let mut response = Response::new(answer.raw_body);
+        *response.status_mut() = status;
+        for field in answer.response_headers_to_add {
+            let parts = (HeaderName::try_from(&field.key), HeaderValue::try_from(field.value));
+            if let (Ok(key), Ok(value)) = parts
+                && !field.key.starts_with("tollgate-")
+            {
+                response.headers_mut().append(key, value);
+            }
+        }
+        Decided { passes, delay: Duration::from_millis(delay), ..Decided::of(response) }
+    }
+}
+
+impl Decide for Remote {
+    async fn decide(&self, ask: Ask) -> Decided {
+        match self.ask(ask).await {
+            Ok(answer) => self.decided(answer),
+            Err(status) => self.undecided(&status),
+        }
+    }
+}
+
+/// What another server of the protocol says.
+fn facts(statuses: &[DescriptorStatus], passes: bool) -> Facts<'_> {
+    let policies = statuses.iter().filter_map(|status| {
+        let limit = status.current_limit.as_ref()?;
+        let window = match limit.unit {
+            2 => Window::Span(Span::from_secs(60)),
+            3 => Window::Span(Span::from_secs(3_600)),
+            4 => Window::Span(Span::from_secs(86_400)),
+            5 => Window::Calendar(CalendarUnit::Month),
+            6 => Window::Span(Span::from_secs(365 * 86_400)),
+            7 => Window::Span(Span::from_secs(7 * 86_400)),
+            _ => Window::Span(Span::from_secs(1)),
+        };
+        let reset = status
+            .duration_until_reset
+            .as_ref()
+            .map_or(0, |reset| u64::try_from(reset.seconds).unwrap_or(0) + u64::from(reset.nanos > 0));
+        let name = if limit.name.is_empty() { "default" } else { &limit.name };
+        let policy = Policy::new(name, u64::from(limit.requests_per_unit), window)
+            .left(u64::from(status.limit_remaining))
+            .until(reset);
+        Some(if status.code == OVER_LIMIT { policy.over() } else { policy })
+    });
+    let mut facts = Facts::of_policies(policies);
+    if !passes {
+        facts.ruled = Ruled::Over;
+        facts.retry_after = facts.nearest().map_or(1, |policy| policy.reset.max(1));
+        facts.denied_by = facts.nearest().map(|policy| policy.rule);
+    }
+    facts
+}
