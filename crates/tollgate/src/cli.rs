@@ -50,20 +50,20 @@ pub(crate) struct ServeFlags {
     /// A file that holds the store's password and nothing else; or set TOLLGATE_STORE_PASSWORD.
     #[arg(long, env = "TOLLGATE_STORE_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) store_password_file: Option<PathBuf>,
-    /// The longest that a check waits for the store, in milliseconds (10).
+    /// The longest that a check waits for the store, in milliseconds; 10 unless set.
     #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=LONGEST_DEADLINE))]
     pub(crate) store_deadline_ms: Option<u64>,
-    /// So many failures of a Redis server within the window open its breaker: it is left alone (5).
+    /// So many failures of a Redis server within the window open its breaker: it is left alone; 5 unless set.
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_FAILURES", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_FAILURES))]
     pub(crate) store_breaker_failures: Option<u64>,
-    /// The window in which those failures are counted, in milliseconds (10000).
+    /// The window in which those failures are counted, in milliseconds; 10000 unless set.
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_WINDOW_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]
     pub(crate) store_breaker_window_ms: Option<u64>,
-    /// How long an open breaker waits before one check tries again, in milliseconds (30000).
+    /// How long an open breaker waits before one check tries again, in milliseconds; 30000 unless set.
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_OPEN_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]
     pub(crate) store_breaker_open_ms: Option<u64>,
-    /// The longest that `security` and `strict` limits count as used up after a failover that may have lost writes, in
-    /// milliseconds; 0 is not at all (until they would have recovered by themselves: one period).
+    /// The longest that `security` and `strict` limits of which nothing is known count as used up after a failover that may
+    /// have lost writes, in milliseconds; 0 is not at all. Unless set: until they have recovered, in about a period.
     #[arg(long, env = "TOLLGATE_STORE_CAUTION_MS", value_name = "MS")]
     pub(crate) store_caution_ms: Option<u64>,
     /// How many nodes share the store: each decides by that share of a limit when the store is away.
