@@ -1,6 +1,6 @@
 //! A charge that outlives its request: what a reservation took, or what this node let through while the store was away.
 
-use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Limit, Part, Scope};
+use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Limit, Mode, Part, Scope};
 
 /// What was taken from one counter, with everything that names it.
 #[derive(Clone, Debug)]
@@ -10,6 +10,7 @@ pub(crate) struct Holding {
     pub(crate) limit: Limit,
     pub(crate) units: u64,
     after_loss: AfterLoss,
+    mode: Mode,
 }
 
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ impl Holding {
             limit: charge.limit.clone(),
             units: charge.cost.units(),
             after_loss: charge.after_loss,
+            // Alternatives are the store's, wherever the rule's other charges are decided.
+            mode: if charge.enforcement == Enforcement::Alternative { Mode::Central } else { charge.mode },
         }
     }
 
@@ -49,7 +52,8 @@ impl Holding {
 
     /// A charge on the same counter.
     pub(crate) fn charge<'a>(&'a self, parts: &'a [Part<'a>], cost: Cost) -> Charge<'a> {
-        Charge { after_loss: self.after_loss, ..Charge::new(self.key(parts), &self.limit, cost) }
+        let (after_loss, mode) = (self.after_loss, self.mode);
+        Charge { after_loss, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
     }
 }
 

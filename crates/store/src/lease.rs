@@ -63,6 +63,8 @@ struct Near {
     spent: SmallVec<[(u64, Receipt); 4]>,
     /// Some required charge was denied.
     refused: bool,
+    /// The charges that this node's own counters have taken.
+    taken_here: SmallVec<[usize; 4]>,
 }
 
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
@@ -120,7 +122,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     #[inline]
     fn settle(&self, charges: &[Charge<'_>], only_whole: bool, now: Timestamp) -> Option<Near> {
         let mut near = Near { each: SmallVec::from_elem(None, charges.len()), ..Near::default() };
-        if charges.iter().any(|charge| charge.mode == Mode::Local) {
+        if charges.iter().any(is_local) {
             self.settle_locally(charges, &mut near);
         }
         for (at, charge) in charges.iter().enumerate() {
@@ -143,7 +145,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
                     near.refused |= charge.enforcement == Enforcement::Required;
                 }
                 (_, Said::Nothing) if only_whole => {
-                    self.undo(charges, &near);
+                    self.undo(charges, &mut near);
                     return None;
                 }
                 (_, Said::Nothing) => {}
@@ -156,39 +158,43 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     #[cold]
     fn settle_locally(&self, charges: &[Charge<'_>], near: &mut Near) {
         let Some(local) = &self.local else { return };
-        let here: SmallVec<[usize; 4]> =
-            (0..charges.len()).filter(|at| charges[*at].mode == Mode::Local).collect();
+        let here: SmallVec<[usize; 4]> = (0..charges.len()).filter(|at| is_local(&charges[*at])).collect();
         let own: SmallVec<[Charge<'_>; 4]> = here.iter().map(|at| charges[*at]).collect();
         let outcomes = local.charge_now(&own);
         near.refused |= outcomes.admission == Admission::Refused;
         for (at, outcome) in here.into_iter().zip(outcomes.each) {
             near.each[at] = Some(outcome);
+            let bound = charges[at].enforcement != Enforcement::Independent;
+            if bound && outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed() {
+                near.taken_here.push(at);
+            }
         }
     }
 
-    /// Puts back what a request took here that is not admitted.
+    /// Puts back what a request took here that is not admitted, and tells what remains without it.
     #[cold]
-    fn undo(&self, charges: &[Charge<'_>], near: &Near) {
+    fn undo(&self, charges: &[Charge<'_>], near: &mut Near) {
         for (name, receipt) in &near.spent {
             self.table.put_back(*name, *receipt);
         }
-        let Some(local) = self.local.as_ref().filter(|_| !near.refused) else { return };
-        let taken = charges.iter().zip(&near.each).filter(|(charge, outcome)| {
-            charge.mode == Mode::Local
-                && charge.enforcement != Enforcement::Independent
-                && !charge.cost.is_look()
-                && outcome.is_some_and(|outcome| outcome.verdict.is_allowed())
-        });
-        for (charge, _) in taken {
-            local.undo_now(&Charge { cost: charge.cost.reversed(), ..*charge });
+        let Some(local) = &self.local else { return };
+        let alone = |at: usize, cost| Charge { enforcement: Enforcement::Independent, cost, ..charges[at] };
+        for at in near.taken_here.iter().rev() {
+            let _ = local.charge_now(&[alone(*at, charges[*at].cost.reversed())]);
+        }
+        for at in near.taken_here.drain(..) {
+            let left = local.charge_now(&[alone(at, Cost::LOOK)]).each[0];
+            if let Some(outcome) = &mut near.each[at] {
+                *outcome = Outcome { verdict: outcome.verdict, ..left };
+            }
         }
     }
 
     /// What to say of a request that was settled here alone.
     #[inline]
-    fn whole(&self, charges: &[Charge<'_>], near: &Near, now: Timestamp) -> Outcomes {
+    fn whole(&self, charges: &[Charge<'_>], mut near: Near, now: Timestamp) -> Outcomes {
         if near.refused {
-            self.undo(charges, near);
+            self.undo(charges, &mut near);
         }
         let admission = if near.refused { Admission::Refused } else { Admission::Admitted };
         let each = near.each.iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
@@ -196,7 +202,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     }
 
     /// Asks the store about the rest, and puts all together.
-    async fn ask(&self, charges: &[Charge<'_>], near: Near, now: Timestamp) -> Result<Outcomes, StoreError> {
+    async fn ask(
+        &self,
+        charges: &[Charge<'_>],
+        mut near: Near,
+        now: Timestamp,
+    ) -> Result<Outcomes, StoreError> {
         // What is refused already is not taken elsewhere; what only counts still counts.
         let asked = |at: &usize| {
             near.each[*at].is_none()
@@ -204,14 +215,14 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         };
         let rest: SmallVec<[usize; 4]> = (0..charges.len()).filter(asked).collect();
         if rest.is_empty() {
-            return Ok(self.whole(charges, &near, now));
+            return Ok(self.whole(charges, near, now));
         }
         let wanted: SmallVec<[Charge<'_>; 4]> = rest.iter().map(|at| charges[*at]).collect();
         add(&self.counts.central, rest.len() as u64);
         let outcomes = match self.inner.charge(&wanted).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                self.undo(charges, &near);
+                self.undo(charges, &mut near);
                 return Err(at_places(error, &rest, charges.len()));
             }
         };
@@ -226,7 +237,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             whole.each[at] = Some(outcome);
         }
         whole.refused |= outcomes.admission == Admission::Refused;
-        let told = self.whole(charges, &whole, now);
+        let told = self.whole(charges, whole, now);
         Ok(Outcomes { at: outcomes.at, ..told })
     }
 
@@ -244,6 +255,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             add(&self.counts.promoted, 1);
         }
     }
+}
+
+/// Whether a charge is decided by this node's own counters. Alternatives, of which one must fit, are decided in one place:
+/// the store.
+fn is_local(charge: &Charge<'_>) -> bool {
+    charge.mode == Mode::Local && charge.enforcement != Enforcement::Alternative
 }
 
 /// An error about some of a request's charges, as one about all of them.
@@ -271,7 +288,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
     fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
         let near = |charge: &Charge<'_>| match charge.mode {
             Mode::Central => false,
-            Mode::Local => self.local.is_some(),
+            Mode::Local => self.local.is_some() && is_local(charge),
             Mode::Adaptive | Mode::Leased => true,
         };
         if !charges.iter().all(near) {
@@ -279,12 +296,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
         }
         let now = self.clock.now();
         let near = self.settle(charges, true, now)?;
-        Some(self.whole(charges, &near, now))
+        Some(self.whole(charges, near, now))
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let Some(local) = &self.local else { return self.inner.debit(charges).await };
-        let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| charge.mode == Mode::Local);
+        let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| is_local(charge));
         if !here.is_empty() {
             local.debit(&here).await?;
         }
@@ -303,13 +320,5 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
 
     async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
         self.inner.give_back(back).await
-    }
-}
-
-/// A cost that gives back what a charge took.
-impl<C: Clock> MemoryStore<C> {
-    fn undo_now(&self, charge: &Charge<'_>) {
-        debug_assert!(charge.cost != Cost::LOOK);
-        let _ = self.charge_now(&[Charge { enforcement: Enforcement::Independent, ..*charge }]);
     }
 }

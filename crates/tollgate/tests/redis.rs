@@ -239,6 +239,45 @@ fn a_password_opens_the_store_and_is_in_no_log() {
     assert!(!stranger.log().contains("hunter2"), "{}", stranger.log());
 }
 
+const PLACES: &str = "
+domain: d
+descriptors:
+  - {key: user, name: shared, limit: 5/hour}
+  - {key: host, name: own, mode: local, limit: 3/hour, algorithm: fixed_window}
+";
+
+/// A limit of each node and one of all: a request takes of both or of none, and what is local needs no Redis.
+#[test]
+fn local_limits_stand_beside_shared_ones() {
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", PLACES);
+    let redis = Redis::start();
+    let url = redis.url();
+    let flags = ["--rules", rules.to_str().expect("a plain path"), "--store", &url];
+    let flags = [&flags[..], &["--store-deadline-ms", "500"]].concat();
+    let nodes = [Server::start(&flags), Server::start(&flags)];
+    let on_redis = |server: &Server| ask(server, "user", "warm-up").1["origin"] == "store";
+    eventually("both nodes on Redis", || nodes.iter().all(on_redis).then_some(()));
+    let passed = |node: &Server, attributes: Value, tries: usize| {
+        (0..tries).filter(|_| node.check("d", &attributes).status == 200).count()
+    };
+    let both = |user: &str| json!({"user": user, "host": "h"});
+    assert_eq!(passed(&nodes[0], both("u"), 10), 3, "the node's own three");
+    assert_eq!(passed(&nodes[1], both("u"), 10), 2, "five in all: what was refused has taken nothing");
+    assert_eq!(passed(&nodes[1], both("v"), 10), 1, "the third of this node's own");
+    // A reservation that is cancelled gives its unit back where it was taken.
+    let reserved =
+        nodes[0].post("/v1/reserve", &json!({"domain": "d", "attributes": {"host": "r"}, "cost": 3}));
+    assert_eq!(reserved.status, 200, "{}", reserved.text());
+    assert_eq!(passed(&nodes[0], json!({"host": "r"}), 1), 0);
+    let id = reserved.json()["reservation"].clone();
+    let cancelled = nodes[0].post("/v1/cancel", &json!({"reservation": id}));
+    assert_eq!(cancelled.status, 200, "{} {}", reserved.text(), cancelled.text());
+    assert_eq!(passed(&nodes[0], json!({"host": "r"}), 9), 3);
+    drop(redis.stop());
+    assert_eq!(passed(&nodes[0], json!({"host": "other"}), 9), 3, "without Redis");
+}
+
 /// A password in an address must not end up in a terminal or a log.
 #[test]
 fn a_bad_address_is_refused_without_repeating_it() {

@@ -8,6 +8,7 @@ mod faults;
 mod flood;
 mod give_back;
 mod line_faults;
+mod local;
 mod loss;
 mod memory;
 mod proxy;

@@ -1,0 +1,67 @@
+//! Rules whose counters each node keeps for itself, beside rules whose counters are shared: a request that meets both takes
+//! of all or of none.
+
+use crate::differential::{ATTEMPTS, Dice, limits};
+use crate::servers::{Server, patient};
+use std::sync::Arc;
+use tollgate_core::conformance::Ledger;
+use tollgate_core::{
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, ManualClock, Mode, Outcome, Part,
+    PermitId, Scope, Span, Timestamp,
+};
+use tollgate_store::{LeaseConfig, Leased, MemoryConfig, MemoryStore, RedisStore};
+
+/// One node must answer as if all its counters lay in one place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counters_here_and_in_redis_answer_as_one() {
+    let server = Server::start(&[]);
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
+    let told: Arc<dyn Clock> = clock.clone();
+    let redis = RedisStore::with_clock(patient(&server.url()), told);
+    let memory = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(&clock)).expect("a store");
+    let store = Leased::new(redis.clone(), redis.clone(), Arc::clone(&clock), LeaseConfig::default());
+    let store = store.with_local(memory);
+    let (limits, mut dice, mut ledger) = (limits(), Dice(5), Ledger::default());
+    let scopes: Vec<Scope> = (0..limits.len()).map(|n| Scope::new(format!("local|{n}"))).collect();
+    let who = [Part::Text("alice")];
+    let (mut refused, mut answered) = (0, 0);
+    for turn in 0..4_000 {
+        let count = 1 + dice.below(4);
+        let charges: Vec<Charge<'_>> = (0..count)
+            .map(|number| {
+                let n = usize::try_from(dice.below(limits.len() as u64)).expect("small");
+                let enforcement = match dice.below(5) {
+                    _ if n == ATTEMPTS => Enforcement::Independent,
+                    // A rule whose limits are alternatives has no others.
+                    _ if n % 5 == 0 => Enforcement::Alternative,
+                    0 => Enforcement::Independent,
+                    _ => Enforcement::Required,
+                };
+                let cost = if dice.below(9) == 0 { Cost::LOOK } else { Cost::take(1 + dice.below(3)) };
+                let permit = PermitId(u128::from(turn * 8 + number + 1));
+                let mode = if n % 2 == 0 { Mode::Local } else { Mode::Central };
+                let key = CounterKey { scope: &scopes[n], parts: &who };
+                Charge { enforcement, permit, mode, ..Charge::new(key, &limits[n], cost) }
+            })
+            .collect();
+        let now = clock.now();
+        let expected = ledger.charge(now, &charges);
+        let told = store.charge(&charges).await.expect("an answer");
+        assert_eq!(told.admission, expected.admission, "turn {turn}: {charges:#?}");
+        refused += u32::from(told.admission == Admission::Refused);
+        for (told, expected) in told.each.iter().zip(&expected.each) {
+            // What is refused here is not asked about elsewhere.
+            if *told != Outcome::UNANSWERED {
+                assert_eq!(told, expected, "turn {turn}: {charges:#?}");
+                answered += 1;
+            }
+        }
+        clock.advance(Span::from_micros(match dice.below(6) {
+            0..=2 => dice.below(1_000),
+            3..=4 => dice.below(200_000),
+            _ => dice.below(20_000_000),
+        }));
+    }
+    assert!((400..3_600).contains(&refused), "{refused} of 4000 refused");
+    assert!(answered > 5_000, "{answered}");
+}
