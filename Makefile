@@ -2,6 +2,7 @@
 #   make run     builds the server and starts it on its sample rules (make run ARGS="--rules my.yaml")
 #   make test    every check there is; what CI runs
 #   make bench   the short benchmarks
+#   make sim     leases in virtual time, SEEDS=100000 runs of them
 #   make fmt     formats the code
 #   make setup   all of the set-up, for working without a network afterwards
 
@@ -62,6 +63,13 @@ unit: toolchain test-tools $(FOREIGN)
 model: toolchain
 	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_RELEASE_LTO=off \
 	  $(CARGO) test -p tollgate-store --release --locked --lib --target-dir $(TARGET)/loom model
+
+# Leases in virtual time, with everything failing. `make test` runs 2,000 seeds; this is for the night.
+SEEDS ?= 100000
+.PHONY: sim
+sim: toolchain
+	$(CARGO) build --release --locked -p tollgate-sim
+	$(TARGET)/release/tollgate-sim --seeds $(SEEDS)
 
 # The rules that we show to users say what we say they do.
 .PHONY: examples

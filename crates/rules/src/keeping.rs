@@ -41,10 +41,6 @@ pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
             Mode::Adaptive if rule.shared && options.lease_shared => Mode::Leased,
             stated => stated,
         };
-        if rule.fallback.is_some() && options.nodes.is_none() {
-            // Nobody knows whose share it is.
-            rule.on_error = OnError::Always(FailPolicy::Closed);
-        }
         let (fallback, mode, split) = (rule.fallback, rule.mode, rule.split);
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
         for limit in sets.flat_map(|set| &mut set.limits) {
@@ -52,7 +48,11 @@ pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
             if let Some(split) = split {
                 limit.limit = limit.limit.share_of(u32::from(split));
             }
-            share(limit, fallback, options.nodes);
+            let has_share = share(limit, fallback, options.nodes);
+            if fallback.is_some() && !has_share {
+                // Nobody knows among how many nodes to share it, or a share is less than a unit.
+                rule.on_error = OnError::Always(FailPolicy::Closed);
+            }
         }
     }
 }
@@ -66,7 +66,8 @@ fn mode_of(limit: &RuleLimit, mode: Mode) -> Mode {
     }
 }
 
-fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>) {
+/// Works out a node's share of a limit; whether one was set aside.
+fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>) -> bool {
     let whole = &limit.limit;
     let set_aside = fallback.zip(nodes).and_then(|(thousandths, nodes)| {
         let authority = whole.part(1_000 - thousandths, 1_000)?;
@@ -77,4 +78,5 @@ fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>) {
     } else if let Some(nodes) = nodes.filter(|nodes| *nodes > 1) {
         limit.share = Some(Box::new(whole.share_of(nodes)));
     }
+    limit.paid
 }

@@ -57,13 +57,13 @@ impl Ledger {
         for (outcome, charge) in each.iter_mut().zip(charges).filter(|(_, charge)| is_independent(charge)) {
             *outcome = self.step(now, charge, charge.cost);
         }
-        let mut tried = self.clone();
+        let mut tried = Self { states: self.states.clone(), back: HashSet::new() };
         for (outcome, charge) in each.iter_mut().zip(charges).filter(|(_, charge)| !is_independent(charge)) {
             *outcome = tried.step(now, charge, charge.cost);
         }
         let admission = Outcomes::admission(charges.iter().map(|charge| charge.enforcement).zip(&each));
         match admission {
-            Admission::Admitted => *self = tried,
+            Admission::Admitted => self.states = tried.states,
             Admission::Refused => {
                 for (outcome, charge) in
                     each.iter_mut().zip(charges).filter(|(_, charge)| !is_independent(charge))

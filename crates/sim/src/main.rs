@@ -1,0 +1,44 @@
+//! `sim --seeds 1000`, `sim --from 5000 --seeds 1000`, `sim --seed 42 --trace`.
+
+use std::process::ExitCode;
+use tollgate_sim::{Report, run};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |name: &str| {
+        let at = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(at + 1)?.parse::<u64>().ok()
+    };
+    let trace = arguments.iter().any(|argument| argument == "--trace");
+    let (from, seeds) = match number("--seed") {
+        Some(seed) => (seed, 1),
+        None => (number("--from").unwrap_or(0), number("--seeds").unwrap_or(2_000)),
+    };
+    let (mut broken, mut checks, mut local, mut admitted) = (0, 0, 0, 0);
+    for seed in from..from + seeds {
+        let report = run(seed, None);
+        (checks, local, admitted) =
+            (checks + report.checks, local + report.local, admitted + report.admitted);
+        if report.broken.is_some() || trace {
+            tell(&report);
+        }
+        broken += u64::from(report.broken.is_some());
+    }
+    say(&format!(
+        "{seeds} seeds from {from}: {broken} broken; {checks} checks, {local} of them answered without the store, {admitted} units let through"
+    ));
+    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn tell(report: &Report) {
+    for line in &report.history {
+        say(line);
+    }
+    let what = report.broken.as_deref().unwrap_or("holds");
+    say(&format!("seed {}: {what}; again with: sim --seed {} --trace", report.seed, report.seed));
+}
+
+#[allow(clippy::print_stdout, reason = "a program for people")]
+fn say(line: &str) {
+    println!("{line}");
+}

@@ -1,0 +1,126 @@
+//! A node: the real engine and the real leases, over a link to the simulated store.
+
+use crate::Bug;
+use crate::authority::{Request, Sent};
+use crate::world::Shared;
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tollgate_core::{Charge, Clock, Cost, CounterStore, GiveBack, Outcomes, Permit, StoreError, Timestamp};
+use tollgate_engine::Limiter;
+use tollgate_rules::Ruleset;
+use tollgate_store::{LeaseConfig, Leased, MemoryConfig, MemoryStore};
+
+thread_local! {
+    /// When the store decided what the task that is running now has just been told.
+    static DECIDED: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// When the store decided what was last told, if it was; then forgotten.
+pub(crate) fn decided() -> Option<u64> {
+    DECIDED.with(Cell::take)
+}
+
+/// A node's own clock: it starts anywhere, and runs a little fast or slow.
+#[derive(Clone)]
+pub(crate) struct NodeClock {
+    world: Shared,
+    offset: u64,
+    /// Parts in a million.
+    drift: i64,
+    stands_still: bool,
+}
+
+impl Clock for NodeClock {
+    fn now(&self) -> Timestamp {
+        if self.stands_still {
+            return Timestamp::from_micros(self.offset);
+        }
+        let now = self.world.lock().now;
+        let drifted = i128::from(now) * i128::from(1_000_000 + self.drift) / 1_000_000;
+        Timestamp::from_micros(u64::try_from(drifted).unwrap_or(0) + self.offset)
+    }
+}
+
+/// A node's way to the store.
+#[derive(Clone)]
+pub(crate) struct Link {
+    world: Shared,
+    node: usize,
+}
+
+struct Waiting {
+    world: Shared,
+    id: u64,
+}
+
+impl Future for Waiting {
+    type Output = Result<Outcomes, StoreError>;
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.world.lock().done(self.id, context.waker()) {
+            None => Poll::Pending,
+            Some(Err(error)) => Poll::Ready(Err(error)),
+            Some(Ok((outcomes, at))) => {
+                DECIDED.with(|decided| decided.set(Some(at)));
+                Poll::Ready(Ok(outcomes))
+            }
+        }
+    }
+}
+
+impl Link {
+    fn send(&self, request: Request) -> Waiting {
+        let id = self.world.lock().send(self.node, request);
+        Waiting { world: self.world.clone(), id }
+    }
+}
+
+impl CounterStore for Link {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.send(Request::Charge(charges.iter().map(Sent::charge).collect())).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.send(Request::Debit(charges.iter().map(Sent::charge).collect())).await.map(|_| ())
+    }
+
+    async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+        let what = Sent::charge(&Charge::new(back.key, back.limit, Cost::take(back.units)));
+        self.send(Request::GiveBack { what, taken: back.taken, id: back.id }).await.map(|_| ())
+    }
+}
+
+/// Leases over a link.
+pub(crate) type Store = Leased<Link, Link, NodeClock>;
+
+/// A process on a node; a node that crashes gets another.
+pub(crate) fn process(
+    world: &Shared,
+    node: usize,
+    rules: &Arc<Ruleset>,
+    config: &LeaseConfig,
+    bug: Option<Bug>,
+) -> Arc<Limiter<Store>> {
+    let (offset, drift) = {
+        let mut world = world.lock();
+        let drift = i64::try_from(world.dice.below(801)).unwrap_or(0) - 400;
+        (world.dice.between(1_000_000_000, 2_000_000_000), drift)
+    };
+    let stands_still = bug == Some(Bug::ForgetsTime);
+    let clock = NodeClock { world: world.clone(), offset, drift, stands_still };
+    let link = Link { world: world.clone(), node };
+    let store = Leased::new(link.clone(), link, clock.clone(), config.clone());
+    let time: Arc<dyn Clock> = Arc::new(clock);
+    let fallback = MemoryStore::new(&MemoryConfig::with_bytes(MemoryConfig::LEAST), Arc::clone(&time));
+    let limiter = Limiter::new(Arc::clone(rules), store, time);
+    Arc::new(match fallback {
+        Ok(fallback) => limiter.with_fallback(fallback),
+        Err(_) => limiter,
+    })
+}

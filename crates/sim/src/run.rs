@@ -1,0 +1,387 @@
+//! One run: events in their order, tasks as they wake, faults as the dice fall; then peace, and what must hold in it.
+
+use crate::authority::Authority;
+use crate::dice::Dice;
+use crate::meter::Meter;
+use crate::node::{self, Store};
+use crate::scenario::Scenario;
+use crate::world::{Event, Shared, World};
+use crate::{Bug, Report};
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Wake, Waker};
+use tollgate_core::{Cost, CounterKey, Limit, Part, PermitId};
+use tollgate_engine::{Check, Limiter, Origin};
+use tollgate_rules::{Options, Ruleset, Source};
+
+/// When runs begin: an ordinary day.
+const START: u64 = 1_790_000_000_000_000;
+/// How often nodes look after their leases, and replicas catch up.
+const TEND: u64 = 20_000;
+
+type Task = Pin<Box<dyn Future<Output = Option<Done>>>>;
+
+/// A check that came to its end.
+struct Done {
+    node: usize,
+    allowed: bool,
+    origin: Origin,
+    units: u64,
+    /// When the store decided; none where the node did.
+    decided: Option<u64>,
+}
+
+/// Puts a task back into the line of those that run.
+struct Ready(Arc<Mutex<VecDeque<u64>>>, u64);
+
+impl Wake for Ready {
+    fn wake(self: Arc<Self>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.1);
+    }
+}
+
+pub(crate) struct Run {
+    seed: u64,
+    bug: Option<Bug>,
+    scenario: Scenario,
+    world: Shared,
+    rules: Arc<Ruleset>,
+    nodes: Vec<Arc<Limiter<Store>>>,
+    tasks: HashMap<u64, (usize, Task)>,
+    ready: Arc<Mutex<VecDeque<u64>>>,
+    /// Tasks that became ready while their node was paused.
+    held: Vec<u64>,
+    count: u64,
+    meter: Meter,
+    /// The whole limit, and what the store's counters go by.
+    whole: Limit,
+    checks: u64,
+    local: u64,
+    served: Vec<u64>,
+    traffic_ends: u64,
+}
+
+impl Run {
+    pub(crate) fn new(seed: u64, bug: Option<Bug>) -> Self {
+        let mut dice = Dice::new(seed);
+        let scenario = Scenario::of(&mut dice);
+        let load = |nodes| {
+            let options = Options { nodes, ..Options::default() };
+            let rules = Ruleset::load(&[Source::new("sim.yaml", scenario.rules.as_str())], &options);
+            Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")))
+        };
+        let rules = load(Some(scenario.nodes as u32));
+        // Without the number of nodes nothing is set aside.
+        let whole = load(None).rules()[0].limits.limits[0].limit.clone();
+        let mut world = World::new(dice, Authority::new(bug), scenario.network.clone(), START);
+        world.note(|| format!("{scenario:?}"));
+        let traffic_ends = START + scenario.length;
+        for node in 0..scenario.nodes {
+            world.at(START + 1 + node as u64, Event::Check(node));
+            world.at(START + TEND, Event::Tend(node));
+        }
+        world.at(START + TEND, Event::Replicate);
+        if !scenario.calm {
+            world.at(START + 200_000, Event::Break);
+        }
+        let world = Shared::new(world);
+        let nodes = (0..scenario.nodes)
+            .map(|node| node::process(&world, node, &rules, &scenario.leases, bug))
+            .collect();
+        Self {
+            seed,
+            bug,
+            served: vec![0; scenario.nodes],
+            scenario,
+            world,
+            rules,
+            nodes,
+            tasks: HashMap::new(),
+            ready: Arc::default(),
+            held: Vec::new(),
+            count: 0,
+            meter: Meter::default(),
+            whole,
+            checks: 0,
+            local: 0,
+            traffic_ends,
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Report {
+        let broken = self.traffic().or_else(|| self.peace());
+        let mut world = self.world.lock();
+        if let Some(broken) = &broken {
+            world.note(|| broken.clone());
+        }
+        Report {
+            seed: self.seed,
+            broken,
+            history: std::mem::take(&mut world.history),
+            checks: self.checks,
+            local: self.local,
+            admitted: self.meter.total(),
+        }
+    }
+
+    /// Traffic and faults; then the ceiling.
+    fn traffic(&mut self) -> Option<String> {
+        self.until(self.traffic_ends + 100_000);
+        let phase = self.key(|key, whole, _| whole.phase(key.stable_hash()).as_micros());
+        self.meter.broken(&self.whole, phase).or_else(|| self.unfair())
+    }
+
+    /// With nothing broken and the same demand on all, no node gets much less than another.
+    fn unfair(&self) -> Option<String> {
+        let even = self.scenario.pace.iter().all(|pace| *pace == self.scenario.pace[0]);
+        let (most, least) = (self.served.iter().max()?, self.served.iter().min()?);
+        let judged = self.scenario.calm && even && *most >= 400 * self.scenario.cost;
+        (judged && least * 4 < *most).then(|| format!("units served to each node: {:?}", self.served))
+    }
+
+    /// Everything is well again and nobody asks: the whole budget comes back, and everybody is served.
+    fn peace(&mut self) -> Option<String> {
+        {
+            let mut world = self.world.lock();
+            world.note(|| "peace".to_owned());
+            world.network = crate::world::Network { delay: (100, 500), ..Default::default() };
+            world.paused.clear();
+        }
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.held));
+        let now = self.world.lock().now;
+        // Long enough for a window to turn twice, and for a bucket to fill.
+        let quota = self.whole.quota();
+        let length = quota.period.length().as_micros();
+        let fill = u128::from(self.whole.capacity()) * u128::from(length) / u128::from(quota.count.max(1));
+        let period = length.max(u64::try_from(fill).unwrap_or(u64::MAX));
+        let idle = self.scenario.leases.idle.as_micros() + self.scenario.leases.ttl.as_micros();
+        self.until(now + 2 * idle + 1_000_000);
+        // Its clock may have gone back: what was taken then lies ahead for so much longer.
+        let behind = self.world.lock().authority.offset.min(0).unsigned_abs();
+        self.world.lock().now += behind + 4 * period;
+        let remaining = self.key(|key, _, run| {
+            let limit = run.limit();
+            let mut world = run.world.lock();
+            let now = world.now;
+            world.authority.remaining(key, &limit, now)
+        });
+        let capacity = self.limit().capacity();
+        if remaining != capacity {
+            return Some(format!("{remaining} of {capacity} are there after peace: units have leaked"));
+        }
+        for node in 0..self.scenario.nodes.min(usize::try_from(capacity).unwrap_or(usize::MAX)) {
+            let before = self.meter.total();
+            self.check(node, 1);
+            let now = self.world.lock().now;
+            // Long enough that what this one has fetched beside is back for the next.
+            self.until(now + 2 * idle + 100_000);
+            if self.meter.total() != before + 1 {
+                return Some(format!(
+                    "node {node} is not served, though there is budget and nothing is broken"
+                ));
+            }
+        }
+        None
+    }
+
+    /// The limit that the store's counters go by.
+    fn limit(&self) -> Limit {
+        self.rules.rules()[0].limits.limits[0].limit.clone()
+    }
+
+    fn key<T>(&mut self, with: impl FnOnce(CounterKey<'_>, &Limit, &mut Self) -> T) -> T {
+        let rules = Arc::clone(&self.rules);
+        let (parts, whole) = ([Part::Text("alice")], self.whole.clone());
+        let key = CounterKey { scope: &rules.rules()[0].limits.limits[0].scope, parts: &parts };
+        with(key, &whole, self)
+    }
+
+    fn until(&mut self, end: u64) {
+        loop {
+            self.run_ready();
+            let Some(event) = self.world.lock().next(end) else { break };
+            self.happen(event);
+        }
+        self.run_ready();
+    }
+
+    fn happen(&mut self, event: Event) {
+        let now = self.world.lock().now;
+        match event {
+            Event::Arrive(id) => self.world.lock().arrive(id),
+            Event::Answer(id) => self.world.lock().end(id, true),
+            Event::GiveUp(id) => self.world.lock().end(id, false),
+            Event::Check(node) => {
+                if now < self.traffic_ends {
+                    let mut world = self.world.lock();
+                    let pace = self.scenario.pace[node];
+                    // Now and then a node is quiet for a while.
+                    let wait = world.dice.below(2 * pace) + if world.dice.chance(5) { 400_000 } else { 0 };
+                    world.at(now + wait, Event::Check(node));
+                    let units = world.dice.between(1, self.scenario.cost);
+                    let paused = world.paused.contains_key(&node);
+                    drop(world);
+                    if !paused {
+                        self.check(node, units);
+                    }
+                }
+            }
+            Event::Tend(node) => {
+                let peace = now > self.traffic_ends;
+                self.world.lock().at(now + if peace { 10 * TEND } else { TEND }, Event::Tend(node));
+                self.errands(node);
+            }
+            Event::Replicate => {
+                let mut world = self.world.lock();
+                world.authority.replicate(now);
+                let lag = world.dice.between(1, 100) * 1_000;
+                if now < self.traffic_ends {
+                    world.at(now + lag, Event::Replicate);
+                }
+            }
+            Event::Resume(node) => {
+                self.world.lock().paused.remove(&node);
+                self.ready
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend(std::mem::take(&mut self.held));
+            }
+            Event::Break => self.break_something(now),
+        }
+    }
+
+    fn break_something(&mut self, now: u64) {
+        if now >= self.traffic_ends {
+            return;
+        }
+        let mut world = self.world.lock();
+        let again = world.dice.between(100, 900) * 1_000;
+        world.at(now + again, Event::Break);
+        let node = usize::try_from(world.dice.below(self.scenario.nodes as u64)).unwrap_or(0);
+        let length = world.dice.between(1, 1_500) * 1_000;
+        match world.dice.below(10) {
+            0..=3 => {
+                let (out, back) = *world.dice.pick(&[(true, true), (true, false), (false, true)]);
+                world.note(|| format!("node {node}: cut (out {out}, back {back}) for {length} us"));
+                world.network.cut.insert(node, (out, back, now + length));
+            }
+            4 | 5 => {
+                world.note(|| format!("node {node}: paused for {length} us"));
+                world.paused.insert(node, now + length);
+                world.at(now + length, Event::Resume(node));
+            }
+            6 | 7 => {
+                world.note(|| format!("node {node}: crashes, and starts again"));
+                drop(world);
+                self.tasks.retain(|_, (whose, _)| *whose != node);
+                let share =
+                    self.rules.rules()[0].limits.limits[0].share.as_ref().map_or(0, |share| share.capacity());
+                if self.scenario.fallback {
+                    // A new process does not know what the old one let through of its share.
+                    self.meter.excuse(now, share);
+                }
+                self.nodes[node] =
+                    node::process(&self.world, node, &self.rules, &self.scenario.leases, self.bug);
+            }
+            8 => {
+                let lost = world.authority.fail_over(now);
+                world.note(|| format!("store: fails over, and forgets {lost} units"));
+                drop(world);
+                self.meter.excuse(now, lost);
+            }
+            _ if self.scenario.jumps => {
+                let by = i64::try_from(world.dice.below(4_000_000)).unwrap_or(0) - 2_000_000;
+                world.authority.jump(by);
+                world.note(|| format!("store: its clock jumps by {by} us"));
+                drop(world);
+                self.excuse_jump(now, by);
+            }
+            _ => {}
+        }
+    }
+
+    /// A clock that jumps ahead gives back what that time would have, and may void what is still out.
+    fn excuse_jump(&mut self, now: u64, by: i64) {
+        let limit = &self.whole;
+        let period = limit.quota().period.length().as_micros();
+        let ahead = by.unsigned_abs();
+        let units = limit.quota().count.saturating_mul(ahead) / period + 1 + limit.capacity();
+        self.meter.excuse(now, units);
+    }
+
+    fn check(&mut self, node: usize, units: u64) {
+        self.checks += 1;
+        let limiter = Arc::clone(&self.nodes[node]);
+        self.spawn(
+            node,
+            Box::pin(async move {
+                let attributes = [("user", "alice")];
+                let check = Check::attributes("sim", &attributes).costing(Cost::take(units));
+                let decision = limiter.check(&check).await;
+                let decided = node::decided();
+                let (allowed, origin) = (decision.is_allowed(), decision.origin);
+                Some(Done { node, allowed, origin, units, decided })
+            }),
+        );
+        self.errands(node);
+    }
+
+    /// What a node's leases want done.
+    fn errands(&mut self, node: usize) {
+        if self.world.lock().paused.contains_key(&node) {
+            return;
+        }
+        for errand in self.nodes[node].store().errands() {
+            let limiter = Arc::clone(&self.nodes[node]);
+            self.count += 1;
+            let id = PermitId(u128::from(self.count));
+            self.spawn(
+                node,
+                Box::pin(async move {
+                    limiter.store().run(errand, id).await;
+                    node::decided();
+                    None
+                }),
+            );
+        }
+    }
+
+    fn spawn(&mut self, node: usize, task: Task) {
+        self.count += 1;
+        self.tasks.insert(self.count, (node, task));
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.count);
+        self.run_ready();
+    }
+
+    fn run_ready(&mut self) {
+        loop {
+            let next = self.ready.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(id) = next else { return };
+            let Some((node, task)) = self.tasks.get_mut(&id) else { continue };
+            if self.world.lock().paused.contains_key(node) {
+                self.held.push(id);
+                continue;
+            }
+            let waker = Waker::from(Arc::new(Ready(Arc::clone(&self.ready), id)));
+            node::decided();
+            if let std::task::Poll::Ready(done) = task.as_mut().poll(&mut Context::from_waker(&waker)) {
+                self.tasks.remove(&id);
+                if let Some(done) = done {
+                    self.note(&done);
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, done: &Done) {
+        self.local += u64::from(done.decided.is_none());
+        if done.allowed {
+            let now = self.world.lock().now;
+            debug_assert!(done.origin != Origin::FailOpen, "no rule here fails open");
+            self.meter.admit(done.decided.unwrap_or(now), done.units);
+            self.served[done.node] += done.units;
+        }
+    }
+}

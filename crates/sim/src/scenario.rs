@@ -1,0 +1,93 @@
+//! What a seed stands for: a rule, nodes, their traffic, a network and what breaks.
+
+use crate::dice::Dice;
+use crate::world::Network;
+use tollgate_core::Span;
+use tollgate_store::LeaseConfig;
+
+/// Everything that a run is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    /// The rule file.
+    pub(crate) rules: String,
+    /// Whether a part of the limit is set aside for nodes that are cut off.
+    pub(crate) fallback: bool,
+    pub(crate) nodes: usize,
+    pub(crate) leases: LeaseConfig,
+    pub(crate) network: Network,
+    /// Microseconds between two checks at each node, on average; and what each costs at most.
+    pub(crate) pace: Vec<u64>,
+    pub(crate) cost: u64,
+    /// How long traffic lasts, in microseconds.
+    pub(crate) length: u64,
+    /// Whether anything breaks.
+    pub(crate) calm: bool,
+    /// Whether the store's clock jumps.
+    pub(crate) jumps: bool,
+}
+
+const LIMITS: [(&str, u64); 12] = [
+    ("{count: 5, period: second, algorithm: gcra}", 5),
+    ("{count: 50, period: second, algorithm: gcra}", 50),
+    ("{count: 50, period: second, algorithm: gcra, burst: 400}", 50),
+    ("{count: 1000, period: second, algorithm: gcra}", 1_000),
+    ("{count: 7000, period: second, algorithm: gcra, burst: 100}", 7_000),
+    ("{count: 99991, period: minute, algorithm: gcra, burst: 900}", 1_666),
+    ("{count: 300, period: second, algorithm: token_bucket, burst: 60}", 300),
+    ("{count: 100, period: second, algorithm: fixed_window}", 100),
+    ("{count: 2000, period: 3s, algorithm: fixed_window}", 666),
+    ("{count: 900, period: 2s, algorithm: fixed_window, jitter: true}", 450),
+    ("{count: 500, period: 2s, algorithm: strict_window}", 250),
+    ("{count: 40, period: day, algorithm: gcra}", 1),
+];
+
+impl Scenario {
+    pub(crate) fn of(dice: &mut Dice) -> Self {
+        let nodes = usize::try_from(dice.between(1, 6)).unwrap_or(1);
+        let (limit, rate) = *dice.pick(&LIMITS);
+        let fallback = dice.chance(200);
+        let mode = if dice.chance(700) { "mode: leased, " } else { "" };
+        let policy = if fallback { "fallback: 10%" } else { "on_error: closed" };
+        let calm = dice.chance(400);
+        let network = Network {
+            delay: (*dice.pick(&[50, 300, 1_000]), *dice.pick(&[400, 2_000, 6_000])),
+            loss: if calm { 0 } else { *dice.pick(&[0, 0, 10, 200]) },
+            doubles: if calm { 0 } else { *dice.pick(&[0, 10, 100]) },
+            stragglers: 10,
+            ..Network::default()
+        };
+        let length = dice.between(2, 9) * 1_000_000;
+        // Together from a tenth of the limit to ten times it, in about two thousand checks.
+        let demand = (rate * dice.between(1, 100) / 10).max(2);
+        let cost = (demand * length / 1_000_000 / 2_000).max(1);
+        let checks = (demand / cost).max(1);
+        let even = dice.chance(500);
+        let pace = (0..nodes as u64)
+            .map(|node| {
+                let share = if even { nodes as u64 } else { 1 << (node + 1).min(5) };
+                (1_000_000 * share / checks).max(200)
+            })
+            .collect();
+        Self {
+            rules: format!("domain: sim\ndescriptors:\n- {{key: user, limit: {limit}, {mode}{policy}}}\n"),
+            fallback,
+            nodes,
+            leases: LeaseConfig {
+                share: *dice.pick(&[0.25, 0.25, 0.05, 0.5, 1.0]),
+                ttl: Span::from_millis(*dice.pick(&[10_000, 1_000, 300])),
+                horizon: Span::from_millis(*dice.pick(&[2_000, 200, 50])),
+                idle: Span::from_millis(*dice.pick(&[2_000, 300, 50])),
+                hot: Some(*dice.pick(&[10, 100])),
+                cool: Span::from_millis(*dice.pick(&[5_000, 300])),
+                nodes: nodes as u32,
+                ..LeaseConfig::default()
+            },
+            network,
+            pace,
+            cost: if dice.chance(300) { cost * 3 } else { cost },
+            length,
+            calm,
+            jumps: !calm && dice.chance(150),
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Runs of the simulation: none may break, and planted bugs must be found.
+
+use tollgate_sim::{Bug, run};
+
+/// Without it a change to leases may overshoot, leak or starve in a way that no other test makes happen.
+#[test]
+fn two_thousand_seeds_hold() {
+    let workers: Vec<_> = (0..2)
+        .map(|worker| {
+            std::thread::spawn(move || {
+                let (mut checks, mut local) = (0, 0);
+                for seed in (worker..2_000).step_by(2) {
+                    let report = run(seed, None);
+                    if let Some(broken) = report.broken {
+                        panic!("seed {seed}: {broken}\n{}", report.history.join("\n"));
+                    }
+                    (checks, local) = (checks + report.checks, local + report.local);
+                }
+                (checks, local)
+            })
+        })
+        .collect();
+    let (mut checks, mut local) = (0, 0);
+    for worker in workers {
+        let done = worker.join().unwrap_or_else(|why| std::panic::resume_unwind(why));
+        (checks, local) = (checks + done.0, local + done.1);
+    }
+    // Else the leases were never used, and nothing was tested.
+    assert!(local * 3 > checks, "{local} of {checks} checks were answered without the store");
+}
+
+/// Without it the simulation may be blind.
+#[test]
+fn planted_bugs_are_found() {
+    for bug in [Bug::SkipsDeduction, Bug::ReturnsTwice, Bug::ForgetsTime] {
+        // By the ceiling, whatever else it breaks.
+        let over = |broken: String| broken.contains(" over ") || broken.contains(" units in a ");
+        let found = (0..2_000).find(|seed| run(*seed, Some(bug)).broken.is_some_and(over));
+        assert!(found.is_some(), "{bug:?} was not found in 2,000 seeds");
+    }
+}
+
+/// Without it a seed that failed cannot be looked at again.
+#[test]
+fn a_seed_is_the_same_run_again() {
+    for seed in 0..20 {
+        let (once, again) = (run(seed, None), run(seed, None));
+        assert_eq!(once.history, again.history);
+        assert_eq!((once.checks, once.local, once.admitted), (again.checks, again.local, again.admitted));
+    }
+}
