@@ -115,6 +115,15 @@ impl Breaker {
         Some(Ticket { breaker: self, probe })
     }
 
+    /// The part has given a sign of life: an open breaker lets the next request try at once.
+    pub fn encourage(&self, now: Timestamp) {
+        if self.troubled.load(Ordering::Acquire) {
+            let mut trouble = self.trouble();
+            let due = now - self.config.cooldown;
+            trouble.opened = trouble.opened.map(|opened| opened.min(due));
+        }
+    }
+
     /// What it does with requests now.
     #[must_use]
     pub fn state(&self, now: Timestamp) -> BreakerState {

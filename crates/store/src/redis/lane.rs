@@ -14,6 +14,7 @@ use super::node::Memory;
 use super::replay::Told;
 use super::request::Request;
 use super::script::Scripts;
+use crate::breaker::Breaker;
 use redis::aio::MultiplexedConnection;
 use smallvec::SmallVec;
 use std::future::Future;
@@ -98,6 +99,7 @@ pub(super) struct Lane {
     /// Time that is told to scripts; their server's own if absent.
     pub(super) told: Option<Arc<dyn Clock>>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) breaker: Arc<Breaker>,
     /// What this server may have lost, and the longest that it matters.
     pub(super) memory: Arc<Memory>,
     pub(super) caution: Option<Span>,
@@ -163,6 +165,8 @@ impl Lane {
         match tokio::time::timeout(self.connect_timeout, (self.connect)()).await {
             Ok(Ok(connection)) => {
                 self.connected.fetch_add(1, Ordering::Relaxed);
+                // Connecting may take longer than any check waits: else the first check after an outage would prolong it.
+                self.breaker.encourage(self.clock.now());
                 Ok(connection)
             }
             Ok(Err(error)) => Err(error.to_string()),

@@ -36,7 +36,7 @@ impl Shared {
 /// One server.
 pub(super) struct Node {
     pub(super) address: String,
-    pub(super) breaker: Breaker,
+    pub(super) breaker: Arc<Breaker>,
     lanes: Vec<mpsc::Sender<Job>>,
     connected: Arc<AtomicUsize>,
     memory: Arc<Memory>,
@@ -80,6 +80,7 @@ impl Node {
         let connected = Arc::new(AtomicUsize::new(0));
         let memory = Arc::new(Memory::default());
         let connect = connect(address.clone(), Arc::clone(shared), Arc::clone(&memory));
+        let breaker = Arc::new(Breaker::new(shared.config.breaker));
         let lanes = (0..shared.config.connections.max(1)).map(|_| {
             let (sender, jobs) = mpsc::channel(WAITING);
             let lane = Lane {
@@ -88,6 +89,7 @@ impl Node {
                 told: shared.told.clone(),
                 clock: Arc::clone(&shared.clock),
                 memory: Arc::clone(&memory),
+                breaker: Arc::clone(&breaker),
                 caution: shared.config.caution,
                 merges: shared.config.kind != Kind::Cluster,
                 patience: shared.config.deadline * 10,
@@ -99,7 +101,7 @@ impl Node {
             sender
         });
         let lanes = lanes.collect();
-        Self { address, breaker: Breaker::new(shared.config.breaker), lanes, connected, memory }
+        Self { address, breaker, lanes, connected, memory }
     }
 
     /// Hands a job to the lane that has its key: checks of one key meet in one batch.

@@ -119,6 +119,27 @@ async fn a_line_that_is_slow_costs_nobody_anything() {
     assert_eq!(counted(&server), 5);
 }
 
+/// Connecting may take longer than a check waits. Whoever comes when the connection stands must be served, not wait for the
+/// breaker that the first one's failure has opened.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_on_which_connecting_takes_long_is_used_as_soon_as_it_stands() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::to(server.port);
+    proxy.set(Fault::StallAnswers);
+    let mut config = quick(&proxy.url());
+    config.connect_timeout = Duration::from_secs(30);
+    // Long enough that no busy machine makes the second check fail as well.
+    config.deadline = Duration::from_secs(1);
+    config.breaker.failures = 1;
+    config.breaker.cooldown = Span::from_secs(3_600);
+    let store = RedisStore::connect(config);
+    let mut tenant = Tenant::new(&store, "alice", 5);
+    assert!(tenant.check().await.is_err());
+    assert_eq!(store.status()[0].breaker, BreakerState::Open);
+    proxy.set(Fault::None);
+    tenant.heals().await;
+}
+
 /// The deadline that nobody has set: ten milliseconds, and the caller's own where that is less. Time is tokio's, which
 /// goes on only when nothing else can: what is measured is what the store waits for, not how busy the machine is.
 #[tokio::test]
