@@ -111,3 +111,6 @@ async fn accept_all<S: CounterStore + 'static>(
 fn turn_away(stream: &TcpStream) {
     let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! Who is let go, and when: a real listener with a short patience.
+
+use super::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tollgate_core::{ManualClock, Timestamp};
+use tollgate_rules::{Options, Ruleset};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
+const PONG: &[u8] = b"+PONG\r\n";
+
+/// A server with these settings, and its address.
+async fn start(config: RespConfig) -> std::net::SocketAddr {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+    let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
+    let limiter = Arc::new(Limiter::new(Arc::new(rules), store, clock));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("it has one");
+    tokio::spawn(serve(listener, limiter, config, std::future::pending()));
+    address
+}
+
+fn impatient() -> RespConfig {
+    RespConfig { tick: Duration::from_millis(20), idle_ticks: 1_000_000, ..RespConfig::default() }
+}
+
+async fn open(address: std::net::SocketAddr) -> TcpStream {
+    TcpStream::connect(address).await.expect("a connection")
+}
+
+/// All that comes until the server closes; a reset is an end like any other.
+async fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes).await;
+    bytes
+}
+
+async fn is_served(stream: &mut TcpStream) -> bool {
+    let mut reply = [0; PONG.len()];
+    stream.write_all(PING).await.is_ok() && stream.read_exact(&mut reply).await.is_ok() && reply == *PONG
+}
+
+#[tokio::test]
+async fn who_leaves_a_command_unfinished_is_let_go_and_who_waits_is_not() {
+    let address = start(impatient()).await;
+    let mut patient = open(address).await;
+    assert!(is_served(&mut patient).await);
+    let mut half = open(address).await;
+    half.write_all(&[PING, &PING[..9]].concat()).await.expect("sent");
+    assert_eq!(until_closed(&mut half).await, PONG);
+    // Bytes now and then are no command either.
+    let mut dripping = open(address).await;
+    dripping.write_all(b"*1\r\n$8000\r\n").await.expect("sent");
+    let (mut read, mut write) = dripping.split();
+    let drip = async {
+        while write.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let mut nothing = [0];
+    tokio::select! {
+        () = drip => {}
+        closed = read.read(&mut nothing) => assert!(!matches!(closed, Ok(1..)), "it was answered"),
+    }
+    assert!(is_served(&mut patient).await, "an idle connection is kept");
+}
+
+#[tokio::test]
+async fn who_takes_no_replies_is_let_go() {
+    let address = start(impatient()).await;
+    let mut greedy = open(address).await;
+    let commands = b"*2\r\n$7\r\nCOMMAND\r\n$4\r\nDOCS\r\n".repeat(100);
+    // Ends when the server has closed under it, not before.
+    while greedy.write_all(&commands).await.is_ok() {}
+    assert!(is_served(&mut open(address).await).await);
+}
+
+#[tokio::test]
+async fn who_gives_no_password_is_let_go() {
+    let address = start(RespConfig { password: Some("hunter2".to_owned()), ..impatient() }).await;
+    assert_eq!(until_closed(&mut open(address).await).await, b"");
+}
+
+#[tokio::test]
+async fn idle_connections_are_kept_so_long_and_no_longer() {
+    let address = start(RespConfig { idle_ticks: 3, ..impatient() }).await;
+    let mut idle = open(address).await;
+    assert!(is_served(&mut idle).await);
+    assert_eq!(until_closed(&mut idle).await, b"");
+}
+
+#[tokio::test]
+async fn one_too_many_is_told_so() {
+    let address = start(RespConfig { connections: 1, ..impatient() }).await;
+    let mut first = open(address).await;
+    assert!(is_served(&mut first).await);
+    assert_eq!(until_closed(&mut open(address).await).await, b"-ERR max number of clients reached\r\n");
+    assert!(is_served(&mut first).await);
+    drop(first);
+    // Its place is free again as soon as the server has noticed.
+    while !is_served(&mut open(address).await).await {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
