@@ -7,6 +7,7 @@ mod differential;
 mod faults;
 mod flood;
 mod give_back;
+mod leases;
 mod line_faults;
 mod local;
 mod loss;

@@ -1,0 +1,189 @@
+//! Leases over a real Redis: several nodes share one key, and together never pass its limit, also while Redis fails.
+
+use crate::faults::quick;
+use crate::servers::{Server, wait_until};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tollgate_core::{
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Part, PermitId,
+    Quota, Scope, Span, SystemClock,
+};
+use tollgate_store::{DenyCache, LeaseConfig, Leased, RedisStore};
+
+type Node = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
+
+/// A node with somebody who looks after its leases, until dropped.
+struct Tended {
+    node: Arc<Node>,
+    tender: JoinHandle<()>,
+}
+
+impl Drop for Tended {
+    fn drop(&mut self) {
+        self.tender.abort();
+    }
+}
+
+static IDS: AtomicU64 = AtomicU64::new(1);
+
+fn id() -> PermitId {
+    PermitId(u128::from(IDS.fetch_add(1, Ordering::Relaxed)))
+}
+
+fn start(url: &str) -> Tended {
+    let clock = SystemClock::new();
+    let redis = RedisStore::connect(quick(url));
+    let config = LeaseConfig { idle: Span::from_millis(200), nodes: 3, ..LeaseConfig::default() };
+    let node = Arc::new(Leased::new(DenyCache::new(redis.clone(), clock, 1_024), redis, clock, config));
+    let own = Arc::clone(&node);
+    let tender = tokio::spawn(async move {
+        loop {
+            let _ = tokio::time::timeout(Duration::from_millis(50), own.called()).await;
+            for errand in own.errands() {
+                let node = Arc::clone(&own);
+                tokio::spawn(async move { node.run(errand, id()).await });
+            }
+        }
+    });
+    Tended { node, tender }
+}
+
+struct Traffic {
+    limit: Limit,
+    scope: Scope,
+    mode: Mode,
+}
+
+impl Traffic {
+    fn of(limit: LimitSpec, mode: Mode) -> Arc<Self> {
+        Arc::new(Self { limit: limit.build().expect("a limit"), scope: Scope::new("leases"), mode })
+    }
+
+    /// Asks a node again and again; how many were let through.
+    async fn drive(self: Arc<Self>, node: Arc<Node>, until: Instant) -> u64 {
+        let key = CounterKey { scope: &self.scope, parts: &[Part::Text("hot")] };
+        let charge = Charge { mode: self.mode, ..Charge::new(key, &self.limit, Cost::ONE) };
+        let (mut admitted, mut turns) = (0, 0_u64);
+        while Instant::now() < until {
+            let told = match node.charge_at_once(&[charge]) {
+                Some(told) => Ok(told),
+                None => node.charge(&[charge]).await,
+            };
+            admitted += u64::from(told.is_ok_and(|told| told.admission == Admission::Admitted));
+            turns += 1;
+            if turns.is_multiple_of(64) {
+                tokio::task::yield_now().await;
+            }
+        }
+        admitted
+    }
+}
+
+/// Without it a bound that holds in virtual time may not hold over a wire. The second half is spent with Redis stopped and
+/// going on by turns.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
+    let server = Server::start(&[]);
+    let spec = LimitSpec::new(Algorithm::Gcra, Quota::per_second(2_000)).burst(600);
+    let traffic = Traffic::of(spec, Mode::Leased);
+    let nodes: Vec<Tended> = (0..3).map(|_| start(&server.url())).collect();
+    let began = Instant::now();
+    let until = began + Duration::from_secs(3);
+    let drivers: Vec<_> = nodes
+        .iter()
+        .map(|tended| tokio::spawn(Arc::clone(&traffic).drive(Arc::clone(&tended.node), until)))
+        .collect();
+    while Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        if began.elapsed() > Duration::from_millis(1_500) {
+            server.signal("-STOP");
+            tokio::time::sleep(Duration::from_millis(120)).await;
+            server.signal("-CONT");
+        }
+    }
+    let mut admitted = Vec::new();
+    for driver in drivers {
+        admitted.push(driver.await.expect("a driver"));
+    }
+    let (passed, total) = (began.elapsed(), admitted.iter().sum::<u64>());
+    let most = 600 + 2_000 * u64::try_from(passed.as_micros()).expect("short") / 1_000_000;
+    assert!(total <= most, "{total} were let through in {passed:?}; {most} may be");
+    assert!(total > 2_000, "only {total} were let through: {admitted:?}");
+    let figures: Vec<_> = nodes.iter().map(|tended| tended.node.figures()).collect();
+    let (local, central): (u64, u64) =
+        (figures.iter().map(|f| f.local + f.denied).sum(), figures.iter().map(|f| f.central).sum());
+    assert!(local > 20 * central, "{local} were answered on the nodes, {central} by Redis: {figures:?}");
+}
+
+/// Without it a quota's window may be overspent when nodes hold units of it, and idle units may never come back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_is_never_passed_and_idle_units_go_back() {
+    let server = Server::start(&[]);
+    let spec = LimitSpec::new(Algorithm::FixedWindow, Quota::per(5_000, Span::from_secs(86_400)));
+    let traffic = Traffic::of(spec, Mode::Leased);
+    let nodes: Vec<Tended> = (0..3).map(|_| start(&server.url())).collect();
+    let until = Instant::now() + Duration::from_millis(60);
+    let drivers: Vec<_> = nodes
+        .iter()
+        .map(|tended| tokio::spawn(Arc::clone(&traffic).drive(Arc::clone(&tended.node), until)))
+        .collect();
+    let mut admitted = 0;
+    for driver in drivers {
+        admitted += driver.await.expect("a driver");
+    }
+    // Nobody asks any more: all that was in hand is back, and the store has counted just what was let through.
+    wait_until("leases to go back", || nodes.iter().all(|tended| tended.node.figures().leases == 0));
+    let redis = RedisStore::connect(quick(&server.url()));
+    let key = CounterKey { scope: &traffic.scope, parts: &[Part::Text("hot")] };
+    let look = [Charge::new(key, &traffic.limit, Cost::LOOK)];
+    let left = Instant::now() + Duration::from_secs(10);
+    loop {
+        let told = redis.charge(&look).await.expect("Redis runs");
+        if told.each[0].remaining == 5_000 - admitted {
+            break;
+        }
+        assert!(Instant::now() < left, "{} remain, {admitted} were let through", told.each[0].remaining);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // The whole of it, and no more.
+    let until = Instant::now() + Duration::from_secs(2);
+    let drivers: Vec<_> = nodes
+        .iter()
+        .map(|tended| tokio::spawn(Arc::clone(&traffic).drive(Arc::clone(&tended.node), until)))
+        .collect();
+    for driver in drivers {
+        admitted += driver.await.expect("a driver");
+    }
+    assert!(admitted <= 5_000, "{admitted} were let through");
+    assert!(admitted >= 4_000, "only {admitted} were let through");
+}
+
+/// Without it a hot key of a central rule goes on melting its shard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
+    let server = Server::start(&[]);
+    let spec = || LimitSpec::new(Algorithm::Gcra, Quota::per_second(1_000_000));
+    for (mode, becomes_hot) in [(Mode::Adaptive, true), (Mode::Central, false)] {
+        let tended = start(&server.url());
+        let traffic = Traffic::of(spec(), mode);
+        let until = Instant::now() + Duration::from_millis(1_500);
+        let drivers: Vec<_> = (0..8)
+            .map(|_| tokio::spawn(Arc::clone(&traffic).drive(Arc::clone(&tended.node), until)))
+            .collect();
+        for driver in drivers {
+            driver.await.expect("a driver");
+        }
+        let (figures, hot) = (tended.node.figures(), tended.node.hot_keys(10));
+        assert_eq!(figures.promoted > 0, becomes_hot, "{figures:?}");
+        if becomes_hot {
+            assert!(hot[0].promoted && hot[0].values == ["hot"] && hot[0].rate > 1_000, "{hot:?}");
+            assert!(figures.local > figures.central, "{figures:?}");
+            wait_until("the key to cool", || {
+                tended.node.figures().demoted > 0 || tended.node.figures().leases == 0
+            });
+        }
+    }
+}
