@@ -104,7 +104,7 @@ toolchain:
 # The tests of the Redis store, and those behind proxies, start servers of their own.
 .PHONY: test-tools
 test-tools:
-	@scripts/setup packages redis-server=redis-server redis-benchmark=redis-tools nginx=nginx-light haproxy=haproxy caddy=caddy
+	@scripts/setup packages redis-server=redis-server curl=curl openssl=openssl h2load=nghttp2-client redis-benchmark=redis-tools nginx=nginx-light haproxy=haproxy caddy=caddy
 
 .PHONY: bench-tools
 bench-tools:

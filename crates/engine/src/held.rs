@@ -40,16 +40,14 @@ impl<S: CounterStore> Limiter<S> {
     /// Decides like [`Limiter::check`], and hands over what must be given back: permits, or a place in a queue. Most
     /// requests hold nothing.
     pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<Held>) {
+        let asked = self.clock.now();
         let decision = self.check(check).await;
         if !holds_something(&decision) {
             return (decision, None);
         }
         let mut plan = Plan::default();
         plan_into(&decision.rules, check, &mut plan);
-        let held = Held {
-            id: PermitId(decision.id.0),
-            holdings: holdings(&plan, &decision.answer, self.clock.now()),
-        };
+        let held = Held { id: PermitId(decision.id.0), holdings: holdings(&plan, &decision.answer, asked) };
         drop(plan);
         (decision, Some(held))
     }
@@ -71,7 +69,8 @@ impl<S: CounterStore> Limiter<S> {
         if permits.is_empty() { Ok(()) } else { self.store.release(&permits).await }
     }
 
-    /// Gives everything back, as far as time has not: the caller left before its turn came.
+    /// Gives everything back, as far as time has not: the caller left before its turn came. The turn itself comes back
+    /// whole.
     ///
     /// # Errors
     /// [`StoreError`] if the store did not take it.

@@ -53,6 +53,9 @@ enum Status {
 pub(crate) struct Reserved {
     pub(crate) holding: Holding,
     taken: Timestamp,
+    /// When its turn comes, where it was put into a queue. Given back before that, a turn is as if it had never been
+    /// taken: a queue that is not empty has lost nothing to time.
+    turn: Timestamp,
     /// Whether the real cost replaces the estimate here, or this counter took a number of its own.
     follows: bool,
 }
@@ -143,7 +146,8 @@ impl<S: CounterStore> Limiter<S> {
         within: Span,
         idempotency_key: Option<&str>,
     ) -> Result<Reservation, ReserveError> {
-        let deadline = self.clock.now() + within;
+        let asked = self.clock.now();
+        let deadline = asked + within;
         {
             let mut ledger = self.reservations.ledger();
             ledger.sweep(self.clock.now());
@@ -175,7 +179,7 @@ impl<S: CounterStore> Limiter<S> {
             let mut plan = Plan::default();
             plan_into(rules, check, &mut plan);
             self.answer(&plan, PermitId(id.0), answer).await;
-            if answer.is_allowed() { holdings(&plan, answer, self.clock.now()) } else { Vec::new() }
+            if answer.is_allowed() { holdings(&plan, answer, asked) } else { Vec::new() }
         };
         if !decision.is_allowed() {
             return Ok(Reservation { id: None, decision, deadline });
@@ -238,7 +242,7 @@ impl<S: CounterStore> Limiter<S> {
         let now = self.clock.now();
         let mut charges = Vec::new();
         let mut permits = Vec::new();
-        for (Reserved { holding, taken, follows }, parts) in holdings.iter().zip(&parts) {
+        for (Reserved { holding, taken, turn, follows }, parts) in holdings.iter().zip(&parts) {
             let key = holding.key(parts);
             if holding.limit.algorithm() == tollgate_core::Algorithm::Concurrency {
                 permits.push(Permit { key, limit: &holding.limit, id: permit });
@@ -253,7 +257,12 @@ impl<S: CounterStore> Limiter<S> {
                 Some(more) => Cost::take(more),
                 // What time has given back already is not given back twice.
                 None => {
-                    let most = holding.limit.refundable(holding.units, *taken, now);
+                    let whole = now < *turn;
+                    let most = if whole {
+                        holding.units
+                    } else {
+                        holding.limit.refundable(holding.units, *taken, now)
+                    };
                     Cost::refund(most.min(holding.units - real))
                 }
             };
@@ -300,16 +309,21 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// What an allowed plan took: every charge that its own limit let through.
+/// What an allowed plan took: every charge that its own limit let through. `taken` is no later than it was, so that
+/// nothing counts as not yet come back that has.
 pub(crate) fn holdings(plan: &Plan<'_>, answer: &Answer, taken: Timestamp) -> Vec<Reserved> {
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
     let statuses = answer.limits.iter();
     (charges.iter().zip(&plan.hits).zip(statuses))
         .filter(|(_, status)| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
-        .map(|((charge, hit), _)| Reserved {
+        .map(|((charge, hit), status)| Reserved {
             holding: Holding::of(charge),
             taken,
+            turn: match status.outcome.verdict {
+                Verdict::Allowed { delay } => taken + delay,
+                _ => taken,
+            },
             follows: !matches!(hit.rule.map(|rule| &rule.cost), Some(CostFrom::Fixed(_))),
         })
         .collect()

@@ -64,9 +64,15 @@ fn withdrawing_gives_the_turn_back() {
     assert!(first.delay() == Span::ZERO && none.is_none());
     let (second, held) = admit(&rig, &QUEUE);
     assert_eq!(second.delay(), Span::from_secs(1));
-    let (third, _) = admit(&rig, &QUEUE);
+    let (third, late) = admit(&rig, &QUEUE);
     assert_eq!(third.delay(), Span::from_secs(2));
+    rig.clock.advance(Span::from_millis(900));
     assert_eq!(pollster::block_on(rig.limiter.withdraw(&held.expect("a place in the queue"))), Ok(()));
     let (fourth, _) = admit(&rig, &QUEUE);
-    assert_eq!(fourth.delay(), Span::from_secs(2), "not three");
+    assert_eq!(fourth.delay(), Span::from_millis(1_100), "a second less than if nobody had left");
+    // Once its turn has come there is nothing to give back: that would mint.
+    rig.clock.advance(Span::from_secs(20));
+    assert!(admit(&rig, &QUEUE).0.delay() == Span::ZERO);
+    assert_eq!(pollster::block_on(rig.limiter.withdraw(&late.expect("a place in the queue"))), Ok(()));
+    assert_eq!(admit(&rig, &QUEUE).0.delay(), Span::from_secs(1));
 }

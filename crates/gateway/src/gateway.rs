@@ -14,7 +14,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tollgate_core::CounterStore;
@@ -39,7 +39,7 @@ impl<S: CounterStore + 'static> Gateway<S> {
     ///
     /// # Errors
     /// What is wrong with the settings, and where; or why an address cannot be listened on.
-    pub async fn bind(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
+    pub fn bind(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
         if config.listeners.is_empty() {
             return Err(
                 "`listeners` is empty; write at least one, such as {address: 127.0.0.1:8000}".to_owned()
@@ -76,9 +76,7 @@ impl<S: CounterStore + 'static> Gateway<S> {
             let address = listener.address;
             let tls = listener.tls.as_ref().map(ServerTls::new).transpose();
             let tls = tls.map_err(|error| format!("listener {address}: {error}"))?;
-            let bound = TcpListener::bind(address)
-                .await
-                .map_err(|error| format!("cannot listen on {address}: {error}"))?;
+            let bound = listen(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
             let shared = Listener {
                 proxy: Arc::clone(&proxy),
                 drain: Arc::clone(&drain),
@@ -130,6 +128,16 @@ impl<S: CounterStore + 'static> Gateway<S> {
         }
         renewing.abort();
     }
+}
+
+/// Connections that may wait to be accepted. The usual 128 overflow in a burst, and whoever does not fit waits a second.
+const BACKLOG: u32 = 4096;
+
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 impl<S: CounterStore + 'static> Figures<S> {

@@ -154,21 +154,40 @@ impl Body for MaybeBody {
 
 /// The connection of an endpoint that speaks HTTP/2: one, shared by all requests.
 #[derive(Default)]
-pub(crate) struct Streams(Mutex<Option<SendRequest<MaybeBody>>>, tokio::sync::Mutex<()>);
+pub(crate) struct Streams {
+    current: Mutex<Option<Shared>>,
+    opening: tokio::sync::Mutex<()>,
+    opened: AtomicUsize,
+}
+
+/// A handle on a connection, and which of an endpoint's it is.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) send: SendRequest<MaybeBody>,
+    which: usize,
+}
 
 impl Streams {
-    fn current(&self) -> Option<SendRequest<MaybeBody>> {
-        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().filter(|current| !current.is_closed()).cloned()
+    fn current(&self) -> Option<Shared> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().filter(|current| !current.send.is_closed()).cloned()
+    }
+
+    /// The next request opens another connection; those under way stay on this one.
+    pub(crate) fn forget(&self, shared: &Shared) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref().is_some_and(|current| current.which == shared.which) {
+            *current = None;
+        }
     }
 
     /// A handle on the connection, opened anew if there is none.
-    pub(crate) async fn open(&self, endpoint: &Endpoint) -> Result<SendRequest<MaybeBody>, ConnectError> {
+    pub(crate) async fn open(&self, endpoint: &Endpoint) -> Result<Shared, ConnectError> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
         // One of those that wait opens it for all.
-        let _turn = self.1.lock().await;
+        let _turn = self.opening.lock().await;
         if let Some(current) = self.current() {
             return Ok(current);
         }
@@ -189,9 +208,21 @@ impl Streams {
             // Requests on it are told of its end by themselves.
             let _ = connection.await;
         });
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(send.clone());
-        Ok(send)
+        let shared = Shared { send, which: self.opened.fetch_add(1, Ordering::Relaxed) };
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(shared.clone());
+        Ok(shared)
     }
+}
+
+/// Whether the other side says that it has not looked at a request: its stream was refused, or lies behind the last one
+/// that a connection on its way out still answers.
+pub(crate) fn is_unseen(error: &hyper::Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<::h2::Error>());
+    error.is_canceled()
+        || cause.is_some_and(|cause| {
+            cause.reason() == Some(::h2::Reason::REFUSED_STREAM)
+                || (cause.is_go_away() && cause.is_remote() && cause.reason() == Some(::h2::Reason::NO_ERROR))
+        })
 }
 
 /// A request as it goes out on a stream.

@@ -67,7 +67,7 @@ impl<S: CounterStore + 'static> Listener<S> {
         }
         let peer = Peer::new(from, self.proxy.trusts(from), self.tls.is_some());
         match &self.tls {
-            None => self.serve_plain(stream, peer, deadline).await,
+            None => self.serve_plain(stream, peer).await,
             Some(tls) => Box::pin(self.serve_tls(tls, stream, peer, deadline)).await,
         }
     }
@@ -116,9 +116,15 @@ impl<S: CounterStore + 'static> Listener<S> {
         self.serve_io(io, BytesMut::new(), peer, is_h2).await;
     }
 
-    async fn serve_plain(&self, stream: TcpStream, peer: Peer, deadline: Instant) {
+    async fn serve_plain(&self, stream: TcpStream, peer: Peer) {
         let mut first = BytesMut::new();
-        // Until it is certain whether HTTP/2 is spoken: mostly after one byte.
+        // Whoever has said nothing is idle, not slow.
+        let mut deadline = Instant::now() + self.h1.idle_timeout;
+        if tokio::time::timeout_at(deadline, self.spoken(&stream)).await != Ok(true) {
+            return;
+        }
+        deadline = deadline.min(Instant::now() + self.h1.header_timeout);
+        // Until it is certain whether HTTP/2 is spoken: mostly at once.
         let told = async {
             loop {
                 stream.readable().await?;
@@ -139,13 +145,20 @@ impl<S: CounterStore + 'static> Listener<S> {
                 }
             }
         };
-        let draining = self.drain.begin().notified();
-        let told = tokio::select! {
-            told = tokio::time::timeout_at(deadline, told) => told,
-            () = draining => return,
-        };
-        if let Ok(Ok(is_h2)) = told {
+        if let Ok(Ok(is_h2)) = tokio::time::timeout_at(deadline, told).await {
             self.serve_io(Io::Tcp(stream), first, peer, is_h2).await;
+        }
+    }
+
+    /// Waits for a first byte; false where draining begins before.
+    async fn spoken(&self, stream: &TcpStream) -> bool {
+        let draining = self.drain.begin().notified();
+        if self.drain.has_begun() {
+            return false;
+        }
+        tokio::select! {
+            readable = stream.readable() => readable.is_ok(),
+            () = draining => false,
         }
     }
 

@@ -15,6 +15,9 @@ use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, Method, Response, StatusCode};
 use smallvec::SmallVec;
 
+/// How many connections in a row may turn out to be closed.
+const STALE: u32 = 3;
+
 /// What is sent.
 pub(crate) struct Sent<'a> {
     pub(crate) method: &'a Method,
@@ -64,7 +67,7 @@ pub(crate) async fn send(
     );
     let bodiless = body.is_none();
     let mut retries = if idempotent { sent.route.retries } else { 0 };
-    let mut fresh = false;
+    let (mut fresh, mut stale) = (false, 0);
     let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
     loop {
         let Some((at, in_flight)) = pool.pick(&tried) else {
@@ -82,9 +85,10 @@ pub(crate) async fn send(
             }
             Attempt::Stale(failure) => {
                 // Of a body nothing may have been sent.
-                if !idempotent || !bodiless {
+                if !idempotent || (body.is_none() && !bodiless) || stale == STALE {
                     return Err(failure);
                 }
+                stale += 1;
                 fresh = true;
             }
             Attempt::Nothing(failure) => {
@@ -208,9 +212,11 @@ async fn attempt_h2(
         Ok(streams) => streams,
         Err(error) => return Attempt::Nothing(unconnected(&error)),
     };
-    let ready = tokio::time::timeout(sent.route.timeout.0, streams.ready()).await;
+    let ready = tokio::time::timeout(sent.route.timeout.0, streams.send.ready()).await;
     if !matches!(ready, Ok(Ok(()))) {
-        return Attempt::Nothing(Failure::new(StatusCode::BAD_GATEWAY, "the upstream takes no stream"));
+        // It was told to go away: another one is opened.
+        endpoint.streams.forget(&streams);
+        return Attempt::Stale(Failure::new(StatusCode::BAD_GATEWAY, "the upstream takes no stream"));
     }
     let scheme = if pool.config.tls.is_some() { "https" } else { "http" };
     let had_body = body.is_some();
@@ -218,7 +224,7 @@ async fn attempt_h2(
         Ok(request) => request,
         Err(error) => return Attempt::Failed(Failure::new(StatusCode::BAD_REQUEST, &error)),
     };
-    match tokio::time::timeout(sent.route.timeout.0, streams.send_request(request)).await {
+    match tokio::time::timeout(sent.route.timeout.0, streams.send.send_request(request)).await {
         Ok(Ok(answer)) => {
             let idle = sent.route.idle_timeout.0;
             let mut answer = answer.map(|body| Outgoing {
@@ -237,12 +243,11 @@ async fn attempt_h2(
             tracing::debug!(%error, endpoint = endpoint.address, "no answer");
             let failure =
                 Failure::new(StatusCode::BAD_GATEWAY, "the upstream ended the stream without an answer");
-            // A stream that was refused has not been looked at.
-            if error.is_canceled() && !had_body {
-                Attempt::Nothing(failure)
-            } else {
-                Attempt::Failed(failure)
+            if h2::is_unseen(&error) && !had_body {
+                endpoint.streams.forget(&streams);
+                return Attempt::Stale(failure);
             }
+            Attempt::Failed(failure)
         }
         Err(_) => Attempt::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &ExchangeError::Timeout)),
     }

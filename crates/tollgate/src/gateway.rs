@@ -36,7 +36,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), &config));
     let settings =
         GatewayConfig { gateway: section, who: config.who.clone(), answers: config.answers.clone() };
-    let gateway = Gateway::bind(&settings, Arc::clone(&limiter)).await;
+    let gateway = Gateway::bind(&settings, Arc::clone(&limiter));
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
     let figures = gateway.figures();
     status.tell_also(move |text| figures.metrics(text));

@@ -136,6 +136,8 @@ pub(crate) fn certificate(folder: &Folder, name: &str) {
             "/CN=localhost",
             "-addext",
             "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
             "-keyout",
             &text(&key),
             "-out",

@@ -11,6 +11,7 @@
 //! | `redis` | a real Redis server that can die and come back |
 //! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
 //! | `folder` | a folder that is gone when the test is over |
+//! | `upstreams` | nginx and a WebSocket server, for the gateway to stand before |
 //! | `wait` | waiting for what can be observed |
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
@@ -22,6 +23,7 @@ mod proxy;
 mod redis;
 mod server;
 mod service;
+mod upstreams;
 mod wait;
 mod web;
 
@@ -33,5 +35,6 @@ pub(crate) use proxy::Proxy;
 pub(crate) use redis::Redis;
 pub(crate) use server::{Run, Server, run, run_with};
 pub(crate) use service::Service;
+pub(crate) use upstreams::{Haproxy, Nginx, WebSockets};
 pub(crate) use wait::{LONG, Stopwatch, eventually, note};
 pub(crate) use web::{Answer, Open, exchange, exchange_from, request};
