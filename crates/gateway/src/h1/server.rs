@@ -274,18 +274,20 @@ impl Line<'_> {
                 Step::Frame(Some(Ok(frame))) => {
                     trailers |= frame.is_trailers();
                     let large = write::frame(&mut self.out, frame, frames);
-                    let ended = body.is_end_stream() && frames != Frames::Chunked;
-                    if (!large.is_empty() || self.out.len() > AHEAD || ended) && !self.flush(large).await {
-                        return false;
+                    if body.is_end_stream() && frames != Frames::Chunked {
+                        // Whoever has the last byte finds free what its request held.
+                        drop(body);
+                        return self.flush(large).await;
                     }
-                    if ended {
-                        return true;
+                    if (!large.is_empty() || self.out.len() > AHEAD) && !self.flush(large).await {
+                        return false;
                     }
                 }
                 Step::Frame(None) => {
                     if frames == Frames::Chunked && !trailers {
                         write::last_chunk(&mut self.out);
                     }
+                    drop(body);
                     return self.flush(Bytes::new()).await;
                 }
             }
