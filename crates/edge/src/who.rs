@@ -180,37 +180,31 @@ impl Who {
             host: own_host(asked),
         };
         if self.trusts(asked.peer) {
-            let told = |forwarded, original| self.told(asked.headers, forwarded, original);
-            if let Some(method) = told("x-forwarded-method", "x-original-method")? {
+            let spelling = self.spelling(asked.headers)?;
+            if let Some(method) = spelling.told(asked.headers, "x-forwarded-method", "x-original-method")? {
                 target.method = method;
             }
-            if let Some(uri) = told("x-forwarded-uri", "x-original-uri")? {
+            if let Some(uri) = spelling.told(asked.headers, "x-forwarded-uri", "x-original-uri")? {
                 target.path = path::of_target(uri);
             }
-            if let Some(host) = told("x-forwarded-host", "x-original-host")? {
+            if let Some(host) = spelling.told(asked.headers, "x-forwarded-host", "x-original-host")? {
                 target.host = Some(host);
             }
         }
         Ok(self.read(asked, &target, now))
     }
 
-    /// What a proxy says of the original request, in whichever of the two spellings it uses.
-    fn told<'r>(
-        &self,
-        headers: &'r HeaderMap,
-        forwarded: &'static str,
-        original: &'static str,
-    ) -> Result<Option<&'r str>, Ambiguous> {
-        let last = |name| last(headers, name);
-        match self.original {
-            OriginalRequest::Path => Ok(None),
-            OriginalRequest::XForwarded => Ok(last(forwarded)),
-            OriginalRequest::XOriginal => Ok(last(original)),
-            OriginalRequest::Auto => match (last(forwarded), last(original)) {
-                (Some(one), Some(other)) if one != other => Err(Ambiguous(forwarded, original)),
-                (one, other) => Ok(one.or(other)),
-            },
+    /// Which spelling is the proxy's: the one that it tells the path in. The other's headers are then its callers' own.
+    fn spelling(&self, headers: &HeaderMap) -> Result<OriginalRequest, Ambiguous> {
+        if self.original != OriginalRequest::Auto {
+            return Ok(self.original);
         }
+        let uri = OriginalRequest::Auto.told(headers, "x-forwarded-uri", "x-original-uri")?;
+        Ok(match (uri, headers.contains_key("x-forwarded-uri"), headers.contains_key("x-original-uri")) {
+            (Some(_), true, false) => OriginalRequest::XForwarded,
+            (Some(_), false, true) => OriginalRequest::XOriginal,
+            _ => OriginalRequest::Auto,
+        })
     }
 
     fn read<'r>(&'r self, asked: &Asked<'r>, target: &Target<'r>, now: Timestamp) -> Caller<'r> {
@@ -241,6 +235,27 @@ impl Who {
             }
         }
         caller
+    }
+}
+
+impl OriginalRequest {
+    /// What a proxy says of the original request, in this spelling.
+    fn told<'r>(
+        self,
+        headers: &'r HeaderMap,
+        forwarded: &'static str,
+        original: &'static str,
+    ) -> Result<Option<&'r str>, Ambiguous> {
+        let last = |name| last(headers, name);
+        match self {
+            Self::Path => Ok(None),
+            Self::XForwarded => Ok(last(forwarded)),
+            Self::XOriginal => Ok(last(original)),
+            Self::Auto => match (last(forwarded), last(original)) {
+                (Some(one), Some(other)) if one != other => Err(Ambiguous(forwarded, original)),
+                (one, other) => Ok(one.or(other)),
+            },
+        }
     }
 }
 

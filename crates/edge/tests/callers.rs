@@ -245,9 +245,27 @@ fn a_proxy_says_which_request_it_asks_about() {
     let nginx = [("x-original-uri", "/users/1"), ("x-original-method", "GET")];
     assert_eq!(ask("127.0.0.1", "/check", &nginx), is("GET /users/{id}", None));
     assert_eq!(ask("127.0.0.1", "/check/users/7?a", &[("host", "h:1")]), is("GET /users/{id}", Some("h")));
+    let mixed = [
+        ("x-original-uri", "/users/1"),
+        ("x-forwarded-method", "POST"),
+        ("x-forwarded-host", "forged"),
+        ("host", "h"),
+    ];
+    assert_eq!(
+        ask("127.0.0.1", "/check", &mixed),
+        is("GET /users/{id}", Some("h")),
+        "the other spelling is a caller's"
+    );
     let both = [("x-original-uri", "/users/1"), ("x-forwarded-uri", "/other")];
     let error = ask("127.0.0.1", "/check", &both).expect_err("one is forged");
     assert!(error.to_string().contains("x-forwarded-uri"), "{error}");
+    let doubled = [
+        ("x-original-uri", "/a"),
+        ("x-forwarded-uri", "/a"),
+        ("x-original-method", "GET"),
+        ("x-forwarded-method", "PUT"),
+    ];
+    assert!(ask("127.0.0.1", "/check", &doubled).is_err());
     let same = [("x-original-uri", "/users/1"), ("x-forwarded-uri", "/users/1")];
     assert_eq!(ask("127.0.0.1", "/check", &same), is("GET /users/{id}", None));
 }

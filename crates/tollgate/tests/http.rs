@@ -284,6 +284,11 @@ fn envoys_own_json_works_in_both_spellings() {
     ]});
     let answer = server.post("/json", &camel);
     assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(
+        answer.header("ratelimit").is_some_and(|told| told.starts_with("\"per-key\";r=1;")),
+        "{:?}",
+        answer.headers
+    );
     let body = answer.json();
     assert_eq!(body["overallCode"], "OK");
     assert_eq!(

@@ -105,7 +105,7 @@ pub enum Unmatched {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OriginalRequest {
-    /// In whichever is there; where both are and disagree, one was forged, and the request is refused.
+    /// In whichever spelling the path is there; where both are and disagree, one was forged, and the request is refused.
     Auto,
     /// In `X-Forwarded-Method`, `-Uri` and `-Host`.
     XForwarded,

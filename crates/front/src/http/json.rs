@@ -4,7 +4,7 @@
 
 use super::body::Object;
 use super::problem::Problem;
-use super::{Answer, body, json_answer};
+use super::{Answer, App, body, json_answer};
 use crate::rls;
 use crate::rls::proto::envoy::extensions::common::ratelimit::v3::{
     RateLimitDescriptor, rate_limit_descriptor,
@@ -17,14 +17,16 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use serde_json::{Map, Value, json};
 use tollgate_core::CounterStore;
-use tollgate_engine::Limiter;
+use tollgate_edge::answer::Facts;
 
-pub(crate) async fn answer<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -> Result<Answer, Problem> {
+pub(crate) async fn answer<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<Answer, Problem> {
     let request: Request = body::decode(body)?;
     let decision =
-        rls::decide(limiter, &request.into()).await.map_err(|bad| Problem::bad(bad.to_string()))?;
+        rls::decide(&app.limiter, &request.into()).await.map_err(|bad| Problem::bad(bad.to_string()))?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    Ok(json_answer(status, encode(&rls::response(&decision)).to_string().into_bytes()))
+    let mut answer = json_answer(status, encode(&rls::response(&decision)).to_string().into_bytes());
+    app.answers.write(&Facts::of(&decision), app.limiter.clock().now(), answer.headers_mut());
+    Ok(answer)
 }
 
 #[derive(Deserialize)]

@@ -83,7 +83,7 @@ async fn route<S: CounterStore>(
         "/v1/reserve" => reserve::reserve(app, &body).await,
         "/v1/settle" => reserve::settle(&app.limiter, &body).await,
         "/v1/cancel" => reserve::cancel(&app.limiter, &body).await,
-        _ => json::answer(&app.limiter, &body).await,
+        _ => json::answer(app, &body).await,
     }
 }
 
