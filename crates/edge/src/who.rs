@@ -133,6 +133,15 @@ struct Target<'r> {
 impl Who {
     /// Reads the settings, and the files that they name.
     pub fn new(settings: &WhoSettings) -> Result<Self, WhoError> {
+        Self::with_endpoints(settings, [])
+    }
+
+    /// The same, where endpoints that rules name are routes as well: a rule on `POST /login` bites without being told
+    /// of twice. Names that are no routes, or those of routes that there are, are passed over.
+    pub fn with_endpoints<'e>(
+        settings: &'e WhoSettings,
+        named: impl IntoIterator<Item = &'e str>,
+    ) -> Result<Self, WhoError> {
         let mapped = |map: &std::collections::BTreeMap<String, String>, only_trusted| {
             let each = map.iter().map(move |(attribute, header)| {
                 settings::check_attribute(attribute)?;
@@ -146,7 +155,7 @@ impl Who {
             address: Address::new(settings)?,
             key: ApiKey::new(&settings.api_key)?,
             tokens: settings.jwt.as_ref().map(Tokens::new).transpose()?,
-            routes: Routes::new(&settings.routes, settings.unmatched)?,
+            routes: Routes::new(&settings.routes, named, settings.unmatched)?,
             original: settings.original,
             headers,
         })

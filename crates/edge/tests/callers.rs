@@ -201,6 +201,34 @@ fn paths_are_told_by_their_templates() {
     assert_eq!(one(&by_path, "192.0.2.1", "/login/", &[], "endpoint").as_deref(), Some("GET /login"));
 }
 
+/// A rule on an endpoint that no route tells would never bite, and nobody would know.
+#[test]
+fn endpoints_that_rules_name_are_routes_too() {
+    let settings = settings("{routes: ['/users/{id}', 'GET /same/{id}']}");
+    let named = [
+        "POST /login",
+        "GET /users/me",
+        "GET /same/{name}",
+        "login",
+        "/bare",
+        "GET nothing",
+        "GET /a{b}",
+        "POST /login",
+    ];
+    let who = Who::with_endpoints(&settings, named).expect("settings");
+    for (path, endpoint) in [
+        ("/users/7", "GET /users/{id}"),
+        ("/users/me", "GET /users/me"),
+        ("/same/7", "GET /same/{id}"),
+        ("/login", "GET other"),
+        ("/bare", "GET other"),
+    ] {
+        assert_eq!(one(&who, "192.0.2.1", path, &[], "endpoint").as_deref(), Some(endpoint), "{path}");
+    }
+    let posted = read(&who, "192.0.2.1", "POST", "/login/", &[]);
+    assert!(posted.contains(&("endpoint".to_owned(), "POST /login".to_owned())), "{posted:?}");
+}
+
 /// What is mapped is there; what only a proxy may say is there only from one; what is long is bounded.
 #[test]
 fn headers_become_attributes_as_mapped() {

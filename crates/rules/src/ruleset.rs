@@ -10,7 +10,7 @@ use crate::read::Reader;
 use crate::rule::{Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
 use crate::syntax::shorten;
-use crate::tree::TreeNode;
+use crate::tree::{Test, TreeNode};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::{Algorithm, StableHasher};
@@ -189,6 +189,16 @@ impl Domain {
     #[must_use]
     pub fn tier_key(&self) -> &str {
         &self.tier_key
+    }
+
+    /// The values of a key that its rules name, wildcards apart.
+    pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+        self.tree.iter().filter(move |node| *node.element.key == *key).filter_map(|node| {
+            match &node.element.test {
+                Test::Exact(value) => Some(&**value),
+                _ => None,
+            }
+        })
     }
 
     /// Its rules, in the order of the file.

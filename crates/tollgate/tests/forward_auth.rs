@@ -274,3 +274,23 @@ fn the_domain_is_the_only_one_or_the_one_that_is_set() {
     let run = run(&["serve", "--config", path.to_str().expect("a plain path")]);
     assert!(run.err.contains("nowhere") && run.err.contains("GET /path"), "{}", run.err);
 }
+
+/// A rule that names an endpoint bites without the endpoint being set as a route too, and so does one that comes later.
+#[test]
+fn endpoints_of_the_rules_are_known_and_follow_them() {
+    let rule = |endpoint: &str| {
+        format!(
+            "{{domain: web, descriptors: [{{key: endpoint, value: '{endpoint}', name: only, limit: 1/hour}}]}}"
+        )
+    };
+    let server = Server::with_rules(&rule("POST /login"));
+    let statuses = |line: &str| [ask(&server, ONE, line, "").status, ask(&server, ONE, line, "").status];
+    assert_eq!(statuses("POST /check/login/"), [200, 429]);
+    assert_eq!(statuses("GET /check/items/1"), [200, 200]);
+    std::fs::write(server.rules_path(), rule("GET /items/{id}")).expect("the rules");
+    eventually("the new rules", || {
+        (ask(&server, ONE, "GET /check/items/1", "").header("ratelimit").is_some()).then_some(())
+    });
+    assert_eq!(ask(&server, ONE, "GET /check/items/2", "").status, 429, "one endpoint");
+    assert_eq!(statuses("POST /check/login"), [200, 200]);
+}

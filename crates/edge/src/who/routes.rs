@@ -50,19 +50,29 @@ struct Template<'t> {
 }
 
 impl Routes {
-    pub(super) fn new(routes: &[String], fallback: Unmatched) -> Result<Self, WhoError> {
+    /// `named` are endpoints that rules name: those that cannot be routes, or are already, are passed over.
+    pub(super) fn new<'e>(
+        routes: &'e [String],
+        named: impl IntoIterator<Item = &'e str>,
+        fallback: Unmatched,
+    ) -> Result<Self, WhoError> {
         let wrong = |route: &str, wrong: String| WhoError::Route { route: route.to_owned(), wrong };
-        let templates = routes.iter().map(|route| Template::read(route).map_err(|text| wrong(route, text)));
-        let templates = templates.collect::<Result<Vec<_>, _>>()?;
+        let own = routes.iter().map(|route| Template::read(route).map_err(|text| wrong(route, text)));
+        let own = own.collect::<Result<Vec<_>, _>>()?;
+        let named = named.into_iter().filter_map(|endpoint| Template::read(endpoint).ok());
+        let named: Vec<_> = named.filter(|template| template.method.is_some()).collect();
         let mut methods: Vec<Box<str>> = METHODS.map(Box::from).to_vec();
-        for method in templates.iter().filter_map(|template| template.method) {
+        for method in own.iter().chain(&named).filter_map(|template| template.method) {
             if !methods.iter().any(|known| &**known == method) {
                 methods.push(method.into());
             }
         }
         let mut root = Node::default();
-        for (template, route) in templates.iter().zip(routes) {
+        for (template, route) in own.iter().zip(routes) {
             root.add(template, &methods).map_err(|text| wrong(route, text))?;
+        }
+        for template in &named {
+            let _ = root.add(template, &methods);
         }
         let names = methods.iter().map(|method| &**method).chain([OTHER]);
         let unmatched = names.map(|name| (name.into(), format!("{name} other").into())).collect();

@@ -7,12 +7,14 @@
 
 use super::problem::Problem;
 use super::{Answer, App};
+use arc_swap::ArcSwapOption;
 use http_body_util::Full;
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use serde::Deserialize;
 use std::net::IpAddr;
+use std::sync::Arc;
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::{Facts, Ruled};
 use tollgate_edge::who::{Asked, Who, WhoError, WhoSettings};
@@ -36,9 +38,17 @@ pub struct ForwardSettings {
 /// Answers proxies that ask.
 #[derive(Debug)]
 pub struct Forward {
-    who: Who,
+    settings: WhoSettings,
+    reader: ArcSwapOption<Reader>,
     domain: Option<String>,
     accel_redirect: Option<HeaderValue>,
+}
+
+/// Reads callers by the settings and by the endpoints that one set of rules names.
+#[derive(Debug)]
+struct Reader {
+    rules: Arc<Ruleset>,
+    who: Who,
 }
 
 /// Settings that cannot be used.
@@ -60,11 +70,54 @@ impl Forward {
             let value = HeaderValue::from_str(location).ok().filter(|_| location.starts_with(['@', '/']));
             value.ok_or_else(|| ForwardError::Location(location.clone()))
         });
+        // What cannot be used is said at the start, and not when the first proxy asks.
+        Who::new(who)?;
         Ok(Self {
-            who: Who::new(who)?,
+            settings: who.clone(),
+            reader: ArcSwapOption::empty(),
             domain: settings.domain.clone(),
             accel_redirect: location.transpose()?,
         })
+    }
+}
+
+impl Forward {
+    /// The domain whose rules decide.
+    fn domain<'r>(&'r self, rules: &'r Ruleset) -> Result<&'r str, Problem> {
+        let mut all = rules.domains().map(tollgate_rules::Domain::name);
+        match (&self.domain, all.next(), all.next()) {
+            (Some(domain), ..) => Ok(domain),
+            (None, Some(domain), None) => Ok(domain),
+            _ => Err(Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "No domain",
+                "several domains are loaded; say which one decides with `forward_auth: {domain: NAME}`",
+            )),
+        }
+    }
+
+    /// Who reads callers by these rules: made anew when the rules have changed.
+    fn reader(&self, rules: Arc<Ruleset>) -> Result<Arc<Reader>, Problem> {
+        let known = self.reader.load_full();
+        if let Some(known) = known.as_ref().filter(|known| Arc::ptr_eq(&known.rules, &rules)) {
+            return Ok(Arc::clone(known));
+        }
+        let domain = rules.domain(self.domain(&rules)?);
+        let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
+        match Who::with_endpoints(&self.settings, named) {
+            Ok(who) => {
+                let reader = Arc::new(Reader { rules, who });
+                self.reader.store(Some(Arc::clone(&reader)));
+                Ok(reader)
+            }
+            // A key file that has gone since: callers are still read by what it held.
+            Err(error) => {
+                tracing::warn!(%error, "callers are still read by the former rules");
+                known.ok_or_else(|| {
+                    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Bad settings", error.to_string())
+                })
+            }
+        }
     }
 }
 
@@ -87,17 +140,11 @@ pub(crate) async fn answer<S: CounterStore>(
 ) -> Result<Answer, Problem> {
     let asked = Asked { peer, method: &head.method, uri: &head.uri, headers: &head.headers };
     let now = app.limiter.clock().now();
-    let caller = app.forward.who.forwarded(&asked, PATH, now);
+    let reader = app.forward.reader(app.limiter.rules())?;
+    let caller = reader.who.forwarded(&asked, PATH, now);
     let caller = caller.map_err(|error| Problem::bad(error.to_string()))?;
-    let attributes = caller.attributes();
-    let decision = match &app.forward.domain {
-        Some(domain) => app.limiter.check(&Check::attributes(domain, &attributes)).await,
-        None => {
-            let rules = app.limiter.rules();
-            let domain = only_domain(&rules)?;
-            app.limiter.check(&Check::attributes(domain, &attributes)).await
-        }
-    };
+    let domain = app.forward.domain(&reader.rules)?;
+    let decision = app.limiter.check(&Check::attributes(domain, &caller.attributes())).await;
     let facts = Facts::of(&decision);
     let mut answer: Response<Full<_>> = app.answers.respond(&facts, now).map(Full::new);
     match facts.ruled {
@@ -114,18 +161,6 @@ pub(crate) async fn answer<S: CounterStore>(
         Ruled::Unavailable => {}
     }
     Ok(answer)
-}
-
-fn only_domain(rules: &Ruleset) -> Result<&str, Problem> {
-    let mut all = rules.domains().map(tollgate_rules::Domain::name);
-    match (all.next(), all.next()) {
-        (Some(domain), None) => Ok(domain),
-        _ => Err(Problem::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "No domain",
-            "several domains are loaded; say which one decides with `forward_auth: {domain: NAME}`",
-        )),
-    }
 }
 
 /// Another status for a denial: a client's error, so that no query can turn a denial into anything else.
