@@ -9,7 +9,7 @@ use crate::wire::{
     DescriptorStatus, Entry, OVER_LIMIT, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
 use http::uri::PathAndQuery;
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Response, StatusCode, Uri};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tollgate_core::{CalendarUnit, Clock, Span, SystemClock};
@@ -18,7 +18,7 @@ use tollgate_engine::Window;
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
-use tonic::transport::{Channel, Endpoint, Error};
+use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
 /// What happens to requests that the server does not answer about.
@@ -34,7 +34,7 @@ pub enum OnFailure {
 /// How a server is asked.
 #[derive(Clone, Debug)]
 pub struct RemoteSettings {
-    /// Where it is: `http://127.0.0.1:8081`; `https://` with the feature `tls`.
+    /// Where it is: `http://127.0.0.1:8081`.
     pub address: String,
     /// The domain whose rules decide.
     pub domain: String,
@@ -63,6 +63,11 @@ impl RemoteSettings {
     }
 }
 
+/// An address that no server can be asked at.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no address of a server; write one such as http://127.0.0.1:8081")]
+pub struct AddressError(String);
+
 /// Decides by asking a server.
 ///
 /// ```no_run
@@ -88,9 +93,14 @@ impl Remote {
     /// Connects when the first request asks, and again whenever a connection is lost. Call it on a tokio runtime.
     ///
     /// # Errors
-    /// If the address is none.
-    pub fn new(settings: RemoteSettings) -> Result<Self, Error> {
-        let endpoint = Endpoint::from_shared(settings.address.clone())?
+    /// If the address is none, or wants TLS, which the server does not speak: every request would be undecided.
+    pub fn new(settings: RemoteSettings) -> Result<Self, AddressError> {
+        let wrong = || AddressError(settings.address.clone());
+        let uri: Uri = settings.address.parse().map_err(|_| wrong())?;
+        if uri.scheme_str() != Some("http") || uri.authority().is_none() {
+            return Err(wrong());
+        }
+        let endpoint = Endpoint::from(uri)
             .tcp_nodelay(true)
             .connect_timeout(settings.deadline.max(Duration::from_millis(100)))
             .http2_keep_alive_interval(Duration::from_secs(30))

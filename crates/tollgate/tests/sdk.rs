@@ -111,7 +111,10 @@ async fn without_an_answer_the_policy_decides() {
             assert_eq!(decided.answer.headers().contains_key("retry-after"), !passes);
         }
     }
-    assert!(Remote::new(RemoteSettings::new("not an address", "shop")).is_err());
+    for address in ["not an address", "127.0.0.1:8081", "https://127.0.0.1:8081", "http://", "/path", ""] {
+        let error = Remote::new(RemoteSettings::new(address, "shop")).expect_err(address);
+        assert!(error.to_string().contains("http://127.0.0.1:8081"), "{error}");
+    }
 }
 
 /// A server that comes back is asked again, without anything being restarted here.
