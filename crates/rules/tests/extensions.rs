@@ -251,6 +251,77 @@ fn mode_priority_name_and_place_reach_the_engine() {
     assert_eq!(set.rule(0).map(|rule| rule.id), Some(0));
 }
 
+/// Where a limit is decided: as the rule says, and else by what follows from class, sharing and the store.
+#[test]
+fn modes_follow_from_what_the_rule_says_and_does_not_say() {
+    let text = "domain: d
+descriptors:
+- {key: user, name: usual, limit: 100/s}
+- {key: login, name: exact, class: security, limit: 100/s}
+- {key: key, name: leased, mode: leased, limit: 100/s, concurrency: 5}
+- {key: ip, name: local, mode: local, limit: 100/s}
+- {key: said, name: said, mode: central, limit: 100/s}
+- {key: endpoint, name: all, limit: 100/s}
+- {key: tenant, value: big, name: one, limit: 100/s}
+- {key: slow, name: log, algorithm: sliding_log, limit: 100/s}
+";
+    let modes = |lease_shared| {
+        let options = Options { lease_shared, ..Options::default() };
+        let set = Ruleset::load(&[Source::new("t.yaml", text)], &options)
+            .unwrap_or_else(|errors| panic!("{errors}"));
+        let modes: Vec<_> =
+            set.rules().iter().flat_map(|rule| rule.all_limits()).map(|limit| limit.mode).collect();
+        modes
+    };
+    use Mode::{Adaptive, Central, Leased, Local};
+    // The one limit of all callers is shared, and so is that of one value that the file names.
+    let far = [Adaptive, Central, Leased, Central, Local, Central, Leased, Leased, Central];
+    assert_eq!(modes(true), far);
+    let near = [Adaptive, Central, Leased, Central, Local, Central, Adaptive, Adaptive, Central];
+    assert_eq!(modes(false), near);
+}
+
+/// Without it a part is set aside and handed out besides.
+#[test]
+fn a_fallback_is_paid_for_by_the_limit_and_shared_by_the_nodes() {
+    let load = |nodes, limit: &str| {
+        let text = format!("{{domain: d, descriptors: [{{key: k, limit: {limit}, fallback: 5%}}]}}");
+        let options = Options { nodes, ..Options::default() };
+        Ruleset::load(&[Source::new("t.yaml", text)], &options).unwrap_or_else(|errors| panic!("{errors}"))
+    };
+    let set = load(Some(10), "1000/s");
+    let (rule, limit) = (&set.rules()[0], &set.rules()[0].limits.limits[0]);
+    assert_eq!((limit.limit.quota().count, limit.limit.capacity(), limit.paid), (950, 950, true));
+    assert_eq!(limit.share.as_ref().map(|share| (share.quota().count, share.capacity())), Some((5, 5)));
+    assert_eq!(rule.on_error, OnError::Always(FailPolicy::Local));
+    // A share of less than one, or among nobody knows how many: closed, and nothing is set aside.
+    for set in [load(Some(100), "1000/s"), load(None, "1000/s")] {
+        let rule = &set.rules()[0];
+        assert_eq!(rule.on_error, OnError::Always(FailPolicy::Closed));
+        assert_eq!(rule.limits.limits[0].limit.quota().count, 1_000);
+        assert!(!rule.limits.limits[0].paid);
+    }
+}
+
+/// Without it a split counter lets through the whole limit in each part, or one part takes all the traffic.
+#[test]
+fn a_split_counter_is_parts_of_the_limit_that_take_turns() {
+    let set = rules("- {key: k, limit: 100/s, split: 4}");
+    assert_eq!(set.rules()[0].limits.limits[0].limit.quota().count, 25);
+    let mut parts = std::collections::BTreeMap::new();
+    for _ in 0..40 {
+        let request = [("k", "v")];
+        let domain = set.domains().next().unwrap();
+        let plan = domain.plan(&request, Cost::ONE);
+        let (from, to) = plan.hits[0].parts;
+        let names: Vec<String> =
+            plan.parts[usize::from(from)..usize::from(to)].iter().map(ToString::to_string).collect();
+        assert_eq!(names[1], "v");
+        *parts.entry(names[0].clone()).or_insert(0) += 1;
+    }
+    assert_eq!(parts.into_values().collect::<Vec<_>>(), [10, 10, 10, 10]);
+}
+
 #[test]
 fn the_option_forces_a_profile_over_the_file() {
     let source = Source::new("t", "{domain: d, descriptors: [{key: k, limit: 1/s}]}");

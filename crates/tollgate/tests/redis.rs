@@ -56,6 +56,52 @@ fn nodes_share_limits_and_survive_an_outage() {
     assert!(metrics.contains(counted), "{metrics}");
 }
 
+/// Without it nobody sees which key melts a shard, nor that it is leased; and what a node had in hand when it stops is
+/// lost to the others until the day ends.
+#[test]
+fn leases_are_told_about_and_go_back_when_a_node_stops() {
+    let redis = Redis::start();
+    let folder = Folder::new();
+    let rules = "
+domain: d
+descriptors:
+  - {key: api_key, limit: 1000/day, algorithm: fixed_window, mode: leased}
+";
+    let rules = folder.write("rules.yaml", rules);
+    let rules = rules.to_str().expect("a plain path");
+    let url = redis.url();
+    let flags = ["--rules", rules, "--store", &url, "--store-deadline-ms", "500", "--hot-per-second", "1"];
+    let ask = |server: &Server| server.check("d", &json!({"api_key": "sk_live_4242424242"}));
+    let mut first = Server::start(&flags);
+    let mut passed = 0;
+    eventually("a lease in hand", || {
+        passed += u64::from(ask(&first).status == 200);
+        let metrics = first.get("/metrics").text();
+        let line = metrics.lines().find(|line| line.starts_with("ratelimit_lease_units "))?;
+        (!line.ends_with(" 0")).then_some(())
+    });
+    let hot = eventually("a rate", || {
+        passed += u64::from(ask(&first).status == 200);
+        let hot = first.get("/v1/hot").json();
+        (hot["hot"][0]["per_second"].as_u64() > Some(0)).then_some(hot)
+    });
+    assert_eq!(hot["hot"][0]["state"], "leased", "{hot}");
+    let told = hot.to_string();
+    assert!(
+        told.contains("sk_l") && !told.contains("4242"),
+        "a key that may be a secret is told whole: {told}"
+    );
+    first.signal("TERM");
+    assert!(first.wait().success());
+    let second = Server::start(&flags);
+    let answer = eventually("the second node on Redis", || {
+        let answer = ask(&second);
+        passed += u64::from(answer.status == 200);
+        (answer.json()["origin"] == "store").then(|| answer.json())
+    });
+    assert_eq!(answer["limits"][0]["remaining"], 1_000 - passed, "{answer}");
+}
+
 /// A node that starts before its Redis must answer by policy and take to Redis when it comes.
 #[test]
 fn a_node_starts_without_redis_and_heals() {

@@ -6,6 +6,7 @@ mod clocks;
 mod debt;
 mod drift;
 mod envoy;
+mod escrow;
 mod keys;
 mod packing;
 mod refunds;
