@@ -1,0 +1,79 @@
+//! What an answer and a caller cost the allocator: this is on the path of every request.
+
+use http::{HeaderMap, Method, Uri};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use tollgate_core::{Span, Timestamp};
+use tollgate_edge::answer::{AnswerSettings, Facts, Legacy, Policy};
+use tollgate_edge::who::{Asked, Who, WhoSettings};
+use tollgate_engine::Window;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+#[allow(
+    unsafe_code,
+    reason = "an allocator that counts is a wrapper of the system's; it adds no memory access"
+)]
+// SAFETY: every call is handed on unchanged to the system's allocator, which upholds the contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as above.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations<T>(what: impl FnOnce() -> T) -> u64 {
+    let before = ALLOCATIONS.with(Cell::get);
+    let kept = what();
+    let made = ALLOCATIONS.with(Cell::get) - before;
+    drop(kept);
+    made
+}
+
+/// Two fields are two values, however many limits they tell of; four legacy ones are four more.
+#[test]
+fn an_answer_allocates_its_values_and_nothing_for_their_parts() {
+    let rules = ["global", "per-tenant", "per-key", "per-endpoint"];
+    let window = Window::Span(Span::from_secs(60));
+    let policies = || rules.map(|rule| Policy::new(rule, 1_000_000, window).left(123_456).until(42));
+    let settings = AnswerSettings::default();
+    let legacy = AnswerSettings { legacy: Legacy::Epoch, ..AnswerSettings::default() };
+    for (settings, values) in [(&settings, 2), (&legacy, 6)] {
+        let mut headers = HeaderMap::with_capacity(16);
+        let now = Timestamp::from_secs(1_700_000_000);
+        let made = allocations(|| settings.write(&Facts::of_policies(policies()), now, &mut headers));
+        assert_eq!(headers.len(), usize::try_from(values).expect("few"));
+        // A value is its bytes, and perhaps a count of who shares them.
+        assert!(made <= 2 * values, "{made} allocations for {values} values");
+    }
+}
+
+/// A caller's address is written once; its method, path, host and endpoint are borrowed.
+#[test]
+fn a_caller_without_a_key_allocates_its_address_alone() {
+    let settings = WhoSettings { routes: vec!["GET /users/{id}".to_owned()], ..WhoSettings::default() };
+    let who = Who::new(&settings).expect("settings");
+    let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
+    headers.insert("host", "api.example".parse().expect("a value"));
+    headers.insert("x-forwarded-for", "198.51.100.7, 203.0.113.9".parse().expect("a value"));
+    let peer = "127.0.0.1".parse().expect("an address");
+    let asked = Asked { peer, method: &Method::GET, uri: &uri, headers: &headers };
+    let made = allocations(|| {
+        let caller = who.direct(&asked, Timestamp::ZERO);
+        assert_eq!(caller.attributes().len(), 6);
+        caller
+    });
+    assert!(made <= 2, "{made} allocations");
+}
