@@ -81,13 +81,20 @@ examples: $(DEBUG)
 $(DEBUG): toolchain
 	@test -x $@ || $(CARGO) build --workspace --locked
 
-# In process, then over gRPC with h2load, then RESP with redis-benchmark: Tollgate beside its peers in one run.
+# In process, then over gRPC with h2load, then RESP with redis-benchmark, then the gateway with wrk: Tollgate beside its peers in one run.
 .PHONY: bench
 bench: toolchain bench-tools $(THROTTLECRAB)
 	$(CARGO) build --release --locked -p tollgate -p bench
 	$(TARGET)/release/bench inprocess --short
 	$(TARGET)/release/bench grpc --short
 	$(TARGET)/release/bench resp --short
+	$(TARGET)/release/bench gateway --short
+
+# Ten million requests through the gateway: its memory must stay what it was.
+.PHONY: bench-memory
+bench-memory: toolchain bench-tools
+	$(CARGO) build --release --locked -p tollgate -p bench
+	$(TARGET)/release/bench gateway --memory
 
 .PHONY: fmt
 fmt: toolchain
@@ -109,7 +116,7 @@ test-tools:
 .PHONY: bench-tools
 bench-tools:
 	@scripts/setup packages h2load=nghttp2-client taskset=util-linux redis-server=redis-server \
-	  redis-benchmark=redis-tools protoc=protobuf-compiler
+	  redis-benchmark=redis-tools protoc=protobuf-compiler wrk=wrk nginx=nginx-light
 
 $(THROTTLECRAB): | bench-tools
 	$(CARGO) install throttlecrab-server --version 0.4.40 --locked --root .tools --target-dir $(TARGET)/tools

@@ -1,12 +1,14 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
-//! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`
+//! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
+//! `… -- gateway [--short | --memory]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
 
 mod contest;
 mod contestants;
 mod floor;
+mod gateway;
 mod grpc;
 mod inprocess;
 mod limiter;
@@ -25,10 +27,15 @@ fn main() -> std::process::ExitCode {
         ["grpc", "--short"] => return report::outcome(grpc::run(grpc::Length::Short)),
         ["resp"] => return report::outcome(resp::run(resp::Length::Full)),
         ["resp", "--short"] => return report::outcome(resp::run(resp::Length::Short)),
+        ["gateway"] => return report::outcome(gateway::run(gateway::Length::Full)),
+        ["gateway", "--short"] => return report::outcome(gateway::run(gateway::Length::Short)),
+        ["gateway", "--memory"] => return report::outcome(gateway::run(gateway::Length::Memory)),
         ["bare-resp"] => return report::outcome(resp::bare().map_err(|error| error.to_string())),
         ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
-            eprintln!("usage: bench inprocess [--short] | bench grpc [--short] | bench resp [--short]");
+            eprintln!(
+                "usage: bench inprocess [--short] | grpc [--short] | resp [--short] | gateway [--short | --memory]"
+            );
             return std::process::ExitCode::FAILURE;
         }
     }

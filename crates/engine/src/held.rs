@@ -8,7 +8,9 @@ use crate::check::Check;
 use crate::decision::Decision;
 use crate::limiter::{Limiter, plan_into};
 use crate::reserve::{Reserved, Settlement, holdings};
-use tollgate_core::{Algorithm, Charge, CounterStore, Part, Permit, PermitId, Span, StoreError, Verdict};
+use tollgate_core::{
+    Algorithm, Charge, CounterStore, Part, Permit, PermitId, Span, StoreError, Timestamp, Verdict,
+};
 use tollgate_rules::Plan;
 
 /// What an allowed request holds.
@@ -42,14 +44,25 @@ impl<S: CounterStore> Limiter<S> {
     pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<Held>) {
         let asked = self.clock.now();
         let decision = self.check(check).await;
-        if !holds_something(&decision) {
-            return (decision, None);
+        let held = self.held(check, &decision, asked);
+        (decision, held)
+    }
+
+    /// The same without waiting, over a store that never has to be waited for; `None` over any other, and nothing is done.
+    pub fn admit_now(&self, check: &Check<'_>) -> Option<(Decision, Option<Held>)> {
+        let asked = self.clock.now();
+        let decision = self.check_now(check)?;
+        let held = self.held(check, &decision, asked);
+        Some((decision, held))
+    }
+
+    fn held(&self, check: &Check<'_>, decision: &Decision, asked: Timestamp) -> Option<Held> {
+        if !holds_something(decision) {
+            return None;
         }
         let mut plan = Plan::default();
         plan_into(&decision.rules, check, &mut plan);
-        let held = Held { id: PermitId(decision.id.0), holdings: holdings(&plan, &decision.answer, asked) };
-        drop(plan);
-        (decision, Some(held))
+        Some(Held { id: PermitId(decision.id.0), holdings: holdings(&plan, &decision.answer, asked) })
     }
 
     /// Gives permits back: the request has ended.

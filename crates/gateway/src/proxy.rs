@@ -45,6 +45,17 @@ struct Ruled<'p> {
     remote: std::net::IpAddr,
 }
 
+/// Why a request is not decided yet.
+enum Unruled {
+    Nowhere,
+    Waits,
+}
+
+/// Whether a decision says more than yes or no.
+fn is_marked(decision: &Decision) -> bool {
+    decision.degraded_by.is_some() || decision.warned_by.is_some()
+}
+
 impl<S: CounterStore + 'static> Proxy<S> {
     pub(crate) fn new(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
         let pools = config.upstreams.iter().map(|(name, pool)| {
@@ -84,9 +95,13 @@ impl<S: CounterStore + 'static> Proxy<S> {
     pub(crate) async fn handle(&self, peer: &Peer, request: Request<Option<Incoming>>) -> Response<Outgoing> {
         let (mut parts, body) = request.into_parts();
         let now = self.clock.now();
-        let Ruled { route, decision, held, remote } = match self.rule(&parts, peer, now).await {
-            Ok(ruled) => ruled,
-            Err(refusal) => return *refusal,
+        let ruled = match self.rule(&parts, peer, now) {
+            Err(Unruled::Waits) => Box::pin(self.rule_later(&parts, peer, now)).await,
+            ruled => ruled,
+        };
+        let Ok(Ruled { route, decision, held, remote }) = ruled else {
+            let detail = "no route leads there; see `routes` of the gateway";
+            return problem::answer(StatusCode::NOT_FOUND, detail);
         };
         let entry = self.entry(&parts, route, decision.as_ref(), remote, now);
         if let Some(decision) = decision.as_ref().filter(|decision| !decision.is_allowed()) {
@@ -96,7 +111,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let mut hold = held.map(|held| self.holds.hold(held));
         if let (Some(hold), Some(decision)) = (&mut hold, &decision)
             && decision.delay() > Span::ZERO
-            && hold.wait(decision.delay()).await.is_err()
+            && Box::pin(hold.wait(decision.delay())).await.is_err()
         {
             let detail = "too many requests wait for their turn already";
             return self.finish(problem::answer(StatusCode::SERVICE_UNAVAILABLE, detail), entry, None);
@@ -110,40 +125,47 @@ impl<S: CounterStore + 'static> Proxy<S> {
         if let Some(decision) = &decision {
             let facts = Facts::of(decision);
             self.answers.write(&facts, now, answer.headers_mut());
-            answer::mark(&facts, answer.headers_mut());
+            if is_marked(decision) {
+                answer::mark(&facts, answer.headers_mut());
+            }
         }
         let entry = entry.map(|entry| Entry { upstream, ..entry });
         self.finish(answer, entry, held)
     }
 
-    /// Who asks for what, and whether they may have it.
-    async fn rule(
-        &self,
-        parts: &Parts,
-        peer: &Peer,
-        now: Timestamp,
-    ) -> Result<Ruled<'_>, Box<Response<Outgoing>>> {
-        let nowhere = || {
-            Box::new(problem::answer(
-                StatusCode::NOT_FOUND,
-                "no route leads there; see `routes` of the gateway",
-            ))
-        };
-        let site = self.routes.site(host(&parts.uri, &parts.headers)).ok_or_else(nowhere)?;
+    /// Who asks for what, and whether they may have it. Where the store has to be waited for, `Wait` tells how.
+    fn rule(&self, parts: &Parts, peer: &Peer, now: Timestamp) -> Result<Ruled<'_>, Unruled> {
+        let site = self.routes.site(host(&parts.uri, &parts.headers)).ok_or(Unruled::Nowhere)?;
         let asked =
             Asked { peer: peer.address, method: &parts.method, uri: &parts.uri, headers: &parts.headers };
         let caller = site.who.direct(&asked, now);
-        let route = site.route(&caller).ok_or_else(nowhere)?;
+        let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
         let remote = caller.address;
         let (decision, held) = match &route.config.domain {
             None => (None, None),
             Some(domain) => {
                 let attributes = caller.attributes();
-                let (decision, held) = self.limiter.admit(&Check::attributes(domain, &attributes)).await;
+                let check = Check::attributes(domain, &attributes);
+                let (decision, held) = self.limiter.admit_now(&check).ok_or(Unruled::Waits)?;
                 (Some(decision), held)
             }
         };
         Ok(Ruled { route, decision, held, remote })
+    }
+
+    /// The same over a store that has to be waited for. In a box of its own: such a wait takes room that most requests do
+    /// not need.
+    async fn rule_later(&self, parts: &Parts, peer: &Peer, now: Timestamp) -> Result<Ruled<'_>, Unruled> {
+        let site = self.routes.site(host(&parts.uri, &parts.headers)).ok_or(Unruled::Nowhere)?;
+        let asked =
+            Asked { peer: peer.address, method: &parts.method, uri: &parts.uri, headers: &parts.headers };
+        let caller = site.who.direct(&asked, now);
+        let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
+        let remote = caller.address;
+        let attributes = caller.attributes();
+        let domain = route.config.domain.as_deref().unwrap_or_default();
+        let (decision, held) = self.limiter.admit(&Check::attributes(domain, &attributes)).await;
+        Ok(Ruled { route, decision: Some(decision), held, remote })
     }
 
     /// The way to the upstream and back.
@@ -171,7 +193,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         {
             parts.headers.insert(HOST, host);
         }
-        if let Some(decision) = decision {
+        if let Some(decision) = decision.filter(|decision| is_marked(decision)) {
             answer::mark(&Facts::of(decision), &mut parts.headers);
         }
         let upgrades = upgrade.is_some();

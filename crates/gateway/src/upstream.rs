@@ -76,7 +76,7 @@ pub(crate) async fn send(
         let endpoint = std::sync::Arc::clone(in_flight.endpoint());
         let attempt = match pool.protocol() {
             UpstreamProtocol::Http1 => attempt_h1(in_flight, sent, &mut body, fresh).await,
-            UpstreamProtocol::Http2 => attempt_h2(pool, in_flight, sent, &mut body).await,
+            UpstreamProtocol::Http2 => Box::pin(attempt_h2(pool, in_flight, sent, &mut body)).await,
         };
         match attempt {
             Attempt::Answered(answer) => {
@@ -146,7 +146,7 @@ async fn attempt_h1(
     let reused = waiting.is_some();
     let connection = match waiting {
         Some(connection) => connection,
-        None => match endpoint.connect().await {
+        None => match Box::pin(endpoint.connect()).await {
             Ok(connection) => connection,
             Err(error) => return Attempt::Nothing(unconnected(&error)),
         },

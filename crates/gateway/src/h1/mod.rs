@@ -11,12 +11,14 @@
 //! | `write` | heads and bodies as they go into one |
 //! | `server` | a caller's connection, request after request |
 //! | `client` | one exchange on an upstream's connection |
+//! | `laws` | what must hold of any bytes: for fuzzers and property tests |
 //! | `tunnel` | a connection that has stopped speaking HTTP |
 
 pub(crate) mod body;
 pub mod chunked;
 pub(crate) mod client;
 pub mod head;
+pub mod laws;
 pub(crate) mod server;
 pub(crate) mod tunnel;
 pub(crate) mod write;

@@ -1,0 +1,189 @@
+//! The gateway beside nginx as a proxy with `limit_req`: the same core, the same upstream, connections kept on both sides.
+//!
+//! The proxy on one core; `wrk` and the upstream (nginx, a fixed answer) on the other. Contestants take turns in every
+//! round, so that a slow spell of the machine hits both; medians are compared. Rates are bounded by the other core as
+//! well, so the proxy's processor time for each request is told beside them: that is the proxy's own.
+
+use crate::process::{CLIENT_CORE, Server, median, tollgate_binary};
+use crate::report;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How long to measure.
+#[derive(Clone, Copy)]
+pub(crate) enum Length {
+    Short,
+    Full,
+    /// Ten million requests through the gateway alone, for what becomes of its memory.
+    Memory,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Run {
+    rate: f64,
+    p99: f64,
+    micros: f64,
+}
+
+const RULES: &str = "domain: d
+descriptors:
+  - {key: api_key, name: per-key, limit: 1000000000/second}
+  - {key: path, value: /denied, name: denied, limit: 1/day}
+";
+
+/// Runs the comparison; needs the release binary, nginx and wrk.
+pub(crate) fn run(length: Length) -> Result<(), String> {
+    let (rounds, seconds) = match length {
+        Length::Short => (3, 3),
+        Length::Full => (7, 10),
+        Length::Memory => (0, 0),
+    };
+    let folder = std::env::temp_dir().join(format!("tollgate-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    let upstream = upstream(&folder)?;
+    let (own, nginx) = (gateway(&folder, &upstream.address)?, nginx(&folder, &upstream.address)?);
+    // The first of each is let through; all that follow are denied.
+    for server in [&nginx, &own] {
+        load(server, "/denied", 1)?;
+    }
+    if let Length::Memory = length {
+        memory(&own)?;
+        return std::fs::remove_dir_all(&folder).map_err(|error| error.to_string());
+    }
+    println!(
+        "requests/s, p99 in ms, and µs of the proxy's processor time a request: 64 connections, proxy on one core,"
+    );
+    println!("wrk and the upstream on the other, median of {rounds} rounds of {seconds} s");
+    println!("{:<10} {:>28} {:>28} {:>8}", "", "nginx", "tollgate", "ratio");
+    let mut table = Vec::new();
+    for path in ["/allowed", "/denied"] {
+        let mut runs = [Vec::new(), Vec::new()];
+        for _ in 0..rounds {
+            for (server, runs) in [&nginx, &own].into_iter().zip(&mut runs) {
+                runs.push(load(server, path, seconds)?);
+            }
+        }
+        let [theirs, ours] = runs.map(|runs| middle(&runs));
+        let shown = |run: Run| format!("{:.0}  {:.2}  {:.1}", run.rate, run.p99, run.micros);
+        println!("{path:<10} {:>28} {:>28} {:>8.2}", shown(theirs), shown(ours), ours.rate / theirs.rate);
+        table.push((theirs, ours));
+    }
+    let [(theirs, ours), (_, denied)] = table[..] else { return Ok(()) };
+    println!();
+    report::at_least("allowed, rate beside nginx", ours.rate / theirs.rate, 1.0);
+    report::at_least("allowed, by processor time beside nginx", theirs.micros / ours.micros, 1.0);
+    report::at_most("allowed, p99 beside nginx", ours.p99 / theirs.p99, 1.0);
+    report::at_most("a denial, µs of processor time", denied.micros, 10.0);
+    report::at_least("denials a second beside allowed requests", denied.rate / ours.rate, 3.0);
+    drop((own, nginx, upstream));
+    std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())
+}
+
+/// What the gateway takes before and after ten million requests.
+fn memory(gateway: &Server) -> Result<(), String> {
+    load(gateway, "/allowed", 5)?;
+    let before = gateway.resident_kib();
+    let (mut requests, mut largest) = (0.0, before);
+    while requests < 10e6 {
+        requests += load(gateway, "/allowed", 20)?.rate * 20.0;
+        largest = largest.max(gateway.resident_kib());
+        println!("{:.1} million requests: {} KiB", requests / 1e6, gateway.resident_kib());
+    }
+    report::at_most("memory after ten million requests, beside before", largest as f64 / before as f64, 1.05);
+    Ok(())
+}
+
+fn middle(runs: &[Run]) -> Run {
+    let of = |field: fn(&Run) -> f64| median(runs.iter().map(field).collect());
+    Run { rate: of(|run| run.rate), p99: of(|run| run.p99), micros: of(|run| run.micros) }
+}
+
+fn free() -> Result<String, String> {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+    free.map(|address| address.to_string()).map_err(|error| error.to_string())
+}
+
+fn nginx_binary() -> Result<PathBuf, String> {
+    let found = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"].map(PathBuf::from);
+    found
+        .into_iter()
+        .find(|path| path.exists())
+        .ok_or_else(|| "nginx is missing (package nginx-light)".to_owned())
+}
+
+/// One process, so that its processor time is all of nginx's.
+fn nginx_config(folder: &Path, name: &str, inside: &str) -> Result<String, String> {
+    let place = folder.display();
+    let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("{kind}_temp_path {place}/{name}-{kind};"))
+        .concat();
+    let text = format!(
+        "daemon off; master_process off; pid {place}/{name}.pid; error_log /dev/null crit; events {{ worker_connections 4096; }} http {{ access_log off; keepalive_requests 1000000000; keepalive_timeout 1h; {places} {inside} }}"
+    );
+    let path = folder.join(format!("{name}.conf"));
+    std::fs::write(&path, text).map_err(|error| error.to_string())?;
+    Ok(path.display().to_string())
+}
+
+fn upstream(folder: &Path) -> Result<Server, String> {
+    let address = free()?;
+    let inside = format!("server {{ listen {address} backlog=4096; location / {{ return 200 'hello'; }} }}");
+    let config = nginx_config(folder, "upstream", &inside)?;
+    let nginx = nginx_binary()?.display().to_string();
+    let (program, folder) = (Path::new("taskset"), folder.display().to_string());
+    Server::start_at(program, &["-c", CLIENT_CORE, &nginx, "-p", &folder, "-c", &config], &address)
+}
+
+fn nginx(folder: &Path, upstream: &str) -> Result<Server, String> {
+    let address = free()?;
+    let pass = "proxy_pass http://up; proxy_http_version 1.1; proxy_set_header Connection ''; proxy_set_header Host $host; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for; proxy_set_header X-Forwarded-Proto $scheme; proxy_set_header X-Forwarded-Host $host;";
+    let inside = format!(
+        "limit_req_zone $http_x_api_key zone=a:10m rate=1000000r/s; limit_req_zone $http_x_api_key zone=d:10m rate=1r/m; upstream up {{ server {upstream}; keepalive 256; keepalive_requests 1000000000; }} server {{ listen {address} backlog=4096; location / {{ limit_req zone=a burst=1000000 nodelay; {pass} }} location /denied {{ limit_req zone=d; limit_req_status 429; {pass} }} }}"
+    );
+    let config = nginx_config(folder, "nginx", &inside)?;
+    Server::start_at(&nginx_binary()?, &["-p", &folder.display().to_string(), "-c", &config], &address)
+}
+
+fn gateway(folder: &Path, upstream: &str) -> Result<Server, String> {
+    let myself = std::env::current_exe().map_err(|error| error.to_string())?;
+    let address = free()?;
+    let config = format!(
+        "rules: [rules.yaml]\nmemory: 64MiB\ngateway:\n  listeners: [{{address: \"{address}\"}}]\n  upstreams: {{up: {{addresses: [\"{upstream}\"]}}}}\n  routes: [{{path: \"/{{*rest}}\", upstream: up, domain: d}}]\n"
+    );
+    let path = folder.join("gateway.yaml");
+    std::fs::write(folder.join("rules.yaml"), RULES).map_err(|error| error.to_string())?;
+    std::fs::write(&path, config).map_err(|error| error.to_string())?;
+    let path = path.display().to_string();
+    Server::start_at(&tollgate_binary(&myself)?, &["gateway", "--config", &path], &address)
+}
+
+fn load(server: &Server, path: &str, seconds: u32) -> Result<Run, String> {
+    let before = server.ticks();
+    let output = Command::new("taskset")
+        .args(["-c", CLIENT_CORE, "wrk", "-t1", "-c64", "--latency", "-H", "x-api-key: k"])
+        .arg(format!("-d{seconds}s"))
+        .arg(format!("http://{}{path}", server.address))
+        .output()
+        .map_err(|error| format!("cannot run wrk (package wrk): {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let words = |prefix: &str| {
+        let line = text.lines().map(str::trim).find(|line| line.contains(prefix));
+        line.map(str::to_owned).ok_or_else(|| format!("wrk printed no `{prefix}`:\n{text}"))
+    };
+    let number = |line: &str, at: usize| line.split_whitespace().nth(at).unwrap_or_default().to_owned();
+    let rate = number(&words("Requests/sec:")?, 1).parse::<f64>().map_err(|error| error.to_string())?;
+    let requests = number(&words("requests in")?, 0).parse::<f64>().map_err(|error| error.to_string())?;
+    if path == "/allowed" && text.contains("Non-2xx") {
+        return Err(format!("not all requests passed:\n{text}"));
+    }
+    let p99 = number(&words("99%")?, 1);
+    let p99 = match (p99.strip_suffix("us"), p99.strip_suffix("ms"), p99.strip_suffix('s')) {
+        (Some(micros), ..) => micros.parse::<f64>().map(|micros| micros / 1_000.0),
+        (_, Some(millis), _) => millis.parse(),
+        (.., Some(seconds)) => seconds.parse::<f64>().map(|seconds| seconds * 1_000.0),
+        _ => return Err(format!("no p99 in\n{text}")),
+    };
+    let micros = (server.ticks() - before) as f64 * 10_000.0 / requests.max(1.0);
+    Ok(Run { rate, p99: p99.map_err(|error| error.to_string())?, micros })
+}
