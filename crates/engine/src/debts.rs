@@ -48,6 +48,12 @@ impl Debts {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether any counter owes anything.
+    #[inline]
+    pub(crate) fn are_open(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
     /// Notes what a charge on a local counter took of the shared one.
     pub(crate) fn add(&self, charge: &Charge<'_>) {
         let mut book = self.book();
@@ -119,7 +125,7 @@ impl<S: CounterStore> Limiter<S> {
     /// Charges the shared counters with what was let through without them. To be called now and then; does nothing, at no
     /// cost, when nothing is owed. What cannot be charged yet is kept.
     pub async fn pay_debts(&self) {
-        if !self.debts.any.load(Ordering::Acquire) {
+        if !self.debts.are_open() {
             return;
         }
         let owing: Vec<Name> = self.debts.book().owed.keys().copied().collect();
@@ -134,7 +140,7 @@ impl<S: CounterStore> Limiter<S> {
     /// Pays what the counters of these charges owe. An error says for which of them the store is as good as away.
     #[inline]
     pub(crate) async fn pay_first(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        if self.debts.any.load(Ordering::Acquire) { self.pay_own(charges).await } else { Ok(()) }
+        if self.debts.are_open() { self.pay_own(charges).await } else { Ok(()) }
     }
 
     #[cold]

@@ -104,16 +104,20 @@ impl<S: CounterStore> Limiter<S> {
         decision
     }
 
-    /// Decides without waiting, over a store that never has to be waited for; `None` over any other, and nothing is done.
+    /// Decides without waiting, where the store need not be waited for; else `None`, and nothing is done.
     #[inline]
     pub fn check_now(&self, check: &Check<'_>) -> Option<Decision> {
         let mut decision = self.undecided();
         self.check_at_once(check, &mut decision).then_some(decision)
     }
 
-    /// Decides where the store need not be waited for; else does nothing.
+    /// Decides where the store need not be waited for; else does nothing. What is owed is paid first, and that may take a
+    /// while.
     #[inline]
     fn check_at_once(&self, check: &Check<'_>, decision: &mut Decision) -> bool {
+        if self.debts.are_open() {
+            return false;
+        }
         let Decision { id, answer, rules } = decision;
         let mut plan = Plan::default();
         plan_into(rules, check, &mut plan);

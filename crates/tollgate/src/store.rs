@@ -89,7 +89,7 @@ impl CounterStore for Store {
     fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
         match self {
             Self::Memory(memory) => memory.charge_at_once(charges),
-            Self::Redis(_) => None,
+            Self::Redis(redis) => redis.charge_at_once(charges),
         }
     }
 

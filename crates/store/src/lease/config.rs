@@ -1,9 +1,6 @@
 //! How leases are kept: the settings, and what they mean.
 
-use tollgate_core::{Algorithm, Limit, LimitSpec, Quota, Span};
-
-/// What a lease leaves on its mark.
-pub(super) const MARK: u64 = 1 << 24;
+use tollgate_core::{Algorithm, Limit, LimitSpec, Measures, Quota, Span};
 
 /// How leases are kept.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,17 +45,23 @@ impl LeaseConfig {
         (limit.is_leasable() && most >= 2 && limit.capacity() >= u64::from(self.nodes)).then_some(most)
     }
 
+    /// The longest time between two charges for which a lease is worth its price: four of them while its units are good.
+    /// Of a bucket that is not short of units, those in hand become void as fast as the bucket fills.
+    pub(super) fn worth(&self, limit: &Limit) -> Span {
+        let most = self.ttl.min(self.idle).as_micros();
+        let good = match limit.measures() {
+            Measures::Bucket { k, interval } => {
+                let units = self.part_of(limit.capacity());
+                u64::try_from(u128::from(units) * u128::from(interval) / u128::from(k.max(1))).unwrap_or(most)
+            }
+            _ => most,
+        };
+        Span::from_micros(good.min(most) / 4)
+    }
+
     /// This share of so many units.
     pub(super) fn part_of(&self, units: u64) -> u64 {
         (units as f64 * self.share.clamp(0.0, 1.0)) as u64
-    }
-
-    /// What marks, at the authority, that leases may be out: by a limit that always fits what a lease leaves, and by one
-    /// that fits nothing beside it. It lasts longer than a lease does, and than the time between two marks.
-    pub(super) fn mark(&self, always: bool) -> Option<Limit> {
-        let most = if always { Quota::LARGEST } else { MARK / 16 };
-        let twice = Span::from_micros(2 * self.ttl.as_micros());
-        LimitSpec::new(Algorithm::SlidingWindow, Quota::per(most, twice)).build().ok()
     }
 
     /// What counts the units that are out, at the authority: a strict window as long as a lease lives.

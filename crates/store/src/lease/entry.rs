@@ -17,10 +17,10 @@ pub(super) struct Named {
     pub(super) limit: Limit,
     /// Counts the units that are out, beside the counter.
     pub(super) escrow: (Scope, Limit),
-    /// Marks that leases may be out.
-    pub(super) mark: (Scope, Limit),
     /// The shift of the key's windows.
     phase: Span,
+    /// The longest time between two charges for which a lease is worth its price.
+    worth: Span,
 }
 
 #[derive(Clone, Debug)]
@@ -42,8 +42,8 @@ impl Named {
             parts: charge.key.parts.iter().map(own).collect(),
             limit: charge.limit.clone(),
             escrow: (charge.key.scope.beside("|escrow"), escrow),
-            mark: (charge.key.scope.beside(crate::MARK_SUFFIX), config.mark(true)?),
             phase: charge.limit.phase(charge.key.stable_hash()),
+            worth: config.worth(charge.limit),
         })
     }
 
@@ -73,8 +73,7 @@ impl Named {
     pub(super) fn pocket(&self, ask: &Asked, outcomes: &Outcomes, ttl: Span) -> Option<Pocket> {
         let outcome = outcomes.each.first()?;
         let escrow = self.limit.escrow(ask.units, outcomes.at + self.phase, outcome)?;
-        let times = (outcomes.at, outcomes.at + outcome.reset_after);
-        Some(Pocket::new(escrow, ask.asked, times, ask.id, ttl))
+        Some(Pocket::new(escrow, ask.asked, outcomes.at, ask.id, ttl))
     }
 
     /// Units that come back in so long.
@@ -130,7 +129,6 @@ pub(super) struct Receipt {
 pub(super) struct Asked {
     pub(super) units: u64,
     pub(super) spent: u64,
-    pub(super) marks: bool,
     pub(super) asked: Timestamp,
     pub(super) id: PermitId,
 }
@@ -161,9 +159,9 @@ pub(super) struct Lease {
     /// Out no longer, and not yet reported, of pockets that are no more or asks that were refused.
     spent: u64,
     used: Timestamp,
+    /// The time between the last two charges.
+    gap: Span,
     demand: Demand,
-    /// When the authority was last told that leases are out.
-    marked: Option<Timestamp>,
     /// What the last grant brought: what is in hand is low when half of that is gone.
     last: u64,
     /// Since when it has been cooler than it should be.
@@ -227,8 +225,8 @@ impl Lease {
             not_before: now,
             spent: 0,
             used: now,
+            gap: Span::ZERO,
             demand: Demand { since: now, units: 0, rate: 0 },
-            marked: None,
             last: 0,
             cool_since: None,
         }
@@ -239,24 +237,37 @@ impl Lease {
         self.dry = None;
     }
 
-    /// Pays for a charge out of what is in hand.
+    /// Pays for a charge out of what is in hand; whether it is then time to ask for more.
     #[inline]
-    pub(super) fn take(&mut self, units: u64, now: Timestamp) -> Said {
+    pub(super) fn take(&mut self, units: u64, now: Timestamp) -> (Said, bool) {
+        self.gap = now.since(self.used);
         self.used = now;
         self.demand.note(units, now);
+        // What is good is worked out once: each time is a division.
+        let (mut paid, mut good) = (None, 0);
         for pocket in &mut self.pockets {
-            if let Some(voids) = pocket.take(units, now) {
-                let receipt = Receipt { grant: pocket.id, voids, units };
-                return Said::Spent(self.outcome(Verdict::PASS, now), receipt);
+            if paid.is_some() {
+                good += pocket.good(now);
+                continue;
             }
+            let (voids, left) = pocket.take(units, now);
+            paid = voids.map(|voids| Receipt { grant: pocket.id, voids, units });
+            good += left;
         }
-        match self.dry {
+        if let Some(receipt) = paid {
+            let remaining = good.saturating_add(self.heard.remaining).min(self.named.limit.capacity());
+            let reset_after = self.heard.reset.since(now);
+            let outcome = Outcome { verdict: Verdict::PASS, remaining, reset_after };
+            return (Said::Spent(outcome, receipt), self.is_low_with(good, now));
+        }
+        let said = match self.dry {
             Some(dry) if now < dry.fresh && units >= dry.units => {
                 let verdict = Verdict::Denied { retry_after: Some(dry.until.since(now)) };
                 Said::Denied(Outcome { verdict, remaining: 0, reset_after: self.heard.reset.since(now) })
             }
             _ => Said::Nothing,
-        }
+        };
+        (said, false)
     }
 
     /// Takes back what a request spent that was then refused.
@@ -269,11 +280,6 @@ impl Lease {
     /// Whether it is for a limit with these numbers; else its rule has changed.
     pub(super) fn is_for(&self, limit: &Limit) -> bool {
         self.named.is_for(limit)
-    }
-
-    fn outcome(&self, verdict: Verdict, now: Timestamp) -> Outcome {
-        let remaining = self.good(now).saturating_add(self.heard.remaining).min(self.named.limit.capacity());
-        Outcome { verdict, remaining, reset_after: self.heard.reset.since(now) }
     }
 
     /// Units in hand.
@@ -313,14 +319,16 @@ impl Lease {
         self.scaled(rate, horizon).max(voids).max(Self::LEAST)
     }
 
-    /// Whether it is time to ask for more: what is in hand will not last, and nothing is under way.
+    /// Whether it is time to ask for more: what is in hand will not last, nothing is under way, and it would be used.
     #[inline]
     pub(super) fn is_low(&self, now: Timestamp) -> bool {
-        if self.asking || now < self.not_before {
-            return false;
-        }
+        self.is_low_with(self.good(now), now)
+    }
+
+    #[inline]
+    fn is_low_with(&self, good: u64, now: Timestamp) -> bool {
         // Two pockets are enough; the younger is fetched when half of the elder is gone.
-        self.good(now) <= self.last / 2
+        good <= self.last / 2 && !self.asking && now >= self.not_before && self.gap <= self.named.worth
     }
 
     /// An ask is about to be sent.
@@ -329,9 +337,8 @@ impl Lease {
         Arc::clone(&self.named)
     }
 
-    /// What is to be asked for now: units, how many are out no longer, and whether to mark it. None where it is not worth
-    /// it.
-    pub(super) fn ask(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
+    /// What is to be asked for now: units, and how many are out no longer. None where it is not worth it.
+    pub(super) fn ask(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64)> {
         self.spent += self.pockets.iter_mut().map(|pocket| pocket.report(now)).sum::<u64>();
         self.pockets.retain(|pocket| pocket.good(now) > 0);
         let (good, most) = (self.good(now), self.named.escrow.1.capacity());
@@ -344,9 +351,7 @@ impl Lease {
             self.not_before = now + self.pause().max(Span::from_millis(1));
             return None;
         }
-        let quarter = Span::from_micros(config.ttl.as_micros() / 4);
-        let marks = self.marked.is_none_or(|marked| now.since(marked) >= quarter);
-        Some((units, std::mem::take(&mut self.spent), marks))
+        Some((units, std::mem::take(&mut self.spent)))
     }
 
     fn scaled(&self, per_second: u64, time: Span) -> u64 {
@@ -359,9 +364,6 @@ impl Lease {
         let Asked { units, spent, asked, .. } = *ask;
         let [outcome, ..] = outcomes.each.as_slice() else { return };
         let admitted = outcomes.admission == Admission::Admitted;
-        if ask.marks && outcomes.each.get(2).is_some_and(|mark| mark.verdict.is_allowed()) {
-            self.marked = Some(asked);
-        }
         self.heard = Heard { asked, remaining: outcome.remaining, reset: asked + outcome.reset_after };
         if !admitted {
             // Where it is not the budget that is used up, others have too much of it in hand.

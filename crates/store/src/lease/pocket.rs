@@ -10,8 +10,6 @@ pub(super) struct Pocket {
     asked: Timestamp,
     /// When it was deducted, by the authority's.
     pub(super) at: Timestamp,
-    /// When the bucket was to be full again, by the authority's.
-    pub(super) full_at: Timestamp,
     /// How many are spent or void. The first to become void is the first to be spent.
     gone: u64,
     /// How often units had become void before they could be spent.
@@ -25,14 +23,8 @@ pub(super) struct Pocket {
 }
 
 impl Pocket {
-    pub(super) fn new(
-        escrow: Escrow,
-        asked: Timestamp,
-        (at, full_at): (Timestamp, Timestamp),
-        id: PermitId,
-        ttl: Span,
-    ) -> Self {
-        Self { escrow, asked, at, full_at, gone: 0, voids: 0, reported: 0, id, ttl }
+    pub(super) fn new(escrow: Escrow, asked: Timestamp, at: Timestamp, id: PermitId, ttl: Span) -> Self {
+        Self { escrow, asked, at, gone: 0, voids: 0, reported: 0, id, ttl }
     }
 
     /// How many can be spent at this instant.
@@ -40,19 +32,20 @@ impl Pocket {
         self.escrow.units() - self.gone.max(self.void(now))
     }
 
-    /// Spends `units` if there are as many; the answer is for [`Pocket::put_back`].
+    /// Spends `units` if there are as many, and tells what is left; the rest of the answer is for [`Pocket::put_back`].
     #[inline]
-    pub(super) fn take(&mut self, units: u64, now: Timestamp) -> Option<u32> {
+    pub(super) fn take(&mut self, units: u64, now: Timestamp) -> (Option<u32>, u64) {
         let void = self.void(now);
         let gone = self.gone.max(void);
-        if gone.saturating_add(units) > self.escrow.units() {
-            return None;
+        let good = self.escrow.units() - gone;
+        if units > good {
+            return (None, good);
         }
         if void >= self.gone {
             self.voids = self.voids.wrapping_add(1);
         }
         self.gone = gone + units;
-        Some(self.voids)
+        (Some(self.voids), good - units)
     }
 
     /// Takes back units that were spent a moment ago. Not if units have become void since: then these have too, and who

@@ -7,7 +7,7 @@ use super::figures::LeaseFigures;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tollgate_core::{Charge, Outcome, Outcomes, Span, Timestamp};
@@ -15,8 +15,8 @@ use tollgate_core::{Charge, Outcome, Outcomes, Span, Timestamp};
 const PARTS: usize = 64;
 /// Names that were seen once, a part.
 const SEEN: usize = 1_024;
-/// Seen again within this time, a key is worth a lease.
-const AGAIN: Span = Span::from_secs(10);
+/// How often leases are looked at for those that are idle.
+const GLANCE: Span = Span::from_millis(100);
 
 /// Names are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,6 +49,8 @@ pub(super) struct Table {
     /// How many leases there are, and may be.
     count: AtomicUsize,
     most: usize,
+    /// When all leases were last looked at, in microseconds.
+    swept: AtomicU64,
     /// What is to be done, and who waits for it.
     due: Mutex<Vec<(u64, Arc<Named>, Task)>>,
     pub(super) called: Notify,
@@ -75,6 +77,7 @@ impl Table {
             parts: (0..PARTS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             most,
+            swept: AtomicU64::new(0),
             due: Mutex::default(),
             called: Notify::new(),
         }
@@ -99,8 +102,7 @@ impl Table {
             self.call(name, &named, tasks);
             return Said::Nothing;
         }
-        let said = lease.take(charge.cost.units(), now);
-        let low = matches!(said, Said::Spent(..)) && lease.is_low(now);
+        let (said, low) = lease.take(charge.cost.units(), now);
         let asks = low.then(|| lease.starts_asking());
         part.local += u64::from(matches!(said, Said::Spent(..)));
         part.denied += u64::from(matches!(said, Said::Denied(_)));
@@ -140,8 +142,8 @@ impl Table {
         }
     }
 
-    /// Whether a key was seen a while ago; it has been now.
-    pub(super) fn seen(&self, name: u64, now: Timestamp) -> bool {
+    /// Whether a key was seen `within` this time; it has been now.
+    pub(super) fn seen(&self, name: u64, now: Timestamp, within: Span) -> bool {
         let mut part = self.part(name);
         if part.leases.contains_key(&name) {
             return true;
@@ -150,7 +152,7 @@ impl Table {
             part.seen = vec![(0, Timestamp::ZERO); SEEN];
         }
         let place = &mut part.seen[name as usize % SEEN];
-        let again = place.0 == name && now.since(place.1) < AGAIN;
+        let again = place.0 == name && now.since(place.1) <= within;
         *place = (name, now);
         again
     }
@@ -206,7 +208,7 @@ impl Table {
     }
 
     /// What an ask is for, at the time that it is sent.
-    pub(super) fn ask(&self, name: u64, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
+    pub(super) fn ask(&self, name: u64, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64)> {
         self.part(name).leases.get_mut(&name)?.ask(config, now)
     }
 
@@ -242,6 +244,12 @@ impl Table {
 
     /// Gives back what is idle, and forgets what has nothing; asks again for what has waited. `all` gives back everything.
     pub(super) fn sweep(&self, config: &LeaseConfig, now: Timestamp, all: bool) -> u64 {
+        // There may be many leases, and something to do for one of them at any moment.
+        let swept = Timestamp::from_micros(self.swept.load(Ordering::Relaxed));
+        if !all && now.since(swept) < GLANCE {
+            return 0;
+        }
+        self.swept.store(now.as_micros(), Ordering::Relaxed);
         let (mut demoted, mut tasks) = (0, Vec::new());
         self.each(|name, lease| {
             let cooled = lease.has_cooled(config, now);
