@@ -25,8 +25,9 @@ export TOLLGATE_TEST_PYTHON := $(VENVS)/foreign/bin/python
 export TOLLGATE_TEST_TRAEFIK := $(VENVS)/traefik/bin/traefik
 FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/traefik/installed
 
-# A peer that is measured beside us.
+# Peers that are measured beside us; the second where there is a Go toolchain to build it with.
 THROTTLECRAB := .tools/bin/throttlecrab-server
+RATELIMIT := $(if $(shell command -v go),.tools/bin/service_cmd)
 
 # Rule files among the examples, and the tests of them.
 EXAMPLE_TESTS := $(sort $(wildcard examples/*.test.yaml examples/*/*.test.yaml))
@@ -81,13 +82,16 @@ examples: $(DEBUG)
 $(DEBUG): toolchain
 	@test -x $@ || $(CARGO) build --workspace --locked
 
-# In process, then over gRPC with h2load, then RESP with redis-benchmark, then the gateway with wrk: Tollgate beside its peers in one run.
+# In process, over gRPC with h2load, RESP with redis-benchmark, counters in Redis, leases, the gateway with wrk: Tollgate
+# beside its peers in one run.
 .PHONY: bench
-bench: toolchain bench-tools $(THROTTLECRAB)
+bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
 	$(CARGO) build --release --locked -p tollgate -p bench
 	$(TARGET)/release/bench inprocess --short
 	$(TARGET)/release/bench grpc --short
 	$(TARGET)/release/bench resp --short
+	$(TARGET)/release/bench redis --short
+	$(TARGET)/release/bench leases --short
 	$(TARGET)/release/bench gateway --short
 
 # Ten million requests through the gateway: its memory must stay what it was.
@@ -101,7 +105,7 @@ fmt: toolchain
 	$(CARGO) fmt --all
 
 .PHONY: setup
-setup: toolchain test-tools bench-tools $(THROTTLECRAB) $(FOREIGN)
+setup: toolchain test-tools bench-tools $(THROTTLECRAB) $(RATELIMIT) $(FOREIGN)
 	$(CARGO) fetch --locked
 
 .PHONY: toolchain
@@ -120,6 +124,10 @@ bench-tools:
 
 $(THROTTLECRAB): | bench-tools
 	$(CARGO) install throttlecrab-server --version 0.4.40 --locked --root .tools --target-dir $(TARGET)/tools
+
+.tools/bin/service_cmd:
+	GOBIN=$(CURDIR)/.tools/bin GOFLAGS=-mod=mod \
+	  go install github.com/envoyproxy/ratelimit/src/service_cmd@v1.4.1-0.20260122083618-3fb702589d36
 
 $(VENVS)/%/installed: scripts/requirements/%.txt scripts/setup
 	scripts/setup venv $* $(dir $@) $<

@@ -16,7 +16,7 @@ use tollgate_front::rls::proto::envoy::service::ratelimit::v3::rate_limit_servic
 use tollgate_front::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::{Request, Response, Status};
 
-const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+pub(crate) const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 const RULES: &str = "domain: bench
 descriptors:
@@ -75,7 +75,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
 }
 
 /// One message as gRPC frames it: no compression, its length, its bytes.
-fn message(limits: usize) -> Vec<u8> {
+pub(crate) fn message(limits: usize) -> Vec<u8> {
     let keys = [
         ("user", "0123456789abcdef"),
         ("api_key", "k-0123456789"),
@@ -96,7 +96,7 @@ fn message(limits: usize) -> Vec<u8> {
     [&[0], &length[..], &bytes[..]].concat()
 }
 
-fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
+pub(crate) fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
     let output = Command::new("taskset")
         .args(["-c", CLIENT_CORE, "h2load", "-c8", "-m16", "-t1", "-n", &requests.to_string()])
         .arg(format!("--data={}", payload.display()))

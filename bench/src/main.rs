@@ -1,7 +1,7 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
 //! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
-//! `… -- gateway [--short | --memory]`
+//! `… -- redis [--short]`, `… -- leases [--short]`, `… -- gateway [--short | --memory]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
 
@@ -11,8 +11,10 @@ mod floor;
 mod gateway;
 mod grpc;
 mod inprocess;
+mod leases;
 mod limiter;
 mod process;
+mod redis;
 mod report;
 mod resp;
 mod traffic;
@@ -30,11 +32,16 @@ fn main() -> std::process::ExitCode {
         ["gateway"] => return report::outcome(gateway::run(gateway::Length::Full)),
         ["gateway", "--short"] => return report::outcome(gateway::run(gateway::Length::Short)),
         ["gateway", "--memory"] => return report::outcome(gateway::run(gateway::Length::Memory)),
+        ["redis"] => return report::outcome(redis::run(redis::Length::Full)),
+        ["redis", "--short"] => return report::outcome(redis::run(redis::Length::Short)),
+        ["leases"] => return report::outcome(leases::run(leases::Length::Full)),
+        ["leases", "--short"] => return report::outcome(leases::run(leases::Length::Short)),
+        ["lease-node", ref rest @ ..] => return report::outcome(leases::node(rest)),
         ["bare-resp"] => return report::outcome(resp::bare().map_err(|error| error.to_string())),
         ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
             eprintln!(
-                "usage: bench inprocess [--short] | grpc [--short] | resp [--short] | gateway [--short | --memory]"
+                "usage: bench inprocess | grpc | resp | redis | leases | gateway, with --short for a short version"
             );
             return std::process::ExitCode::FAILURE;
         }

@@ -1,7 +1,7 @@
 //! Servers as processes of their own on one core, and where their binaries are.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -44,10 +44,22 @@ impl Server {
 
     /// Starts one that says nothing: it is there when it takes connections at `address`.
     pub(crate) fn start_at(program: &Path, arguments: &[&str], address: &str) -> Result<Self, String> {
+        Self::start_with(SERVER_CORE, program, arguments, &[], address)
+    }
+
+    /// The same on a core of the caller's choice, with these variables in its environment.
+    pub(crate) fn start_with(
+        core: &str,
+        program: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+        address: &str,
+    ) -> Result<Self, String> {
         let child = Command::new("taskset")
-            .args(["-c", SERVER_CORE])
+            .args(["-c", core])
             .arg(program)
             .args(arguments)
+            .envs(environment.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -64,10 +76,7 @@ impl Server {
 
     /// The processor time that it has used, in clock ticks of the kernel (100 a second).
     pub(crate) fn ticks(&self) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // What follows the name, which is in parentheses and may hold anything, begins with the third field.
-        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum()
+        ticks(&self.child.id().to_string())
     }
 }
 
@@ -78,6 +87,14 @@ impl Server {
         let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     }
+}
+
+/// The processor time that a process has used (`self` for this one), in clock ticks of the kernel (100 a second).
+pub(crate) fn ticks(process: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // What follows the name, which is in parentheses and may hold anything, begins with the third field.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum()
 }
 
 impl Drop for Server {
@@ -100,4 +117,20 @@ pub(crate) fn tollgate_binary(myself: &Path) -> Result<PathBuf, String> {
 pub(crate) fn median(mut rates: Vec<f64>) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates[rates.len() / 2]
+}
+
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> Result<String, String> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
+    listener.local_addr().map(|address| address.port().to_string()).map_err(|error| error.to_string())
+}
+
+/// A program that `make` puts into `.tools/bin`, or wherever else it is found.
+pub(crate) fn tool(name: &str) -> Option<PathBuf> {
+    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin").join(name);
+    if made.exists() {
+        return Some(made);
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.exists())
 }

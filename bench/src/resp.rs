@@ -5,10 +5,9 @@
 //! round; the medians are compared. Beside the rate stands the server's own processor time for a command: where the
 //! client is the slower of the two, only that tells servers apart.
 
-use crate::process::{CLIENT_CORE, Server, median, tollgate_binary};
+use crate::process::{CLIENT_CORE, Server, free_port, median, tollgate_binary, tool};
 use crate::report;
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -110,7 +109,7 @@ fn contestants() -> Result<Vec<Contestant>, String> {
     };
     load(&redis.server.address, 64, 500_000, &["SET", "key:__rand_int__", "xxx"])?;
     all.push(redis);
-    if let Some(program) = throttlecrab() {
+    if let Some(program) = tool("throttlecrab-server") {
         let port = free_port()?;
         let flags = ["--redis", "--redis-host", "127.0.0.1", "--redis-port", &port, "--log-level", "error"];
         all.push(Contestant {
@@ -157,22 +156,6 @@ fn load(address: &str, pipeline: u32, requests: u32, command: &[&str]) -> Result
     rate.ok_or_else(|| {
         format!("redis-benchmark printed no rate:\n{text}{}", String::from_utf8_lossy(&output.stderr))
     })
-}
-
-/// Where `make` puts it, or wherever else it is found.
-fn throttlecrab() -> Option<PathBuf> {
-    let name = "throttlecrab-server";
-    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin").join(name);
-    if made.exists() {
-        return Some(made);
-    }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.exists())
-}
-
-fn free_port() -> Result<String, String> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
-    listener.local_addr().map(|address| address.port().to_string()).map_err(|error| error.to_string())
 }
 
 /// The floor: reads and writes, and nothing in between but counting where commands begin.

@@ -1,0 +1,152 @@
+//! The price of the local path: a lease in hand beside counters in memory, which is what `mode: local` has; on one thread,
+//! while another renews the leases. The store behind is in memory too, so that nothing else is measured.
+
+use super::Length;
+use crate::contest::{fill, measure};
+use crate::contestants::{Contestant, Ours, Way};
+use crate::limiter::ThroughRules;
+use crate::report::{at_most, heading, rows};
+use crate::traffic::{Law, Traffic};
+use std::future::Future;
+use std::hint::black_box;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Part, PermitId, Quota, Scope,
+    SystemClock,
+};
+use tollgate_engine::{Check, DecisionId, Limiter};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{HugePages, LeaseConfig, Leased, MemoryConfig, MemoryStore};
+
+type Memory = Arc<MemoryStore<SystemClock>>;
+type Leases = Leased<Memory, Memory, SystemClock>;
+
+/// Units at once: more than one thread asks for while it is measured. One comes back every microsecond.
+const BURST: u64 = 100_000_000_000;
+
+pub(super) fn measure_all(length: Length) {
+    let (rounds, blocks) = if length == Length::Full { (7, 400) } else { (5, 100) };
+    for keys in [1, 1_000] {
+        let memory = Ours::new(keys, Way::OneLimit, HugePages::WhenDense);
+        let leased = Alone::new();
+        let rules = ThroughRules::new(keys);
+        let leased_rules = Ruled::new();
+        let all: [&dyn Contestant; 4] = [&memory, &leased, &rules, &leased_rules];
+        let stop = AtomicBool::new(false);
+        let nanos = std::thread::scope(|scope| {
+            scope.spawn(|| tend(&leased.leases, &stop));
+            scope.spawn(|| tend(leased_rules.0.store(), &stop));
+            for contestant in all {
+                fill(contestant, keys.max(1_024));
+            }
+            // Leases grow to what is asked for.
+            for _ in 0..20 {
+                let _ = measure(&all[1..], keys, Law::Uniform, 1, 1, 100);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let nanos = measure(&all, keys, Law::Uniform, 1, rounds, blocks);
+            stop.store(true, Ordering::Relaxed);
+            nanos
+        });
+        heading(&format!("The local path, {keys} key(s), one thread"));
+        let names: Vec<String> = all.iter().map(|contestant| contestant.name()).collect();
+        rows(&names, &nanos);
+        let figures = leased.leases.figures();
+        let near = figures.local as f64 / (figures.local + figures.denied + figures.central).max(1) as f64;
+        println!("({:.3}% of the charges were paid for out of a lease)", 100.0 * near);
+        at_most("a lease in hand ÷ counters in memory", nanos[1] / nanos[0], 2.0);
+        at_most("the same through Limiter::check", nanos[3] / nanos[2], 2.0);
+    }
+}
+
+fn leases() -> Leases {
+    let clock = SystemClock::new();
+    let memory = MemoryStore::new(&MemoryConfig::with_bytes(1 << 22), clock).expect("memory");
+    let memory = Arc::new(memory);
+    Leased::new(Arc::clone(&memory), memory, clock, LeaseConfig::default())
+}
+
+/// Renews leases until told to stop.
+fn tend(leases: &Leases, stop: &AtomicBool) {
+    let mut context = Context::from_waker(Waker::noop());
+    while !stop.load(Ordering::Relaxed) {
+        for errand in leases.errands() {
+            let errand = pin!(leases.run(errand, PermitId(DecisionId::fresh().0)));
+            assert!(errand.poll(&mut context).is_ready(), "memory answers at once");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Leases asked directly.
+struct Alone {
+    leases: Leases,
+    scope: Scope,
+    limit: Limit,
+}
+
+impl Alone {
+    fn new() -> Self {
+        let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(1_000_000)).burst(BURST).build();
+        Self { leases: leases(), scope: Scope::new("bench"), limit: limit.expect("a limit") }
+    }
+}
+
+impl Contestant for Alone {
+    fn name(&self) -> String {
+        "leases".into()
+    }
+
+    fn answer(&self, traffic: &Traffic) {
+        let mut context = Context::from_waker(Waker::noop());
+        for key in &traffic.block {
+            let key = CounterKey { scope: &self.scope, parts: &[Part::Text(key)] };
+            let charge = Charge { mode: Mode::Leased, ..Charge::new(key, &self.limit, Cost::ONE) };
+            if let Some(outcomes) = self.leases.charge_at_once(&[charge]) {
+                _ = black_box(&outcomes);
+                continue;
+            }
+            match pin!(self.leases.charge(&[charge])).poll(&mut context) {
+                Poll::Ready(outcomes) => _ = black_box(&outcomes),
+                Poll::Pending => unreachable!("memory answers at once"),
+            }
+        }
+    }
+}
+
+/// Leases behind the rules.
+struct Ruled(Limiter<Leases>);
+
+impl Ruled {
+    fn new() -> Self {
+        let text = format!(
+            "domain: bench\ndescriptors:\n  - {{key: user, mode: leased, \
+             limit: {{count: 1000000, period: 1s, burst: {BURST}}}}}\n"
+        );
+        let source = Source { name: "bench.yaml".to_owned(), text };
+        let rules = Ruleset::load(&[source], &Options::default()).expect("rules");
+        Self(Limiter::new(Arc::new(rules), leases(), Arc::new(SystemClock::new())))
+    }
+}
+
+impl Contestant for Ruled {
+    fn name(&self) -> String {
+        "Limiter::check, leased".into()
+    }
+
+    fn answer(&self, traffic: &Traffic) {
+        let mut context = Context::from_waker(Waker::noop());
+        for key in &traffic.block {
+            let attributes = [("user", key.as_str())];
+            let check = Check::attributes("bench", &attributes);
+            match pin!(self.0.check(&check)).poll(&mut context) {
+                Poll::Ready(decision) => _ = black_box(&decision),
+                Poll::Pending => unreachable!("memory answers at once"),
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Counters in Redis: what a request costs the server, how long it takes, what a counter weighs, and a peer beside us.
+//!
+//! | file | what |
+//! |---|---|
+//! | `server` | a real redis-server, and what it tells about itself |
+//! | `requests` | what the store is asked |
+//! | `prices` | rate and server time beside the bare script |
+//! | `latency` | percentiles at half of saturation beside a bare `GET` |
+//! | `memory` | bytes a counter |
+//! | `ratelimit` | over gRPC beside envoyproxy/ratelimit |
+
+mod latency;
+mod memory;
+mod prices;
+mod ratelimit;
+mod requests;
+pub(crate) mod server;
+
+use crate::process::{CLIENT_CORE, SERVER_CORE};
+use crate::report::{heading, note};
+use server::Redis;
+
+/// How long to measure.
+#[derive(Clone, Copy)]
+pub(crate) enum Length {
+    Short,
+    Full,
+}
+
+/// Decisions a second that a cluster is planned for.
+const WANTED: f64 = 500_000.0;
+
+/// Runs all of it; needs redis-server, redis-benchmark, h2load and the release binary.
+pub(crate) fn run(length: Length) -> Result<(), String> {
+    let (requests, rounds, seconds, keys) = match length {
+        Length::Short => (100_000, 3, 2.0, 62_500),
+        Length::Full => (400_000, 7, 5.0, 1_000_000),
+    };
+    pin(CLIENT_CORE);
+    // One thread, on the core that the servers do not have.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let single = Redis::start(SERVER_CORE)?;
+    let cluster = Redis::start_cluster(SERVER_CORE)?;
+    let found = prices::measure(&runtime, &single, &cluster, requests, rounds)?;
+    let store = prices::store(&runtime, &single)?;
+    latency::measure(&runtime, &single, &store, found.four_a_second / 2.0, seconds, rounds)?;
+    memory::measure(&runtime, keys)?;
+    heading("500,000 decisions a second, of four limits each");
+    for (a_core, how) in found.a_core.iter().zip(["calls shared", "a call of their own"]) {
+        let shards = (WANTED / a_core).ceil();
+        note(&format!(
+            "- {how}: {a_core:.0} a second and core of Redis, so {shards} shards at full load, {} half idle; \
+             {} nodes with one core each at the client's rate above",
+            2.0 * shards,
+            (WANTED / found.four_a_second).ceil()
+        ));
+    }
+    ratelimit::measure(requests / 2, rounds.min(5))
+}
+
+/// Keeps this thread, and those that it starts, on a core.
+pub(crate) fn pin(core: &str) {
+    let wanted: usize = core.parse().unwrap_or(0);
+    let cores = core_affinity::get_core_ids().unwrap_or_default();
+    if let Some(core) = cores.into_iter().find(|core| core.id == wanted) {
+        core_affinity::set_for_current(core);
+    }
+}
