@@ -102,6 +102,9 @@ pub struct GiveBack<'a> {
     pub units: u64,
     /// When they were taken, by the store's time. What time has given back since is not given back again.
     pub taken: Timestamp,
+    /// When the bucket was to be full again after they were taken, by the store's time. If that has changed, somebody has
+    /// taken after them: their slots lie below others', and cannot be given back without giving back those.
+    pub full_at: Timestamp,
     /// Names this giving-back: a store that hears of it twice does it once.
     pub id: PermitId,
 }

@@ -7,9 +7,20 @@
 
 use crate::limit::{Limit, Shape};
 use crate::sliding::window_start;
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp};
 
 impl Limit {
+    /// Whether units that were taken ahead can be handed back to a counter that will be as good as unused after this
+    /// time: nobody has taken after them. Windows do not mind who came after.
+    #[must_use]
+    pub fn takes_back(&self, full_at: Timestamp, now: Timestamp, reset_after: Span) -> bool {
+        match self.shape {
+            // Where units come back faster than by the microsecond, two instants cannot be told apart.
+            Shape::Bucket(bucket) => bucket.interval >= bucket.k && now + reset_after == full_at,
+            _ => true,
+        }
+    }
+
     /// The most of `units` taken at `taken` that may be given back at `now` without letting more through than the limit.
     ///
     /// ```

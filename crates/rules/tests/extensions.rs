@@ -270,7 +270,7 @@ descriptors:
         let set = Ruleset::load(&[Source::new("t.yaml", text)], &options)
             .unwrap_or_else(|errors| panic!("{errors}"));
         let modes: Vec<_> =
-            set.rules().iter().flat_map(|rule| rule.all_limits()).map(|limit| limit.mode).collect();
+            set.rules().iter().flat_map(tollgate_rules::Rule::all_limits).map(|limit| limit.mode).collect();
         modes
     };
     use Mode::{Adaptive, Central, Leased, Local};

@@ -24,7 +24,7 @@ pub(crate) struct Sent {
 pub(crate) enum Request {
     Charge(Vec<Sent>),
     Debit(Vec<Sent>),
-    GiveBack { what: Sent, taken: Timestamp, id: PermitId },
+    GiveBack { what: Box<Sent>, taken: Timestamp, full_at: Timestamp, id: PermitId },
 }
 
 impl Sent {
@@ -38,8 +38,9 @@ impl Sent {
         }
     }
 
-    fn is_escrow(&self) -> bool {
-        self.scope.label().ends_with("|escrow")
+    /// Whether it is about what leases keep beside a counter, not about the counter.
+    fn is_beside(&self) -> bool {
+        ["|escrow", "|leased"].iter().any(|suffix| self.scope.label().ends_with(suffix))
     }
 }
 
@@ -89,10 +90,10 @@ impl Authority {
         let time = self.time(now);
         match request {
             Request::Charge(sent) => {
-                let leases = sent.iter().any(Sent::is_escrow);
+                let leases = sent.iter().any(Sent::is_beside);
                 let mut told = arrived(sent, |charges| self.ledger.charge(time, charges));
                 if told.admission == Admission::Admitted {
-                    let units = sent.iter().filter(|sent| !sent.is_escrow()).map(|sent| sent.cost.units());
+                    let units = sent.iter().filter(|sent| !sent.is_beside()).map(|sent| sent.cost.units());
                     self.deducted.push_back((now, units.sum()));
                     if leases && self.bug == Some(Bug::SkipsDeduction) {
                         let back: Vec<Sent> = sent
@@ -109,14 +110,20 @@ impl Authority {
                 arrived(sent, |charges| self.ledger.debit(time, charges));
                 nothing(time)
             }
-            Request::GiveBack { what, taken, id } => {
+            Request::GiveBack { what, taken, full_at, id } => {
                 let times = if self.bug == Some(Bug::ReturnsTwice) { 2 } else { 1 };
-                arrived(std::slice::from_ref(what), |charges| {
+                arrived(std::slice::from_ref(what.as_ref()), |charges| {
                     for turn in 0..times {
                         let id = PermitId(id.0 ^ (turn << 120));
                         let units = what.cost.units();
-                        let back =
-                            GiveBack { key: charges[0].key, limit: &what.limit, units, taken: *taken, id };
+                        let back = GiveBack {
+                            key: charges[0].key,
+                            limit: &what.limit,
+                            units,
+                            taken: *taken,
+                            full_at: *full_at,
+                            id,
+                        };
                         self.ledger.give_back(time, &back);
                     }
                 });

@@ -91,8 +91,10 @@ impl CounterStore for Link {
     }
 
     async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        let what = Sent::charge(&Charge::new(back.key, back.limit, Cost::take(back.units)));
-        self.send(Request::GiveBack { what, taken: back.taken, id: back.id }).await.map(|_| ())
+        let what = Box::new(Sent::charge(&Charge::new(back.key, back.limit, Cost::take(back.units))));
+        self.send(Request::GiveBack { what, taken: back.taken, full_at: back.full_at, id: back.id })
+            .await
+            .map(|_| ())
     }
 }
 

@@ -128,9 +128,35 @@ impl Run {
 
     /// Traffic and faults; then the ceiling.
     fn traffic(&mut self) -> Option<String> {
+        self.until(self.traffic_ends);
+        self.rush();
         self.until(self.traffic_ends + 100_000);
         let phase = self.key(|key, whole, _| whole.phase(key.stable_hash()).as_micros());
         self.meter.broken(&self.whole, phase).or_else(|| self.unfair())
+    }
+
+    /// Everybody spends at one instant whatever is in hand: what is out and should not be shows here.
+    fn rush(&mut self) {
+        for node in 0..self.scenario.nodes {
+            for _ in 0..2 * self.whole.capacity() {
+                let before = self.served[node];
+                if self.world.lock().paused.contains_key(&node) {
+                    break;
+                }
+                self.check(node, 1);
+                if self.served[node] == before {
+                    break;
+                }
+            }
+        }
+        // And whoever asks the store gets what is left.
+        for turn in 0..40 {
+            let node = turn % self.scenario.nodes;
+            let units = (self.whole.capacity() / 20).max(1);
+            if !self.world.lock().paused.contains_key(&node) {
+                self.check(node, units);
+            }
+        }
     }
 
     /// With nothing broken and the same demand on all, no node gets much less than another.

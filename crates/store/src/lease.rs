@@ -33,8 +33,8 @@ use figures::{Counts, add};
 use smallvec::SmallVec;
 use table::Table;
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterStore, Enforcement, GiveBack, Mode, Outcome, Outcomes, Permit,
-    StoreError, Timestamp,
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Measures, Mode, Outcome,
+    Outcomes, Permit, StoreError, Timestamp,
 };
 
 /// A store with leases in front of it.
@@ -241,6 +241,39 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         Ok(Outcomes { at: outcomes.at, ..told })
     }
 
+    /// Debits in the store behind. A bucket of which leases may be out is not refunded: that would move its time back
+    /// into slots that others hold, and they could be spent twice. What is not refunded comes back with time.
+    async fn debit_there(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let guarded = |charge: &&Charge<'_>| {
+            charge.cost.is_refund()
+                && matches!(charge.mode, Mode::Leased | Mode::Adaptive)
+                && matches!(charge.limit.measures(), Measures::Bucket { .. })
+        };
+        let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) = charges.iter().partition(guarded);
+        for charge in refunds {
+            self.refund(charge).await?;
+        }
+        for charge in others.iter().filter(|charge| charge.cost.is_refund()) {
+            self.table.refunded(self.hasher.name(&charge.key));
+        }
+        let others: Vec<Charge<'_>> = others.into_iter().copied().collect();
+        if others.is_empty() { Ok(()) } else { self.inner.debit(&others).await }
+    }
+
+    /// Refunds a bucket, unless leases of it may be out.
+    async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
+        let Some(limit) = self.config.mark(false) else { return Ok(()) };
+        let scope = charge.key.scope.beside(crate::MARK_SUFFIX);
+        let key = CounterKey { scope: &scope, ..charge.key };
+        let request = [Charge { mode: Mode::Central, ..*charge }, Charge::new(key, &limit, Cost::ONE)];
+        let told = self.inner.charge(&request).await?;
+        if told.admission == Admission::Refused {
+            add(&self.counts.unrefunded, charge.cost.units());
+        }
+        self.table.refunded(self.hasher.name(&charge.key));
+        Ok(())
+    }
+
     /// Learns from an answer of the store, and fetches a lease where one is due.
     fn hear(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
         let name = self.hasher.name(&charge.key);
@@ -313,15 +346,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let Some(local) = &self.local else { return self.inner.debit(charges).await };
+        let Some(local) = &self.local else { return self.debit_there(charges).await };
         let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| is_local(charge));
         if !here.is_empty() {
             local.debit(&here).await?;
         }
-        for charge in there.iter().filter(|charge| charge.cost.is_refund()) {
-            self.table.refunded(self.hasher.name(&charge.key));
-        }
-        if there.is_empty() { Ok(()) } else { self.inner.debit(&there).await }
+        self.debit_there(&there).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {

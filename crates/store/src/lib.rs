@@ -18,6 +18,9 @@ mod lease;
 mod memory;
 mod redis;
 
+/// What the scope of a counter's mark adds to its own: leases of it may be out.
+pub(crate) const MARK_SUFFIX: &str = "|leased";
+
 pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket};
 pub use deny_cache::DenyCache;
 pub use hotkey::HotKeys;

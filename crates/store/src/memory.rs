@@ -361,7 +361,9 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         let once = Charge::new(CounterKey { scope: &scope, ..back.key }, &ONCE, Cost::ONE);
         let phase = back.limit.phase(back.key.stable_hash());
         let units = back.limit.refundable(back.units, back.taken + phase, now + phase);
-        if self.charge_at(now, &[once]).admission == Admission::Admitted && units > 0 {
+        let look = self.charge_at(now, &[Charge::new(back.key, back.limit, Cost::LOOK)]).each[0];
+        let last = back.limit.takes_back(back.full_at, now, look.reset_after);
+        if self.charge_at(now, &[once]).admission == Admission::Admitted && units > 0 && last {
             self.debit_at(now, &[Charge::new(back.key, back.limit, Cost::refund(units))]);
         }
         Ok(())

@@ -265,6 +265,11 @@ impl CounterStore for RedisStore {
 
     async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
         let parts = request::from_give_back(back, self.place());
-        self.settle(Work::Return { taken: back.taken }, parts, self.until(Duration::MAX)).await
+        self.settle(
+            Work::Return { taken: back.taken, full_at: back.full_at },
+            parts,
+            self.until(Duration::MAX),
+        )
+        .await
     }
 }

@@ -105,6 +105,7 @@ pub(crate) fn metrics(figures: &LeaseFigures, text: &mut String) {
         ("lease_refusals", "Asks that were refused.", figures.refused),
         ("lease_failures", "Asks that nobody answered.", figures.failed),
         ("lease_returned_units", "Units given back.", figures.returned),
+        ("lease_unrefunded_units", "Units not refunded because leases were out.", figures.unrefunded),
         ("hot_promotions", "Keys that became hot.", figures.promoted),
         ("hot_demotions", "Keys that cooled.", figures.demoted),
     ];

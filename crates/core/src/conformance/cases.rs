@@ -266,6 +266,11 @@ async fn gives_back<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken>
             let units = 1 + dice.below(limit.capacity().clamp(1, 10));
             let taken = bench.now();
             let told = bench.charge(&[Charge::new(key, &limit, Cost::take(units))]).await?;
+            let full_at = taken + told.each[0].reset_after;
+            if dice.below(3) == 0 {
+                // Somebody takes after it.
+                let _ = bench.charge(&[Charge::new(key, &limit, Cost::ONE)]).await?;
+            }
             bench.advance(some_time(&mut dice, &limit));
             if told.admission == Admission::Admitted && dice.below(4) > 0 {
                 let back = 1 + dice.below(units);
@@ -273,7 +278,7 @@ async fn gives_back<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken>
                 let ahead = told.each[0].reset_after.as_micros() * dice.below(2) / 2;
                 let id = PermitId(1 + turn + 1_000 * number as u128);
                 let taken = taken + Span::from_micros(ahead);
-                bench.give_back(&GiveBack { key, limit: &limit, units: back, taken, id }).await?;
+                bench.give_back(&GiveBack { key, limit: &limit, units: back, taken, full_at, id }).await?;
             }
             let _ = bench.charge(&[Charge::new(key, &limit, Cost::LOOK)]).await?;
         }

@@ -103,7 +103,9 @@ impl Ledger {
     pub fn give_back(&mut self, now: Timestamp, back: &GiveBack<'_>) {
         let phase = back.limit.phase(back.key.stable_hash());
         let units = back.limit.refundable(back.units, back.taken + phase, now + phase);
-        if self.back.insert(back.id.0) && units > 0 {
+        let look = self.step(now, &Charge::new(back.key, back.limit, Cost::LOOK), Cost::LOOK);
+        let last = back.limit.takes_back(back.full_at, now, look.reset_after);
+        if self.back.insert(back.id.0) && units > 0 && last {
             let _ = self.step(now, &Charge::new(back.key, back.limit, Cost::LOOK), Cost::refund(units));
         }
     }

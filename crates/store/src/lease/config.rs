@@ -2,6 +2,9 @@
 
 use tollgate_core::{Algorithm, Limit, LimitSpec, Measures, Quota, Span};
 
+/// What a lease leaves on its mark.
+pub(super) const MARK: u64 = 1 << 24;
+
 /// How leases are kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeaseConfig {
@@ -62,6 +65,14 @@ impl LeaseConfig {
     /// This share of so many units.
     pub(super) fn part_of(&self, units: u64) -> u64 {
         (units as f64 * self.share.clamp(0.0, 1.0)) as u64
+    }
+
+    /// What marks, at the authority, that leases may be out: by a limit that always fits what a lease leaves, and by one
+    /// that fits nothing beside it. It lasts longer than a lease does, and than the time between two marks.
+    pub(super) fn mark(&self, always: bool) -> Option<Limit> {
+        let most = if always { Quota::LARGEST } else { MARK / 16 };
+        let twice = Span::from_micros(2 * self.ttl.as_micros());
+        LimitSpec::new(Algorithm::SlidingWindow, Quota::per(most, twice)).build().ok()
     }
 
     /// What counts the units that are out, at the authority: a strict window as long as a lease lives.

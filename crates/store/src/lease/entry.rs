@@ -5,8 +5,8 @@ use super::pocket::Pocket;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Charge, CounterKey, Limit, Measures, Outcome, Outcomes, Part, PermitId, Scope, Span,
-    Timestamp, Verdict,
+    Admission, AfterLoss, Charge, CounterKey, Limit, Measures, Outcome, Outcomes, Part, PermitId, Scope,
+    Span, Timestamp, Verdict,
 };
 
 /// Everything that names a counter, to ask about it when no request is at hand.
@@ -17,6 +17,10 @@ pub(super) struct Named {
     pub(super) limit: Limit,
     /// Counts the units that are out, beside the counter.
     pub(super) escrow: (Scope, Limit),
+    /// Marks that leases may be out.
+    pub(super) mark: (Scope, Limit),
+    /// What is assumed where its state may have been lost.
+    pub(super) after_loss: AfterLoss,
     /// The shift of the key's windows.
     phase: Span,
     /// The longest time between two charges for which a lease is worth its price.
@@ -42,6 +46,8 @@ impl Named {
             parts: charge.key.parts.iter().map(own).collect(),
             limit: charge.limit.clone(),
             escrow: (charge.key.scope.beside("|escrow"), escrow),
+            mark: (charge.key.scope.beside(crate::MARK_SUFFIX), config.mark(true)?),
+            after_loss: charge.after_loss,
             phase: charge.limit.phase(charge.key.stable_hash()),
             worth: config.worth(charge.limit),
         })
@@ -73,7 +79,8 @@ impl Named {
     pub(super) fn pocket(&self, ask: &Asked, outcomes: &Outcomes, ttl: Span) -> Option<Pocket> {
         let outcome = outcomes.each.first()?;
         let escrow = self.limit.escrow(ask.units, outcomes.at + self.phase, outcome)?;
-        Some(Pocket::new(escrow, ask.asked, outcomes.at, ask.id, ttl))
+        let times = (outcomes.at, outcomes.at + outcome.reset_after);
+        Some(Pocket::new(escrow, ask.asked, times, ask.id, ttl))
     }
 
     /// Units that come back in so long.
@@ -129,6 +136,7 @@ pub(super) struct Receipt {
 pub(super) struct Asked {
     pub(super) units: u64,
     pub(super) spent: u64,
+    pub(super) marks: bool,
     pub(super) asked: Timestamp,
     pub(super) id: PermitId,
 }
@@ -162,6 +170,8 @@ pub(super) struct Lease {
     /// The time between the last two charges.
     gap: Span,
     demand: Demand,
+    /// When the authority was last told that leases are out.
+    marked: Option<Timestamp>,
     /// What the last grant brought: what is in hand is low when half of that is gone.
     last: u64,
     /// Since when it has been cooler than it should be.
@@ -227,6 +237,7 @@ impl Lease {
             used: now,
             gap: Span::ZERO,
             demand: Demand { since: now, units: 0, rate: 0 },
+            marked: None,
             last: 0,
             cool_since: None,
         }
@@ -337,8 +348,9 @@ impl Lease {
         Arc::clone(&self.named)
     }
 
-    /// What is to be asked for now: units, and how many are out no longer. None where it is not worth it.
-    pub(super) fn ask(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64)> {
+    /// What is to be asked for now: units, how many are out no longer, and whether to mark it. None where it is not worth
+    /// it.
+    pub(super) fn ask(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
         self.spent += self.pockets.iter_mut().map(|pocket| pocket.report(now)).sum::<u64>();
         self.pockets.retain(|pocket| pocket.good(now) > 0);
         let (good, most) = (self.good(now), self.named.escrow.1.capacity());
@@ -351,7 +363,9 @@ impl Lease {
             self.not_before = now + self.pause().max(Span::from_millis(1));
             return None;
         }
-        Some((units, std::mem::take(&mut self.spent)))
+        let quarter = Span::from_micros(config.ttl.as_micros() / 4);
+        let marks = self.marked.is_none_or(|marked| now.since(marked) >= quarter);
+        Some((units, std::mem::take(&mut self.spent), marks))
     }
 
     fn scaled(&self, per_second: u64, time: Span) -> u64 {
@@ -364,6 +378,9 @@ impl Lease {
         let Asked { units, spent, asked, .. } = *ask;
         let [outcome, ..] = outcomes.each.as_slice() else { return };
         let admitted = outcomes.admission == Admission::Admitted;
+        if ask.marks && outcomes.each.get(2).is_some_and(|mark| mark.verdict.is_allowed()) {
+            self.marked = Some(asked);
+        }
         self.heard = Heard { asked, remaining: outcome.remaining, reset: asked + outcome.reset_after };
         if !admitted {
             // Where it is not the budget that is used up, others have too much of it in hand.

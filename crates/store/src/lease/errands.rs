@@ -4,11 +4,15 @@
 //! No runtime is assumed, so a simulation drives the same code in its own time.
 
 use super::Leased;
+use super::config::MARK;
 use super::entry::{Asked, Named, Task};
 use super::figures::add;
 use super::pocket::Pocket;
+use smallvec::SmallVec;
 use std::sync::Arc;
-use tollgate_core::{Admission, Charge, Clock, Cost, CounterKey, CounterStore, GiveBack, PermitId};
+use tollgate_core::{
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, PermitId,
+};
 
 /// One thing to do.
 #[derive(Debug)]
@@ -51,15 +55,19 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
 
     async fn ask_for(&self, name: u64, named: &Arc<Named>, id: PermitId) {
         let asked = self.clock.now();
-        let Some((units, spent)) = self.table.ask(name, &self.config, asked) else { return };
+        let Some((units, spent, marks)) = self.table.ask(name, &self.config, asked) else { return };
         let parts = named.parts();
-        let (scope, limit) = &named.escrow;
         // What is out no longer makes room for what is asked for.
         let out = if units >= spent { Cost::take(units - spent) } else { Cost::refund(spent - units) };
-        let charges = [
-            Charge::new(named.key(&parts), &named.limit, Cost::take(units)),
-            Charge::new(CounterKey { scope, parts: &parts }, limit, out),
-        ];
+        let mut charges: SmallVec<[Charge<'_>; 3]> = SmallVec::new();
+        let asked_for = Charge::new(named.key(&parts), &named.limit, Cost::take(units));
+        charges.push(Charge { after_loss: named.after_loss, ..asked_for });
+        charges.push(Charge::new(CounterKey { scope: &named.escrow.0, parts: &parts }, &named.escrow.1, out));
+        if marks {
+            let key = CounterKey { scope: &named.mark.0, parts: &parts };
+            let mark = Charge::new(key, &named.mark.1, Cost::take(MARK));
+            charges.push(Charge { enforcement: Enforcement::Independent, ..mark });
+        }
         add(&self.counts.asked, 1);
         let answer = self.authority.charge(&charges).await;
         let now = self.clock.now();
@@ -72,7 +80,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             if granted { &self.counts.granted } else { &self.counts.refused },
             if granted { units } else { 1 },
         );
-        let ask = Asked { units, spent, asked, id };
+        let ask = Asked { units, spent, marks, asked, id };
         if !self.table.granted(name, named, &ask, &outcomes, self.config.ttl, now) && granted {
             // The lease was given up meanwhile.
             if let Some(pocket) = named.pocket(&ask, &outcomes, self.config.ttl) {
@@ -86,8 +94,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             return;
         }
         let parts = named.parts();
-        let (taken, id) = (pocket.taken(units), pocket.id);
-        let back = GiveBack { key: named.key(&parts), limit: &named.limit, units, taken, id };
+        let (taken, full_at, id) = (pocket.taken(units), pocket.full_at, pocket.id);
+        let back = GiveBack { key: named.key(&parts), limit: &named.limit, units, taken, full_at, id };
         // If it is lost, time gives them back. Sent once: it may have been done.
         if self.authority.give_back(&back).await.is_ok() {
             add(&self.counts.returned, units);

@@ -13,6 +13,7 @@ pub(super) struct Counts {
     pub(super) central: AtomicU64,
     pub(super) promoted: AtomicU64,
     pub(super) demoted: AtomicU64,
+    pub(super) unrefunded: AtomicU64,
 }
 
 /// Adds to a count.
@@ -49,6 +50,8 @@ pub struct LeaseFigures {
     pub promoted: u64,
     /// Keys that cooled.
     pub demoted: u64,
+    /// Units that were not refunded because leases were out; they come back with time.
+    pub unrefunded: u64,
 }
 
 impl Counts {
@@ -64,6 +67,7 @@ impl Counts {
             returned: read(&self.returned),
             promoted: read(&self.promoted),
             demoted: read(&self.demoted),
+            unrefunded: read(&self.unrefunded),
             ..present
         }
     }

@@ -10,6 +10,8 @@ pub(super) struct Pocket {
     asked: Timestamp,
     /// When it was deducted, by the authority's.
     pub(super) at: Timestamp,
+    /// When the bucket was to be full again, by the authority's.
+    pub(super) full_at: Timestamp,
     /// How many are spent or void. The first to become void is the first to be spent.
     gone: u64,
     /// How often units had become void before they could be spent.
@@ -23,8 +25,14 @@ pub(super) struct Pocket {
 }
 
 impl Pocket {
-    pub(super) fn new(escrow: Escrow, asked: Timestamp, at: Timestamp, id: PermitId, ttl: Span) -> Self {
-        Self { escrow, asked, at, gone: 0, voids: 0, reported: 0, id, ttl }
+    pub(super) fn new(
+        escrow: Escrow,
+        asked: Timestamp,
+        (at, full_at): (Timestamp, Timestamp),
+        id: PermitId,
+        ttl: Span,
+    ) -> Self {
+        Self { escrow, asked, at, full_at, gone: 0, voids: 0, reported: 0, id, ttl }
     }
 
     /// How many can be spent at this instant.

@@ -208,7 +208,7 @@ impl Table {
     }
 
     /// What an ask is for, at the time that it is sent.
-    pub(super) fn ask(&self, name: u64, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64)> {
+    pub(super) fn ask(&self, name: u64, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
         self.part(name).leases.get_mut(&name)?.ask(config, now)
     }
 

@@ -134,8 +134,11 @@ impl Call {
                 Work::GiveBack { taken, .. } => {
                     ask.taken(*taken);
                     ask.request(&job.request, numbers);
+                    ask.marks(&job.request);
                 }
-                Work::Return { taken } => ask.hand_back(&job.request, numbers, *taken),
+                Work::Return { taken, full_at } => {
+                    ask.hand_back(&job.request, numbers, *taken, *full_at);
+                }
             }
         }
         if self.is_asking() {

@@ -39,6 +39,7 @@ pub(super) enum Work {
     /// Give back what was taken ahead then; the last of the request's bundles marks that it has been done.
     Return {
         taken: Timestamp,
+        full_at: Timestamp,
     },
 }
 

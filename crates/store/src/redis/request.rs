@@ -4,7 +4,7 @@ use super::loss::Loss;
 use super::names::{self, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
-    AfterLoss, Charge, Cost, Enforcement, GiveBack, Limit, Measures, Permit, PermitId, Span, Timestamp,
+    AfterLoss, Charge, Cost, Enforcement, GiveBack, Limit, Measures, Mode, Permit, PermitId, Span, Timestamp,
 };
 
 /// One charge, or one permit to give back.
@@ -31,6 +31,9 @@ pub(super) struct Request {
     pub(super) counters: SmallVec<[(usize, Name); 4]>,
     /// Independent charges first: what they take, the others see.
     pub(super) wants: SmallVec<[Want; 4]>,
+    /// For each want of a partial request the name of the mark that leases of its counter may be out; empty for those of
+    /// which none ever are.
+    pub(super) marks: Vec<Name>,
     /// Charges of the same request are decided elsewhere: what is taken here may have to be given back.
     pub(super) is_partial: bool,
     /// What time it is where it is decided, where our own clock proved to be far off.
@@ -97,8 +100,22 @@ pub(super) fn from_charges(charges: &[Charge<'_>], place: Place) -> SmallVec<[(u
         }
     }
     let is_partial = parts.len() > 1;
-    parts.iter_mut().for_each(|(_, part)| part.is_partial = is_partial);
+    for (_, part) in parts.iter_mut().filter(|_| is_partial) {
+        part.is_partial = true;
+        part.marks = part.wants.iter().map(|want| mark(&charges[want.index])).collect();
+    }
     parts
+}
+
+/// The name of the mark that leases of a bucket may be out.
+fn mark(charge: &Charge<'_>) -> Name {
+    let is_bucket = matches!(charge.limit.measures(), Measures::Bucket { .. });
+    match charge.mode {
+        Mode::Adaptive | Mode::Leased if is_bucket => {
+            names::member(&charge.key.scope.beside(crate::MARK_SUFFIX))
+        }
+        _ => Name::new(),
+    }
 }
 
 /// Units to give back, and the mark that it has been done, which lies in the same slot.

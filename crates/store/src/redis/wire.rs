@@ -49,8 +49,15 @@ impl Ask {
     }
 
     /// One charge that was taken ahead at `at`, to be given back.
-    pub(super) fn hand_back(&mut self, request: &Request, numbers: &[u16], at: Timestamp) {
+    pub(super) fn hand_back(
+        &mut self,
+        request: &Request,
+        numbers: &[u16],
+        at: Timestamp,
+        full_at: Timestamp,
+    ) {
         self.taken(at);
+        self.taken(full_at);
         let want = &request.wants[0];
         let (units, interval, k) = match want.limit.measures() {
             Measures::Bucket { k, interval } => {
@@ -62,6 +69,14 @@ impl Ask {
             self.number(number);
         }
         self.wants(request, numbers, Verb::Charge);
+    }
+
+    /// The names of the marks that leases may be out, one for each charge of a request.
+    pub(super) fn marks(&mut self, request: &Request) {
+        for mark in &request.marks {
+            self.body.extend_from_slice(mark);
+            self.body.push(0);
+        }
     }
 
     /// A request whose counters have these numbers.

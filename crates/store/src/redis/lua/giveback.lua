@@ -1,8 +1,10 @@
 -- Undoes what a request took here, because another slot refused it. After the counters the ask has the time of the
--- taking (double), then the request as `charge.lua` had it; ARGV[1 + b] is what bundle b held before ('' for nothing).
+-- taking (double), then the request as `charge.lua` had it, then for each charge the name of its mark (zero-terminated,
+-- empty for none) that leases of its bucket may be out; ARGV[1 + b] is what bundle b held before ('' for nothing).
 --
 -- A counter that nobody has touched since is put back as it was. Else no more is given back than time has not given
--- back by itself: a refund never lets more through than the limit.
+-- back by itself: a refund never lets more through than the limit. Where leases may be out a bucket gives nothing back:
+-- its time would move back into slots that others hold.
 local answers = ''
 local present, taken, n, _ = now, nil, nil, nil
 taken, n, _, at = decode('<dHB', ask, at)
@@ -36,11 +38,24 @@ for i = 1, n do
       after[c] = next
     end
     if fits and verb == 1 then
-      took[#took + 1] = { op, c, a, b, d, e, f, extra }
+      took[#took + 1] = { op, c, a, b, d, e, f, extra, i }
     end
   end
 end
 now = present
+local marks = {}
+for i = 1, n do
+  marks[i], at = decode('<s', ask, at)
+end
+
+-- Whether leases of a counter may be out: what they leave on its mark is 2^24.
+local function leased(c, name)
+  local mark = name ~= '' and entries[owner[c]][name]
+  if type(mark) == 'string' then
+    mark = parse(mark)
+  end
+  return mark and mark[2] > now and (mark[4] >= 16777216 or mark[5] >= 16777216)
+end
 
 -- What has no time left is not kept.
 local function same(one, other)
@@ -66,12 +81,12 @@ for c, state in pairs(after) do
   end
 end
 for i = #took, 1, -1 do
-  local op, c, a, b, d, e, f, extra = unpack(took[i], 1, 8)
+  local op, c, a, b, d, e, f, extra, which = unpack(took[i], 1, 9)
   local state, was = states[c], after[c]
   if not restored[c] and state then
     local back = a
     if op == 1 or op == 2 then
-      back = a - (present - taken)
+      back = leased(c, marks[which]) and 0 or a - (present - taken)
     elseif op == 9 then
       local next = { 'l', state[2] }
       for j = 3, #state, 2 do

@@ -1,9 +1,10 @@
 -- Gives back units that were taken ahead and not used: no more than time has not given back already, and once only.
--- KEYS[2] is the mark that it has been done. After the counters the ask has the time of the taking, then for a bucket the
--- units, and the time of a unit as interval / k (doubles; zero for other limits), then one charge.
+-- KEYS[2] is the mark that it has been done. After the counters the ask has the time of the taking, when a bucket was to be
+-- full after it, then for a bucket the units, and the time of a unit as interval / k (doubles; zero for other limits), then
+-- one charge. Where somebody has taken after it, a bucket gives nothing back: that would give back the other's slots.
 local answers = ''
-local taken, units, interval, k
-taken, units, interval, k, at = decode('<dddd', ask, at)
+local taken, full_at, units, interval, k
+taken, full_at, units, interval, k, at = decode('<ddddd', ask, at)
 local op, _, _, c, a, b, d, e, f, extra = charge()
 if op < 0 then
   return { now }
@@ -20,6 +21,13 @@ if not kept[2] then
       begun = begun + 1
     end
     local time = (units - begun) * interval
+    local full = states[c] or 0
+    if type(full) == 'table' then
+      full = full[2]
+    end
+    if interval < k or (full > now and full or now) ~= full_at then
+      time = 0
+    end
     -- Past 2^53 numbers are not exact, and it is so long ago that time has given all back.
     if passed < 9007199254740992 and time > 0 and time < 9007199254740992 then
       gives, a = true, floor(time / k)
