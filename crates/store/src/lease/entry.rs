@@ -164,6 +164,8 @@ pub(super) struct Lease {
     asking: bool,
     /// Nothing is asked for before.
     not_before: Timestamp,
+    /// The last ask was refused because others had all that may be out.
+    crowded: bool,
     /// Out no longer, and not yet reported, of pockets that are no more or asks that were refused.
     spent: u64,
     used: Timestamp,
@@ -233,6 +235,7 @@ impl Lease {
             dry: None,
             asking: false,
             not_before: now,
+            crowded: false,
             spent: 0,
             used: now,
             gap: Span::ZERO,
@@ -357,7 +360,13 @@ impl Lease {
         let refilled = self.named.refill(now.since(self.heard.asked));
         let budget = self.heard.remaining.saturating_add(refilled).min(self.named.limit.capacity());
         let wanted = self.want(config.horizon, now).saturating_sub(good);
-        let units = wanted.min(config.part_of(budget)).min((most / 2).max(1));
+        // Two pockets for each node fit into what may be out. Where others have that, no more than what is out no longer.
+        let mut units =
+            wanted.min(config.part_of(budget)).min((most / (2 * u64::from(config.nodes.max(1)))).max(2));
+        if self.crowded {
+            units = units.min(self.spent);
+            self.crowded = false;
+        }
         if units < 2 || self.pockets.len() > 1 {
             self.asking = false;
             self.not_before = now + self.pause().max(Span::from_millis(1));
@@ -385,8 +394,11 @@ impl Lease {
         if !admitted {
             // Where it is not the budget that is used up, others have too much of it in hand.
             let out = outcome.verdict.is_allowed();
-            self.not_before = now + if out { Self::CROWDED } else { self.pause().max(Span::from_millis(1)) };
             self.spent += spent;
+            self.crowded = out && self.spent > 1;
+            let waits = out && !self.crowded;
+            self.not_before =
+                now + if waits { Self::CROWDED } else { self.pause().max(Span::from_millis(1)) };
             return;
         }
         self.dry = None;
