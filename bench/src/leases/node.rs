@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use tollgate_core::{PermitId, Span, SystemClock};
-use tollgate_engine::{Check, DecisionId, Limiter};
+use tollgate_engine::{Check, DecisionId, Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{DenyCache, LeaseConfig, Leased, RedisConfig, RedisStore};
 
@@ -26,6 +26,8 @@ const TURN: u64 = 16;
 struct Tally {
     checks: AtomicU64,
     admitted: AtomicU64,
+    /// Decided without the store, by what the rules say for that.
+    astray: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -122,6 +124,10 @@ async fn drive(
         std::array::from_fn(|at| after[at] - before[at])
     };
     let end = micros();
+    let astray = tally.astray.load(Ordering::Relaxed);
+    if astray > 0 {
+        return Err(format!("{astray} checks were decided without the store"));
+    }
     nanos.sort_unstable();
     let part = |part: usize| nanos.get(nanos.len() * part / 100).copied().unwrap_or(0);
     let near = checks.saturating_sub(central);
@@ -149,6 +155,9 @@ async fn ask(limiter: Arc<Limiter<Stack>>, tally: Arc<Tally>, keys: u64, seed: u
             }
             tally.admitted.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
             tally.checks.fetch_add(1, Ordering::Relaxed);
+            if decision.origin != Origin::Store {
+                tally.astray.fetch_add(1, Ordering::Relaxed);
+            }
             n += 1;
             if n.is_multiple_of(TURN) {
                 tokio::task::yield_now().await;
