@@ -40,7 +40,7 @@ help:
 .PHONY: run
 run: toolchain
 	$(CARGO) build --release --locked -p tollgate
-	exec $(RELEASE) serve $(ARGS)
+	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} exec $(RELEASE) serve $(ARGS)
 
 .PHONY: test
 test: format lint unit model examples
@@ -115,7 +115,8 @@ toolchain:
 # The tests of the Redis store, and those behind proxies, start servers of their own.
 .PHONY: test-tools
 test-tools:
-	@scripts/setup packages redis-server=redis-server curl=curl openssl=openssl h2load=nghttp2-client redis-benchmark=redis-tools nginx=nginx-light haproxy=haproxy caddy=caddy
+	@scripts/setup packages redis-server=redis-server curl=curl openssl=openssl h2load=nghttp2-client redis-benchmark=redis-tools nginx=nginx-light haproxy=haproxy caddy=caddy \
+	  pg_createcluster=postgresql psql=postgresql-client
 
 .PHONY: bench-tools
 bench-tools:

@@ -193,11 +193,35 @@ impl Limit {
             .then_some(smaller)
     }
 
+    /// A limit of the same kind with another quota. One that follows the calendar is held by fixed windows.
+    ///
+    /// # Errors
+    /// A [`LimitError`] that says what cannot be.
+    pub fn with_quota(&self, quota: Quota, burst: Option<u64>) -> Result<Self, LimitError> {
+        let like = self.spec();
+        if matches!(quota.period, Period::Calendar(_)) && self.algorithm != Algorithm::FixedWindow {
+            return LimitSpec { burst, ..LimitSpec::new(Algorithm::FixedWindow, quota) }.build();
+        }
+        let jitter = like.jitter && !matches!(quota.period, Period::Calendar(_));
+        LimitSpec { quota, burst, jitter, ..like }.build()
+    }
+
     fn resized(&self, share: impl Fn(u64) -> u64) -> Self {
         let spec = LimitSpec {
-            algorithm: self.algorithm,
             quota: Quota { count: share(self.quota.count), period: self.quota.period.clone() },
             burst: self.algorithm.has_burst().then(|| share(self.capacity)),
+            ..self.spec()
+        };
+        // A smaller limit of the same kind is one too, but for a burst that then takes decades to come back.
+        spec.build().unwrap_or_else(|_| self.clone())
+    }
+
+    /// What it was built from.
+    fn spec(&self) -> LimitSpec {
+        LimitSpec {
+            algorithm: self.algorithm,
+            quota: self.quota.clone(),
+            burst: self.algorithm.has_burst().then_some(self.capacity),
             delays: matches!(self.shape, Shape::Bucket(Bucket { shaping: Shaping::Delay, .. })),
             slots: match self.shape {
                 Shape::Strict(slots) => Some(slots.k),
@@ -205,9 +229,7 @@ impl Limit {
             },
             jitter: self.jitter,
             counts_attempts: self.shape == Shape::Fixed(Counting::Attempts),
-        };
-        // A smaller limit of the same kind is one too, but for a burst that then takes decades to come back.
-        spec.build().unwrap_or_else(|_| self.clone())
+        }
     }
 }
 

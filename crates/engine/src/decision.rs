@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Limit, Outcome, Period, Span, Verdict};
-use tollgate_rules::{Match, Role, RuleLimit, Ruleset};
+use tollgate_rules::{Match, Role, RuleLimit, Ruleset, Tenant};
 
 /// Whether the request may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl fmt::Display for Window {
 pub(crate) enum LimitRef {
     /// One of the rule set, by its number.
     Rule(u32),
-    /// One that the request brought with it, by its place.
+    /// One that the request brought with it or its caller has agreed on, by its place.
     Own(u16),
 }
 
@@ -143,7 +143,7 @@ pub struct Answer {
     pub limits: SmallVec<[LimitStatus; 4]>,
     /// One for each descriptor; a single one for attributes.
     pub descriptors: SmallVec<[DescriptorStatus; 4]>,
-    /// Limits that the request brought with it.
+    /// Limits that the request brought with it, or its caller has agreed on.
     pub(crate) own: Vec<RuleLimit>,
 }
 
@@ -206,6 +206,8 @@ pub struct Decision {
     pub id: DecisionId,
     pub(crate) answer: Answer,
     pub(crate) rules: arc_swap::Guard<Arc<Ruleset>>,
+    /// What is agreed on with the caller.
+    pub(crate) tenant: Option<Arc<Tenant>>,
 }
 
 impl std::ops::Deref for Decision {
@@ -262,6 +264,6 @@ impl Decision {
 impl Clone for Decision {
     fn clone(&self) -> Self {
         let rules = arc_swap::Guard::from_inner(Arc::clone(&self.rules));
-        Self { id: self.id, answer: self.answer.clone(), rules }
+        Self { id: self.id, answer: self.answer.clone(), rules, tenant: self.tenant.clone() }
     }
 }

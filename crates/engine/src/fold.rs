@@ -74,8 +74,8 @@ fn refuse(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
 fn push_status(folded: &mut Answer, hit: &Hit<'_>, outcome: Outcome) {
     let limit = match &hit.limit {
         HitLimit::Rule(limit) => LimitRef::Rule(limit.id),
-        HitLimit::Own(limit) => {
-            folded.own.push(RuleLimit::clone(limit));
+        HitLimit::Own(_) | HitLimit::Agreed(_) => {
+            folded.own.push(RuleLimit::clone(&hit.limit));
             LimitRef::Own(u16::try_from(folded.own.len() - 1).unwrap_or(u16::MAX))
         }
     };

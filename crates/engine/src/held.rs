@@ -61,7 +61,7 @@ impl<S: CounterStore> Limiter<S> {
             return None;
         }
         let mut plan = Plan::default();
-        plan_into(&decision.rules, check, &mut plan);
+        plan_into(&decision.rules, decision.tenant.as_deref(), check, &mut plan);
         Some(Held { id: PermitId(decision.id.0), holdings: holdings(&plan, &decision.answer, asked) })
     }
 

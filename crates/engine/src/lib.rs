@@ -12,6 +12,7 @@
 //! | `held` | what a request holds while it is under way |
 //! | `holding` | a charge that outlives its request |
 //! | `reserve` | charging an estimate now and the truth later |
+//! | `tenants` | what is agreed with single callers |
 //! | `throttle` | limits that callers bring themselves, apart from the rules |
 //! | `ids` | how a decision gets its name |
 
@@ -26,6 +27,7 @@ mod holding;
 mod ids;
 mod limiter;
 mod reserve;
+mod tenants;
 mod throttle;
 
 pub use check::{Check, Request};
@@ -34,3 +36,4 @@ pub use held::Held;
 pub use ids::DecisionId;
 pub use limiter::Limiter;
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
+pub use tenants::Tenants;

@@ -7,12 +7,13 @@ use crate::fallbacks::Fallbacks;
 use crate::fold;
 use crate::ids::DecisionId;
 use crate::reserve::Reservations;
+use crate::tenants::Tenants;
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{Clock, CounterStore, PermitId, Span};
-use tollgate_rules::{Charges, Plan, Ruleset};
+use tollgate_rules::{Charges, Plan, Ruleset, Tenant};
 use tollgate_store::MemoryStore;
 
 /// Rules and a store that decide together. Shared by all fronts.
@@ -27,6 +28,8 @@ pub struct Limiter<S> {
     pub(crate) fallback: Option<MemoryStore<Arc<dyn Clock>>>,
     pub(crate) debts: Debts,
     pub(crate) fallbacks: Fallbacks,
+    /// What is agreed with single callers.
+    pub(crate) tenants: Option<Arc<dyn Tenants>>,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -43,6 +46,7 @@ impl<S: CounterStore> Limiter<S> {
             fallback: None,
             debts: Debts::default(),
             fallbacks: Fallbacks::default(),
+            tenants: None,
         }
     }
 
@@ -96,9 +100,9 @@ impl<S: CounterStore> Limiter<S> {
             return decision;
         }
         {
-            let Decision { id, answer, rules } = &mut decision;
+            let Decision { id, answer, rules, tenant } = &mut decision;
             let mut plan = Plan::default();
-            plan_into(rules, check, &mut plan);
+            plan_into(rules, tenant.as_deref(), check, &mut plan);
             self.answer(&plan, PermitId(id.0), answer).await;
         }
         decision
@@ -115,12 +119,14 @@ impl<S: CounterStore> Limiter<S> {
     /// while.
     #[inline]
     fn check_at_once(&self, check: &Check<'_>, decision: &mut Decision) -> bool {
+        // Before anything is put off: who goes on from here reads it.
+        decision.tenant = self.tenant_of(check, &decision.rules);
         if self.debts.are_open() {
             return false;
         }
-        let Decision { id, answer, rules } = decision;
+        let Decision { id, answer, rules, tenant } = decision;
         let mut plan = Plan::default();
-        plan_into(rules, check, &mut plan);
+        plan_into(rules, tenant.as_deref(), check, &mut plan);
         if !plan.hits.is_empty() {
             let mut charges = Charges::new();
             plan.charges(PermitId(id.0), &mut charges);
@@ -135,7 +141,7 @@ impl<S: CounterStore> Limiter<S> {
     #[inline(always)]
     pub(crate) fn undecided(&self) -> Decision {
         let answer = Answer::plain(Ruling::Allowed { delay: Span::ZERO }, Origin::Unmatched);
-        Decision { id: DecisionId::fresh(), answer, rules: self.rules.load() }
+        Decision { id: DecisionId::fresh(), answer, rules: self.rules.load(), tenant: None }
     }
 
     /// Charges a plan and writes what came of it into the answer.
@@ -167,7 +173,13 @@ impl<S: CounterStore> Limiter<S> {
 }
 
 /// What a request meets; nothing, where the domain is not known.
-pub(crate) fn plan_into<'p>(rules: &'p Ruleset, check: &'p Check<'p>, plan: &mut Plan<'p>) {
+pub(crate) fn plan_into<'p>(
+    rules: &'p Ruleset,
+    tenant: Option<&'p Tenant>,
+    check: &'p Check<'p>,
+    plan: &mut Plan<'p>,
+) {
+    plan.tenant = tenant;
     match (rules.domain(check.domain), check.request) {
         (None, Request::Attributes(_)) => plan.matches.push(Default::default()),
         (None, Request::Descriptors(descriptors)) => {

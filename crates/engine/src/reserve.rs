@@ -175,9 +175,10 @@ impl<S: CounterStore> Limiter<S> {
         let mut decision = self.undecided();
         let id = decision.id;
         let holdings = {
-            let Decision { answer, rules, .. } = &mut decision;
+            let Decision { answer, rules, tenant, .. } = &mut decision;
+            *tenant = self.tenant_of(check, rules);
             let mut plan = Plan::default();
-            plan_into(rules, check, &mut plan);
+            plan_into(rules, tenant.as_deref(), check, &mut plan);
             self.answer(&plan, PermitId(id.0), answer).await;
             if answer.is_allowed() { holdings(&plan, answer, asked) } else { Vec::new() }
         };

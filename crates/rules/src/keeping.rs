@@ -41,20 +41,43 @@ pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
             Mode::Adaptive if rule.shared && options.lease_shared => Mode::Leased,
             stated => stated,
         };
-        let (fallback, mode, split) = (rule.fallback, rule.mode, rule.split);
+        let keeping = Keeping::of(rule);
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
         for limit in sets.flat_map(|set| &mut set.limits) {
-            limit.mode = mode_of(limit, mode);
-            if let Some(split) = split {
-                limit.limit = limit.limit.share_of(u32::from(split));
-            }
-            let has_share = share(limit, fallback, options.nodes);
-            if fallback.is_some() && !has_share {
+            let has_share = keeping.settle(limit, options.nodes);
+            if keeping.fallback.is_some() && !has_share {
                 // Nobody knows among how many nodes to share it, or a share is less than a unit.
                 rule.on_error = OnError::Always(FailPolicy::Closed);
             }
         }
     }
+}
+
+/// What a rule says of where its limits are kept.
+struct Keeping {
+    fallback: Option<u64>,
+    mode: Mode,
+    split: Option<u16>,
+}
+
+impl Keeping {
+    const fn of(rule: &Rule) -> Self {
+        Self { fallback: rule.fallback, mode: rule.mode, split: rule.split }
+    }
+
+    /// Whether a share of the limit was set aside.
+    fn settle(&self, limit: &mut RuleLimit, nodes: Option<u32>) -> bool {
+        limit.mode = mode_of(limit, self.mode);
+        if let Some(split) = self.split {
+            limit.limit = limit.limit.share_of(u32::from(split));
+        }
+        share(limit, self.fallback, nodes)
+    }
+}
+
+/// Keeps a limit as the others of its rule are kept, whose mode is settled.
+pub(crate) fn keep(limit: &mut RuleLimit, rule: &Rule, nodes: Option<u32>) {
+    let _ = Keeping::of(rule).settle(limit, nodes);
 }
 
 fn mode_of(limit: &RuleLimit, mode: Mode) -> Mode {

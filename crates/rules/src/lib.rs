@@ -9,6 +9,7 @@
 //! | `compile`, `scope`, [`rule`](Rule), [`unit`](Unit) | what a descriptor means in its domain; the names of counters |
 //! | `tree`, `pattern`, `network`, `walk`, [`plan`](Plan) | which rules a request meets |
 //! | `lint`, [`explain`](Explanation) | what will never act; why a rule did or did not match |
+//! | [`tenant`](Tenant) | what is agreed with one caller in place of the rules' own limits |
 //! | [`ruleset`](Ruleset) | all of it, loaded and read |
 
 mod compile;
@@ -29,6 +30,7 @@ mod scope;
 mod split;
 mod suggest;
 mod syntax;
+mod tenant;
 mod tree;
 mod unit;
 mod walk;
@@ -40,6 +42,7 @@ pub use rule::{
     Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, Soft, SoftAction,
 };
 pub use ruleset::{Domain, Options, Ruleset, Source};
+pub use tenant::{Override, TENANT_KEY, Tenant, Unfit};
 pub use unit::Unit;
 
 /// The JSON schema of rule files, for editors.

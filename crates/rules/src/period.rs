@@ -1,6 +1,7 @@
 //! Counts and periods as people write them: `100/minute`, `100 per 30s`, `5/250ms`, `1000/day in Europe/Zurich`.
 
 use crate::read::parse_number;
+use crate::syntax::shorten;
 use tollgate_core::{Calendar, CalendarUnit, Period, Span};
 
 /// Names of units and their lengths in microseconds.
@@ -41,13 +42,18 @@ pub(crate) fn parse_rate(text: &str) -> Result<(u64, Period), String> {
     let count = parse_number(count.trim())
         .and_then(|count| u64::try_from(count).ok())
         .ok_or_else(|| format!("`{}` is no count", count.trim()))?;
-    let period = match period.split_once(" in ") {
-        Some((unit, zone)) => calendar(unit.trim(), zone.trim())?,
+    Ok((count, parse_period(period)?))
+}
+
+/// Reads `minute`, `30s`, `day in Europe/Zurich`. The error says what is wrong.
+pub(crate) fn parse_period(text: &str) -> Result<Period, String> {
+    match text.split_once(" in ") {
+        Some((unit, zone)) => calendar(unit.trim(), zone.trim()),
         None => {
-            Period::Rolling(parse_span(period).ok_or_else(|| format!("`{}` is no period", period.trim()))?)
+            let length = parse_span(text);
+            length.map(Period::Rolling).ok_or_else(|| format!("`{}` is no period", shorten(text.trim())))
         }
-    };
-    Ok((count, period))
+    }
 }
 
 /// A calendar period in a zone.

@@ -3,6 +3,7 @@
 //! A plan borrows the rule set and the request and holds its few entries inline: on the usual path nothing is allocated.
 
 use crate::rule::{Action, Role, Rule, RuleLimit};
+use crate::tenant::Tenant;
 use smallvec::SmallVec;
 use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Part, PermitId};
 
@@ -25,6 +26,8 @@ pub struct Descriptor<'a> {
 pub enum HitLimit<'p> {
     /// One of the rule set's.
     Rule(&'p RuleLimit),
+    /// One that is agreed on with the caller.
+    Agreed(&'p RuleLimit),
     /// One that the request brought with it.
     Own(Box<RuleLimit>),
 }
@@ -33,7 +36,7 @@ impl std::ops::Deref for HitLimit<'_> {
     type Target = RuleLimit;
     fn deref(&self) -> &RuleLimit {
         match self {
-            Self::Rule(limit) => limit,
+            Self::Rule(limit) | Self::Agreed(limit) => limit,
             Self::Own(limit) => limit,
         }
     }
@@ -79,15 +82,23 @@ pub struct Plan<'p> {
     pub hits: SmallVec<[Hit<'p>; 4]>,
     /// One for each descriptor of the request (a single one for attributes), with the rule that matched.
     pub matches: SmallVec<[(Match, Option<&'p Rule>); 4]>,
-    /// The caller's tier, where it says one.
+    /// The caller's tier, where it says one or one is agreed on.
     pub tier: Option<&'p str>,
+    /// What is agreed on with the caller: set before planning.
+    pub tenant: Option<&'p Tenant>,
 }
 
 impl Default for Plan<'_> {
     /// Inlined always: what is not yet in the lists need then not be copied with them.
     #[inline(always)]
     fn default() -> Self {
-        Self { parts: SmallVec::new(), hits: SmallVec::new(), matches: SmallVec::new(), tier: None }
+        Self {
+            parts: SmallVec::new(),
+            hits: SmallVec::new(),
+            matches: SmallVec::new(),
+            tier: None,
+            tenant: None,
+        }
     }
 }
 

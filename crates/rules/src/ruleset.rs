@@ -10,6 +10,7 @@ use crate::read::Reader;
 use crate::rule::{Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
 use crate::syntax::shorten;
+use crate::tenant::Overridable;
 use crate::tree::{Test, TreeNode};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -64,6 +65,10 @@ pub struct Ruleset {
     limits: Vec<(u32, u32)>,
     warnings: Vec<Diagnostic>,
     revision: String,
+    /// How many nodes share the limits, where that is known.
+    pub(crate) nodes: Option<u32>,
+    /// Which rules can be changed for one caller; worked out when the first is.
+    pub(crate) overridable: std::sync::OnceLock<Overridable>,
 }
 
 /// The rules of one domain.
@@ -123,7 +128,16 @@ impl Ruleset {
             lint::domain(&domain, &places, &mut reader);
             domains.push(domain);
         }
-        Ok(Self { domains, by_name, rules, limits, warnings, revision: revision(sources, options) })
+        Ok(Self {
+            domains,
+            by_name,
+            rules,
+            limits,
+            warnings,
+            revision: revision(sources, options),
+            nodes: options.nodes,
+            overridable: std::sync::OnceLock::new(),
+        })
     }
 
     /// What loads, and does nothing.

@@ -9,6 +9,7 @@ use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
 use crate::split;
+use crate::tenant::Tenant;
 use crate::tree::{KeyIndex, Level, Test, TreeNode};
 use crate::unit::Unit;
 use smallvec::SmallVec;
@@ -35,7 +36,7 @@ impl Domain {
     /// The same, written where the caller has room for it: a plan is large to move about.
     pub fn plan_into<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost, plan: &mut Plan<'p>) {
         if self.asks_tier {
-            plan.tier = find(request, &self.tier_key);
+            plan.tier = plan.tenant.and_then(Tenant::tier).or_else(|| find(request, &self.tier_key));
         }
         let mut walk = BagWalk {
             domain: self,
@@ -77,6 +78,9 @@ impl Domain {
         plan: &mut Plan<'p>,
     ) {
         let request_hits = if hits.is_look() { Cost::ONE } else { hits };
+        if self.asks_tier {
+            plan.tier = plan.tenant.and_then(Tenant::tier);
+        }
         for (i, descriptor) in descriptors.iter().enumerate() {
             let i = u16::try_from(i).unwrap_or(u16::MAX);
             let cost = descriptor.hits.unwrap_or(request_hits);
@@ -104,13 +108,14 @@ impl Domain {
     ) -> (Match, Option<&'p Rule>) {
         let mut node = &self.tree[0];
         let mut path = Path::new();
-        let mut tier = None;
+        let agreed = plan.tenant.and_then(Tenant::tier);
+        let mut tier = agreed;
         for (at, (key, value)) in descriptor.entries.iter().enumerate() {
             if let Some(next) = self.next(node, key, value) {
                 node = &self.tree[next as usize];
                 path.extend(part(node, value));
             } else if at + 1 == descriptor.entries.len() && *key == self.tier_key && self.has_tiers(node) {
-                tier = Some(*value);
+                tier = agreed.or(Some(*value));
             } else {
                 return (Match::None, None);
             }
@@ -289,10 +294,11 @@ fn push_hits<'p>(
     cost: CostOf<'_>,
     descriptor: u16,
 ) -> Match {
-    if rule.unlimited {
+    let agreed = plan.tenant.and_then(|tenant| tenant.limits(rule.id));
+    if rule.unlimited && agreed.is_none() {
         return Match::Unlimited;
     }
-    let limits = rule.limits_for(tier);
+    let limits = agreed.unwrap_or_else(|| rule.limits_for(tier));
     if limits.is_empty() {
         return Match::Exempt;
     }
@@ -308,7 +314,7 @@ fn push_hits<'p>(
         let enforcement = Hit::enforcement(limit.role, rule.action, profile);
         plan.hits.push(Hit {
             rule: Some(rule),
-            limit: HitLimit::Rule(limit),
+            limit: if agreed.is_some() { HitLimit::Agreed(limit) } else { HitLimit::Rule(limit) },
             parts,
             cost,
             descriptor,

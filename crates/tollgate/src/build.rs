@@ -2,6 +2,7 @@
 
 use crate::cli::Listen;
 use crate::config::{Config, StoreChoice};
+use crate::operators::Operators;
 use crate::sources;
 use crate::status::ServerStatus;
 use crate::store::Store;
@@ -10,7 +11,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate_core::{Clock, SystemClock};
-use tollgate_engine::Limiter;
+use tollgate_engine::{Limiter, Tenants};
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
 
@@ -24,10 +25,14 @@ pub(crate) struct Built {
     pub(crate) grpc: TcpListener,
     pub(crate) http: TcpListener,
     pub(crate) resp: Option<TcpListener>,
+    pub(crate) operators: Option<Operators>,
 }
 
 /// Rules and store that decide together: what every way to run begins with.
-pub(crate) fn limiter(config: &Config) -> anyhow::Result<Arc<Limiter<Store>>> {
+pub(crate) fn limiter(
+    config: &Config,
+    tenants: Option<Arc<dyn Tenants>>,
+) -> anyhow::Result<Arc<Limiter<Store>>> {
     let sources =
         if config.rules.is_empty() { vec![sources::sample()] } else { sources::read(&config.rules)? };
     let rules = Ruleset::load(&sources, &config.rule_options())
@@ -53,11 +58,16 @@ pub(crate) fn limiter(config: &Config) -> anyhow::Result<Arc<Limiter<Store>>> {
             Limiter::new(Arc::new(rules), store, time).with_fallback(fallback)
         }
     };
-    Ok(Arc::new(limiter.with_global_shadow(config.global_shadow)))
+    let limiter = limiter.with_global_shadow(config.global_shadow);
+    Ok(Arc::new(match tenants {
+        Some(tenants) => limiter.with_tenants(tenants),
+        None => limiter,
+    }))
 }
 
 pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
-    let limiter = limiter(config)?;
+    let operators = Operators::open(config).await?;
+    let limiter = limiter(config, operators.as_ref().map(Operators::tenants))?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), config));
     let listen = async |address, flag| {
         TcpListener::bind(address)
@@ -71,7 +81,7 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
         Some(Listen::At(address)) => Some(listen(address, "--resp").await?),
         None => listen_if_free(RESP).await,
     };
-    Ok(Built { limiter, status, grpc, http, resp })
+    Ok(Built { limiter, status, grpc, http, resp, operators })
 }
 
 /// Nobody has asked for this address by name, so that it is taken is no reason not to serve.

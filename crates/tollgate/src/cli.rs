@@ -33,6 +33,72 @@ pub(crate) enum Command {
     Explain(ExplainFlags),
     /// Run unit tests of rule files, on a clock that only the tests move.
     Test(TestFlags),
+    /// Make, list and revoke tokens for the admin API.
+    Token(TokenFlags),
+    /// Look at the log of what operators changed.
+    Audit(AuditFlags),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenFlags {
+    #[command(subcommand)]
+    pub(crate) command: TokenCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token, and print it: it cannot be had again.
+    Create {
+        #[command(flatten)]
+        db: DbFlag,
+        /// For whom: the name in the audit log.
+        #[arg(long, value_name = "NAME")]
+        name: String,
+        /// What it may do: viewer, operator or admin.
+        #[arg(long, value_name = "ROLE")]
+        role: tollgate_control::Role,
+        /// For how many days it is valid; 0 is for ever.
+        #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(0..=36_500))]
+        days: u32,
+    },
+    /// All tokens there ever were.
+    List {
+        #[command(flatten)]
+        db: DbFlag,
+        /// For programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a token worthless, at once.
+    Revoke {
+        #[command(flatten)]
+        db: DbFlag,
+        /// The id that `list` shows.
+        #[arg(value_name = "ID")]
+        id: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AuditFlags {
+    #[command(subcommand)]
+    pub(crate) command: AuditCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// Check that no entry was altered, removed or slipped in. Exits with 1 if one was.
+    Verify {
+        #[command(flatten)]
+        db: DbFlag,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DbFlag {
+    /// The database: sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE.
+    #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
+    pub(crate) db: String,
 }
 
 /// Everything here can also be set in the file of `--config`; a flag wins over the environment, that over the file.
@@ -90,6 +156,13 @@ pub(crate) struct ServeFlags {
     /// A file that holds the password of the Redis protocol and nothing else; or set TOLLGATE_RESP_PASSWORD.
     #[arg(long, env = "TOLLGATE_RESP_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
+    /// What operators decide is kept here: sqlite:FILE, or postgres://USER:PASSWORD@HOST/DATABASE for several nodes.
+    /// Without it there is no admin API.
+    #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
+    pub(crate) db: Option<String>,
+    /// Where the admin API listens, with --db; 127.0.0.1:8082 unless set. Elsewhere than on loopback it needs a token.
+    #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS")]
+    pub(crate) admin: Option<SocketAddr>,
     /// Decide all domains by this arithmetic, whatever their files say.
     #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,

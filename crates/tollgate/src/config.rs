@@ -29,6 +29,10 @@ pub(crate) struct Config {
     pub(crate) resp: Option<Listen>,
     /// What its callers may do; holds the password, and does not show it.
     pub(crate) resp_config: RespConfig,
+    /// Where what operators decide is kept.
+    pub(crate) db: Option<DbAddress>,
+    /// Where operators come in.
+    pub(crate) admin: SocketAddr,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
     pub(crate) answers: AnswerSettings,
@@ -38,6 +42,16 @@ pub(crate) struct Config {
     pub(crate) gateway: Option<GatewaySection>,
     /// Whether somebody asked for the HTTP address by name.
     pub(crate) asked_http: bool,
+}
+
+/// The address of a database. It may hold a password, so it is not shown.
+#[derive(Clone)]
+pub(crate) struct DbAddress(pub(crate) String);
+
+impl std::fmt::Debug for DbAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("DbAddress")
+    }
 }
 
 /// Where counters live.
@@ -68,6 +82,8 @@ struct File {
     http: Option<SocketAddr>,
     resp: Option<Listen>,
     resp_password_file: Option<PathBuf>,
+    db: Option<String>,
+    admin: Option<SocketAddr>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
     #[serde(default)]
@@ -97,7 +113,15 @@ impl Config {
         let file = flags.config.as_deref().map(read).transpose()?.unwrap_or_default();
         let memory = file.memory.as_deref().map(parse_size).transpose();
         let memory = memory.map_err(anyhow::Error::msg).context("`memory` in the file of --config")?;
+        let db = flags.db.clone().or(file.db.clone());
+        let admin = flags.admin.or(file.admin);
+        anyhow::ensure!(
+            db.is_some() || admin.is_none(),
+            "--admin without --db: say where what operators decide is kept, as in --db sqlite:tollgate.db"
+        );
         Ok(Self {
+            db: db.map(DbAddress),
+            admin: admin.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8082))),
             store: store(flags, &file)?,
             resp: flags.resp.or(file.resp),
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },

@@ -3,6 +3,7 @@
 use crate::build;
 use crate::cli::ServeFlags;
 use crate::config::Config;
+use crate::operators::Operators;
 use crate::serve::{log, pay_debts, told_to_stop};
 use crate::status::ServerStatus;
 use crate::{leases, reload, sources};
@@ -32,7 +33,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     )?;
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
-    let limiter = build::limiter(&config)?;
+    let operators = Operators::open(&config).await?;
+    let limiter = build::limiter(&config, operators.as_ref().map(Operators::tenants))?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), &config));
     let settings =
         GatewayConfig { gateway: section, who: config.who.clone(), answers: config.answers.clone() };
@@ -48,7 +50,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             Some(bound.with_context(|| format!("cannot listen on {}; set `http` to another", config.http))?)
         }
     };
-    greet(&config, &gateway.addresses(), http.as_ref());
+    greet(&config, &gateway.addresses(), http.as_ref(), operators.as_ref());
     let (stop, stopping) = watch::channel(false);
     let drain = || {
         let mut stopping = stopping.clone();
@@ -56,6 +58,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
+    let operators =
+        operators.map(|operators| operators.start(Arc::clone(&limiter), &status, drain())).transpose()?;
     let web = http.map(|listener| {
         let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
         let settings = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };
@@ -75,6 +79,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if let Some(web) = web {
         let _ = web.await;
     }
+    if let Some(operators) = operators {
+        operators.end().await;
+    }
     tracing::info!("drained");
     reloading.abort();
     paying.abort();
@@ -84,7 +91,12 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 }
 
 /// What a person who starts it reads. A closed output is no reason not to serve.
-fn greet(config: &Config, addresses: &[(std::net::SocketAddr, bool)], http: Option<&TcpListener>) {
+fn greet(
+    config: &Config,
+    addresses: &[(std::net::SocketAddr, bool)],
+    http: Option<&TcpListener>,
+    operators: Option<&Operators>,
+) {
     let mut lines = vec![format!("tollgate {} stands before your API", env!("CARGO_PKG_VERSION"))];
     for (address, tls) in addresses {
         let scheme = if *tls { "https" } else { "http" };
@@ -92,6 +104,9 @@ fn greet(config: &Config, addresses: &[(std::net::SocketAddr, bool)], http: Opti
     }
     if let Some(address) = http.and_then(|http| http.local_addr().ok()) {
         lines.push(format!("  http  {address}  (probes, metrics, /v1/check)"));
+    }
+    if let Some(address) = operators.and_then(|operators| operators.address().ok()) {
+        lines.push(format!("  admin {address}  (quotas, audit)"));
     }
     let rules = if config.rules.is_empty() {
         "the sample that is compiled in".to_owned()

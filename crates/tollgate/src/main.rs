@@ -1,10 +1,12 @@
 //! The binary: parse, dispatch, nothing else. `serve` is assembled in `build`.
 
+mod access;
 mod build;
 mod cli;
 mod config;
 mod gateway;
 mod leases;
+mod operators;
 mod reload;
 mod ruleinfo;
 mod serve;
@@ -27,6 +29,8 @@ fn main() -> ExitCode {
         cli::Command::Schema => ruleinfo::schema(),
         cli::Command::Explain(flags) => ruleinfo::explain(&flags),
         cli::Command::Test(flags) => test::run(&flags),
+        cli::Command::Token(flags) => access::token(&flags),
+        cli::Command::Audit(flags) => access::audit(&flags),
     };
     match outcome {
         Ok(code) => code,

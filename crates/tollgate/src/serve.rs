@@ -3,6 +3,7 @@
 use crate::build::{Built, build};
 use crate::cli::ServeFlags;
 use crate::config::Config;
+use crate::operators::Operators;
 use crate::store::Store;
 use crate::{leases, reload, sources};
 use anyhow::Context;
@@ -48,8 +49,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let rls_config = rls::RlsConfig { answers: config.answers.clone(), ..rls::RlsConfig::default() };
     let http_config =
         http::HttpConfig { answers: config.answers.clone(), forward, ..http::HttpConfig::default() };
-    let Built { limiter, status, grpc, http, resp } = build(&config).await?;
-    greet(&config, &grpc, &http, resp.as_ref())?;
+    let Built { limiter, status, grpc, http, resp, operators } = build(&config).await?;
+    greet(&config, &grpc, &http, resp.as_ref(), operators.as_ref())?;
     let resp_config = config.resp_config.clone();
     let (stop, stopping) = watch::channel(false);
     let drain = || {
@@ -58,6 +59,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
+    let operators =
+        operators.map(|operators| operators.start(Arc::clone(&limiter), &status, drain())).transpose()?;
     let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
@@ -76,6 +79,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let _ = web.await;
         if let Some(redis) = redis {
             let _ = redis.await;
+        }
+        if let Some(operators) = operators {
+            operators.end().await;
         }
         rls.await
     };
@@ -115,6 +121,7 @@ fn greet(
     grpc: &tokio::net::TcpListener,
     http: &tokio::net::TcpListener,
     resp: Option<&tokio::net::TcpListener>,
+    operators: Option<&Operators>,
 ) -> anyhow::Result<()> {
     let (grpc, http) = (grpc.local_addr()?, http.local_addr()?);
     let mut lines = vec![
@@ -124,6 +131,13 @@ fn greet(
     ];
     if let Some(resp) = resp {
         lines.push(format!("  resp  {}  (CL.THROTTLE, TG.CHECK)", resp.local_addr()?));
+    }
+    if let Some(operators) = operators {
+        lines.push(format!(
+            "  admin {}  (quotas, audit; {})",
+            operators.address()?,
+            operators.control.kind()
+        ));
     }
     if config.rules.is_empty() {
         let check = |attributes: &str| {

@@ -1,11 +1,13 @@
 //! What the process tells about itself: readiness, the rules it runs, the last change that was refused, its figures.
 
 use crate::config::Config;
+use crate::operators;
 use crate::store::{Store, label, metric};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use tollgate_control::Control;
 use tollgate_engine::Limiter;
 use tollgate_front::Status;
 
@@ -18,6 +20,8 @@ pub(crate) struct ServerStatus {
     refusals: AtomicU64,
     /// Figures of whatever else runs in the process.
     more: std::sync::OnceLock<Figures>,
+    /// What operators decide, where that is kept.
+    control: std::sync::OnceLock<Arc<Control>>,
 }
 
 type Figures = Box<dyn Fn(&mut String) + Send + Sync>;
@@ -32,12 +36,18 @@ impl ServerStatus {
             reloads: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
             more: std::sync::OnceLock::new(),
+            control: std::sync::OnceLock::new(),
         }
     }
 
     /// Adds figures to those that are told already.
     pub(crate) fn tell_also(&self, figures: impl Fn(&mut String) + Send + Sync + 'static) {
         let _ = self.more.set(Box::new(figures));
+    }
+
+    /// Tells of what operators decide, too.
+    pub(crate) fn tell_of(&self, control: Arc<Control>) {
+        let _ = self.control.set(control);
     }
 
     pub(crate) fn drain(&self) {
@@ -80,6 +90,7 @@ impl Status for ServerStatus {
                 "error": refused,
             },
             "store": self.limiter.store().details(),
+            "control": self.control.get().map(|control| operators::details(control)),
         })
     }
 
@@ -115,6 +126,9 @@ impl Status for ServerStatus {
             "Rule changes that were refused.",
             refusals,
         );
+        if let Some(control) = self.control.get() {
+            operators::metrics(control, &mut text);
+        }
         if let Some(more) = self.more.get() {
             more(&mut text);
         }

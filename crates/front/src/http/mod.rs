@@ -11,15 +11,15 @@
 //! `server` accepts connections, `body` reads and decodes, `problem` says what was wrong, `decision` is the answer's form.
 //! hyper without a framework: few paths need no router, and this is where every request passes.
 
-mod body;
+pub(crate) mod body;
 mod check;
 mod decision;
 mod forward;
-mod health;
+pub(crate) mod health;
 mod json;
-mod problem;
+pub(crate) mod problem;
 mod reserve;
-mod server;
+pub(crate) mod server;
 
 pub use forward::{Forward, ForwardError, ForwardSettings};
 pub use server::{HttpConfig, serve};
@@ -88,11 +88,11 @@ async fn route<S: CounterStore>(
 }
 
 /// An answer with a JSON body.
-fn json_answer(status: StatusCode, body: Vec<u8>) -> Answer {
+pub(crate) fn json_answer(status: StatusCode, body: Vec<u8>) -> Answer {
     typed(status, "application/json", body)
 }
 
-fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));

@@ -1,7 +1,9 @@
 //! Accepting connections: bounded in number, headers in bounded time, drained before the end.
 
-use super::{App, Forward, handle};
+use super::{Answer, App, Forward, handle};
 use crate::Status;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -57,34 +59,67 @@ pub async fn serve<S: CounterStore + 'static>(
     drain: impl Future<Output = ()> + Send,
 ) {
     let app = Arc::new(App { limiter, status, answers: config.answers, forward: config.forward });
-    let places = Arc::new(Semaphore::new(config.connections));
+    let answer = move |peer: IpAddr, request: Request<Incoming>| {
+        let app = Arc::clone(&app);
+        async move { handle(&app, peer, request).await }
+    };
+    let bounds = Bounds {
+        connections: config.connections,
+        header_timeout: config.header_timeout,
+        drain: config.drain,
+    };
+    serve_each(listener, bounds, drain, answer).await;
+}
+
+/// What connections are held to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) connections: usize,
+    pub(crate) header_timeout: Duration,
+    pub(crate) drain: Duration,
+}
+
+/// The same for any way to answer.
+pub(crate) async fn serve_each<F, A>(
+    listener: TcpListener,
+    bounds: Bounds,
+    drain: impl Future<Output = ()> + Send,
+    answer: F,
+) where
+    F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Answer> + Send + 'static,
+{
+    let places = Arc::new(Semaphore::new(bounds.connections));
     let (early, late) = (GracefulShutdown::new(), GracefulShutdown::new());
     tokio::select! {
         () = drain => {}
-        () = accept_all(&listener, &app, &places, config.header_timeout, &early) => {}
+        () = accept_all(&listener, &answer, &places, bounds.header_timeout, &early) => {}
     }
     tokio::select! {
-        _ = tokio::time::timeout(config.drain, early.shutdown()) => {}
-        () = accept_all(&listener, &app, &places, config.header_timeout, &late) => {}
+        _ = tokio::time::timeout(bounds.drain, early.shutdown()) => {}
+        () = accept_all(&listener, &answer, &places, bounds.header_timeout, &late) => {}
     }
     drop(listener);
     let _ = tokio::time::timeout(LATE, late.shutdown()).await;
 }
 
 /// Takes connections for as long as it is asked to.
-async fn accept_all<S: CounterStore + 'static>(
+async fn accept_all<F, A>(
     listener: &TcpListener,
-    app: &Arc<App<S>>,
+    answer: &F,
     places: &Arc<Semaphore>,
     header_timeout: Duration,
     open: &GracefulShutdown,
-) {
+) where
+    F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Answer> + Send + 'static,
+{
     loop {
         let Some((stream, peer, place)) = accept(listener, places).await else { continue };
-        let app = Arc::clone(app);
+        let answer = answer.clone();
         let service = service_fn(move |request| {
-            let app = Arc::clone(&app);
-            async move { Ok::<_, Infallible>(handle(&app, peer, request).await) }
+            let answering = answer(peer, request);
+            async move { Ok::<_, Infallible>(answering.await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())

@@ -1,0 +1,179 @@
+//! What was changed, by whom, from where, before and after: a chain in which each entry's hash covers the one before.
+//!
+//! Who alters, removes or slips in an entry breaks every hash after it; who cuts the end off contradicts the head. Who can
+//! rewrite the whole table and the head can forge it all: ship the last hash elsewhere to find that out too.
+
+use crate::change::{Actor, Changed, Head};
+use crate::control::Control;
+use crate::db::{ControlError, on};
+use crate::quota::tell_millis;
+use ring::digest;
+use serde::Serialize;
+
+pub(crate) const INSERT: &str =
+    "INSERT INTO audit (seq, at, actor, origin, action, target, before, after, hash)
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+
+const SELECT: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
+     WHERE seq > $1 ORDER BY seq LIMIT $2";
+
+const SELECT_BACK: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
+     WHERE seq < $1 ORDER BY seq DESC LIMIT $2";
+
+type Row = (i64, i64, String, String, String, String, String, String, Vec<u8>);
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AuditEntry {
+    /// Its place in the chain, from one.
+    pub seq: i64,
+    /// When.
+    pub at: String,
+    #[serde(skip)]
+    pub(crate) at_millis: i64,
+    /// Who.
+    pub actor: String,
+    /// From where.
+    pub origin: String,
+    /// What was done.
+    pub action: String,
+    /// To what.
+    pub target: String,
+    /// What was there before, in JSON; empty if nothing.
+    pub before: String,
+    /// What is there now; empty if nothing.
+    pub after: String,
+    /// The hash of this entry and the one before it.
+    #[serde(serialize_with = "hexadecimal")]
+    pub hash: [u8; 32],
+}
+
+/// What a look at the whole chain found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verified {
+    /// Every entry is as it was written.
+    Whole {
+        /// How many there are.
+        entries: i64,
+        /// The last hash.
+        head: String,
+    },
+    /// This entry is not as it was written, or is not there.
+    Broken {
+        /// Its place.
+        seq: i64,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+impl AuditEntry {
+    pub(crate) fn next(head: &Head, at: i64, actor: &Actor, changed: &Changed<'_>) -> Self {
+        let mut entry = Self {
+            seq: head.1 + 1,
+            at: tell_millis(at),
+            at_millis: at,
+            actor: actor.name.clone(),
+            origin: actor.origin.clone(),
+            action: changed.action.to_owned(),
+            target: changed.target.to_owned(),
+            before: changed.before.clone(),
+            after: changed.after.clone(),
+            hash: [0; 32],
+        };
+        entry.hash = entry.chained(&head.2);
+        entry
+    }
+
+    /// The hash over the one before and every field, each behind its length, so that no two entries read alike.
+    fn chained(&self, previous: &[u8]) -> [u8; 32] {
+        let mut hash = digest::Context::new(&digest::SHA256);
+        let (seq, at) = (self.seq.to_be_bytes(), self.at_millis.to_be_bytes());
+        let texts = [&self.actor, &self.origin, &self.action, &self.target, &self.before, &self.after];
+        let fields = [previous, &seq, &at].into_iter().chain(texts.map(String::as_bytes));
+        for field in fields {
+            hash.update(&(field.len() as u64).to_be_bytes());
+            hash.update(field);
+        }
+        hash.finish().as_ref().try_into().unwrap_or_default()
+    }
+
+    fn of(row: Row) -> Result<Self, ControlError> {
+        let (seq, at, actor, origin, action, target, before, after, hash) = row;
+        let hash =
+            hash.try_into().map_err(|_| ControlError::Broken(format!("the hash of audit entry {seq}")))?;
+        Ok(Self {
+            seq,
+            at: tell_millis(at),
+            at_millis: at,
+            actor,
+            origin,
+            action,
+            target,
+            before,
+            after,
+            hash,
+        })
+    }
+}
+
+impl Control {
+    /// Entries before this one, the latest first.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn audit(&self, before: Option<i64>, most: i64) -> Result<Vec<AuditEntry>, ControlError> {
+        let before = before.unwrap_or(i64::MAX);
+        let rows: Vec<Row> = on!(&self.db, pool => {
+            sqlx::query_as(SELECT_BACK).bind(before).bind(most).fetch_all(pool).await?
+        });
+        rows.into_iter().map(AuditEntry::of).collect()
+    }
+
+    /// Looks at the whole chain.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn verify_audit(&self) -> Result<Verified, ControlError> {
+        // The head first: entries that are added meanwhile only come after it.
+        let (last, head): (i64, Vec<u8>) = on!(&self.db, pool => {
+            sqlx::query_as("SELECT audit_seq, audit_hash FROM head WHERE id = 1").fetch_one(pool).await?
+        });
+        let (mut seq, mut previous) = (0, [0; 32]);
+        while seq < last {
+            let page = 1_000.min(last - seq);
+            let rows: Vec<Row> = on!(&self.db, pool => {
+                sqlx::query_as(SELECT).bind(seq).bind(page).fetch_all(pool).await?
+            });
+            if rows.is_empty() {
+                return Ok(Verified::Broken { seq: seq + 1, why: "it is not there" });
+            }
+            for row in rows {
+                let entry = AuditEntry::of(row)?;
+                seq += 1;
+                if entry.seq != seq {
+                    return Ok(Verified::Broken { seq, why: "it is not there" });
+                }
+                if entry.chained(&previous) != entry.hash {
+                    return Ok(Verified::Broken { seq, why: "it does not follow from the one before" });
+                }
+                previous = entry.hash;
+                if seq == last {
+                    break;
+                }
+            }
+        }
+        if previous[..] != head[..] {
+            return Ok(Verified::Broken { seq: last, why: "it is not the last one that was written" });
+        }
+        Ok(Verified::Whole { entries: last, head: hex(&previous) })
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn hexadecimal<S: serde::Serializer>(bytes: &[u8; 32], out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(&hex(bytes))
+}

@@ -1,0 +1,249 @@
+//! All agreements in memory, for the limiter: no request waits for a database.
+//!
+//! A caller takes an entry of 24 bytes: a word of its key's hash, from when to when in seconds, and the terms. Most callers
+//! have the same terms as others (a tier, one of a few plans), so terms are kept once for all who have them, and are
+//! compiled against the rules when the first request needs them. A table is between 7/16 and 7/8 full, so an entry takes 29
+//! to 58 bytes. Terms that nobody else has cost 300 bytes or so beside that.
+//!
+//! The table is cut into parts with a lock each: a change holds up one part for the time of one insertion. A copy that is
+//! swapped was rejected: a change among ten million would copy them all.
+
+use crate::key::{KeyHash, KeyHasher};
+use crate::quotas::KeptTerms;
+use arc_swap::ArcSwapOption;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use tollgate_core::Clock;
+use tollgate_engine::Tenants;
+use tollgate_rules::{Override, Ruleset, Tenant};
+
+const PARTS: usize = 64;
+
+/// All agreements that this node knows of.
+pub struct Book {
+    hasher: KeyHasher,
+    /// How many there are; none costs a request one look here.
+    entries: AtomicUsize,
+    parts: Box<[RwLock<Part>]>,
+    terms: Mutex<HashMap<Arc<Said>, Weak<Terms>>>,
+}
+
+/// Hashes are words already.
+type Part = HashMap<u64, Entry, BuildHasherDefault<Word>>;
+
+/// Seconds that mean "no end".
+const NEVER: u32 = u32::MAX;
+
+struct Entry {
+    from: u32,
+    until: u32,
+    terms: Arc<Terms>,
+}
+
+/// What is agreed on, as it is said.
+#[derive(PartialEq, Eq, Hash)]
+struct Said {
+    tier: Option<String>,
+    overrides: Vec<Override>,
+}
+
+struct Terms {
+    said: Arc<Said>,
+    /// For the rules that were last asked about.
+    compiled: ArcSwapOption<(String, Arc<Tenant>)>,
+}
+
+impl Terms {
+    fn against(&self, rules: &Ruleset) -> Arc<Tenant> {
+        let kept = self.compiled.load();
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.0 == rules.revision()) {
+            return Arc::clone(&kept.1);
+        }
+        let (tenant, unfit) = rules.tenant(self.said.tier.as_deref(), &self.said.overrides);
+        for unfit in unfit {
+            tracing::warn!(rules = rules.revision(), "an override of a quota does not act: {}", unfit.why);
+        }
+        let tenant = Arc::new(tenant);
+        self.compiled.store(Some(Arc::new((rules.revision().to_owned(), Arc::clone(&tenant)))));
+        tenant
+    }
+}
+
+impl Book {
+    pub(crate) fn new(hasher: KeyHasher) -> Self {
+        let parts = (0..PARTS).map(|_| RwLock::default()).collect();
+        Self { hasher, entries: AtomicUsize::new(0), parts, terms: Mutex::default() }
+    }
+
+    /// How many agreements there are, those included that do not act now.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes an agreement in, or forgets it.
+    pub(crate) fn set(&self, hash: &KeyHash, kept: Option<KeptTerms>) {
+        let entry = kept.map(|kept| Entry {
+            from: kept.effective_at.map_or(0, seconds),
+            until: kept.expires_at.map_or(NEVER, seconds),
+            terms: self.terms_of(kept.tier, &kept.overrides),
+        });
+        let word = hash.word();
+        let mut part = self.part(word).write().unwrap_or_else(PoisonError::into_inner);
+        let before = match entry {
+            Some(entry) => {
+                let before = part.insert(word, entry);
+                if before.is_none() {
+                    self.entries.fetch_add(1, Ordering::Relaxed);
+                }
+                before
+            }
+            None => {
+                let before = part.remove(&word);
+                if before.is_some() {
+                    self.entries.fetch_sub(1, Ordering::Relaxed);
+                }
+                before
+            }
+        };
+        drop(part);
+        drop(before);
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        for part in &self.parts {
+            part.write().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        self.entries.store(0, Ordering::Relaxed);
+    }
+
+    fn part(&self, word: u64) -> &RwLock<Part> {
+        // The high bits: the table within looks at the low ones.
+        &self.parts[(word >> 58) as usize % PARTS]
+    }
+
+    /// The terms as others have them already, or new ones.
+    fn terms_of(&self, tier: Option<String>, overrides: &[crate::quota::QuotaOverride]) -> Arc<Terms> {
+        let overrides = overrides.iter().map(crate::quota::QuotaOverride::to_rule).collect();
+        let said = Arc::new(Said { tier, overrides });
+        let mut known = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(terms) = known.get(&said).and_then(Weak::upgrade) {
+            return terms;
+        }
+        // What nobody has any more goes when as much again has come.
+        if known.len() == known.capacity() {
+            known.retain(|_, terms| terms.strong_count() > 0);
+        }
+        let terms = Arc::new(Terms { said: Arc::clone(&said), compiled: ArcSwapOption::empty() });
+        known.insert(said, Arc::downgrade(&terms));
+        terms
+    }
+}
+
+impl Tenants for Book {
+    #[inline]
+    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>> {
+        if self.is_empty() {
+            return None;
+        }
+        let word = self.hasher.hash(caller).word();
+        let terms = {
+            let part = self.part(word).read().unwrap_or_else(PoisonError::into_inner);
+            let entry = part.get(&word)?;
+            if entry.from != 0 || entry.until != NEVER {
+                let now = u32::try_from(clock.now().as_secs()).unwrap_or(NEVER);
+                if now < entry.from || now >= entry.until {
+                    return None;
+                }
+            }
+            Arc::clone(&entry.terms)
+        };
+        Some(terms.against(rules))
+    }
+}
+
+impl std::fmt::Debug for Book {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Book").field("entries", &self.len()).finish()
+    }
+}
+
+fn seconds(at: i64) -> u32 {
+    u32::try_from(at.max(0)).unwrap_or(NEVER)
+}
+
+/// Passes a word on as it is.
+#[derive(Default)]
+struct Word(u64);
+
+impl Hasher for Word {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = (self.0 << 8) | u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // The table takes its tag from the top bits, which all entries of a part share.
+        self.0 = word.rotate_left(6);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::QuotaOverride;
+
+    fn kept(tier: &str, own: Option<u64>) -> KeptTerms {
+        let own = own.map(|count| QuotaOverride {
+            descriptor: "default".to_owned(),
+            requests_per_unit: count,
+            unit: "minute".to_owned(),
+            burst: None,
+        });
+        let overrides = own.into_iter().collect();
+        KeptTerms { tier: Some(tier.to_owned()), overrides, effective_at: None, expires_at: None }
+    }
+
+    /// What a node needs for ten million keys stands and falls with this.
+    #[test]
+    fn an_entry_takes_24_bytes_and_terms_are_shared() {
+        assert_eq!(size_of::<(u64, Entry)>(), 24);
+        let hasher = KeyHasher::new(b"secret");
+        let book = Book::new(hasher.clone());
+        for i in 0..10_000 {
+            book.set(&hasher.hash(&format!("key-{i}")), Some(kept("pro", (i % 10 == 0).then_some(7))));
+        }
+        assert_eq!((book.len(), book.terms.lock().expect("terms").len()), (10_000, 2));
+        let places: usize = book.parts.iter().map(|part| part.read().expect("a part").capacity()).sum();
+        // A table of n buckets has room for 7/8 n entries; a bucket takes 24 bytes and one of its own.
+        let bytes = places * 8 / 7 * 25 / book.len();
+        assert!(bytes <= 64, "{bytes} bytes a key");
+    }
+
+    #[test]
+    fn terms_that_nobody_has_any_more_go() {
+        let hasher = KeyHasher::new(b"secret");
+        let book = Book::new(hasher.clone());
+        let hash = hasher.hash("key");
+        for i in 0..10_000 {
+            book.set(&hash, Some(kept("pro", Some(i))));
+        }
+        assert_eq!(book.len(), 1);
+        assert!(book.terms.lock().expect("terms").len() < 100);
+        book.set(&hash, None);
+        book.set(&hash, None);
+        assert!(book.is_empty());
+    }
+}

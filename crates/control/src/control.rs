@@ -1,0 +1,92 @@
+//! What operators decide, opened: the database, the book, and what this node has seen of the one in the other.
+
+use crate::book::Book;
+use crate::db::{ControlError, Db, on};
+use crate::key::KeyHasher;
+use crate::migrate::migrate;
+use crate::tokens::Proven;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use tokio::sync::Mutex;
+use tollgate_core::Clock;
+
+/// The database of operators' decisions, and the book that this node decides by.
+pub struct Control {
+    pub(crate) db: Db,
+    pub(crate) hasher: KeyHasher,
+    pub(crate) book: Arc<Book>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// One reader at a time takes changes in, so that they are taken in order.
+    pub(crate) reading: Mutex<()>,
+    /// The last revision that is in the book.
+    pub(crate) seen: AtomicI64,
+    /// When the book was last known to hold all there is, in milliseconds.
+    pub(crate) current_at: AtomicI64,
+    pub(crate) proven: Proven,
+}
+
+impl Control {
+    /// Opens the database, makes its tables if they are not there, and reads all agreements.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database cannot be used.
+    pub async fn open(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
+        let db = Db::open(address).await?;
+        migrate(&db).await?;
+        let (secret,): (Vec<u8>,) = on!(&db, pool => {
+            sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
+        });
+        let hasher = KeyHasher::new(&secret);
+        let control = Arc::new(Self {
+            db,
+            book: Arc::new(Book::new(hasher.clone())),
+            hasher,
+            clock,
+            reading: Mutex::new(()),
+            seen: AtomicI64::new(0),
+            current_at: AtomicI64::new(0),
+            proven: Proven::default(),
+        });
+        control.catch_up().await?;
+        Ok(control)
+    }
+
+    /// What the limiter asks.
+    #[must_use]
+    pub fn book(&self) -> Arc<Book> {
+        Arc::clone(&self.book)
+    }
+
+    /// Which database it is.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        self.db.kind()
+    }
+
+    /// The last revision that acts on this node.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        self.seen.load(Ordering::Relaxed)
+    }
+
+    /// For how long this node has not been sure to know everything, in milliseconds.
+    #[must_use]
+    pub fn age_millis(&self) -> i64 {
+        (self.now_millis() - self.current_at.load(Ordering::Relaxed)).max(0)
+    }
+
+    /// Lets the database go.
+    pub async fn close(&self) {
+        self.db.close().await;
+    }
+
+    pub(crate) fn now_millis(&self) -> i64 {
+        i64::try_from(self.clock.now().as_micros() / 1_000).unwrap_or(i64::MAX)
+    }
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("db", &self.kind()).field("revision", &self.revision()).finish()
+    }
+}

@@ -1,0 +1,127 @@
+//! The two databases as one: the same statements with `$1`, run on whichever pool there is.
+//!
+//! `sqlx::Any` was rejected: it knows neither notifications nor how a transaction of SQLite begins. A statement is written
+//! once, in a body that [`on!`] compiles for both.
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{PgPool, SqlitePool};
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How long a statement waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where what operators decide is kept.
+#[derive(Clone, Debug)]
+pub enum Db {
+    /// A file on this machine.
+    Sqlite(SqlitePool),
+    /// A server that several nodes share.
+    Postgres(PgPool),
+}
+
+/// Runs one body on whichever database there is.
+macro_rules! on {
+    ($db:expr, $pool:ident => $body:expr) => {
+        match $db {
+            $crate::db::Db::Sqlite($pool) => $body,
+            $crate::db::Db::Postgres($pool) => $body,
+        }
+    };
+}
+pub(crate) use on;
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The address of the database is none.
+    #[error("{0}")]
+    Address(String),
+    /// The database cannot be reached, or did not do it.
+    #[error("the database did not do it: {0}")]
+    Away(#[from] sqlx::Error),
+    /// What is kept was made by a newer program.
+    #[error("the database is at version {found}, and this program knows only {known}: use a newer one")]
+    TooNew {
+        /// What it is at.
+        found: i64,
+        /// What this program knows.
+        known: i64,
+    },
+    /// Somebody else has changed it since the caller looked.
+    #[error("it has been changed since you looked: read it again")]
+    Changed,
+    /// There is no such thing.
+    #[error("there is no {0}")]
+    Unknown(&'static str),
+    /// What is kept cannot be read.
+    #[error("what is kept cannot be read: {0}")]
+    Broken(String),
+}
+
+impl Db {
+    /// Opens `sqlite:FILE` or `postgres://…`. The address may hold a password, so no error repeats it.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the address is none of these, or nobody answers there.
+    pub async fn open(address: &str) -> Result<Self, ControlError> {
+        if let Some(path) = address.strip_prefix("sqlite:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() || path.contains('?') || path == ":memory:" {
+                return Err(ControlError::Address(
+                    "write a file after `sqlite:`, as in sqlite:tollgate.db".into(),
+                ));
+            }
+            return Self::sqlite(Path::new(path)).await;
+        }
+        if address.starts_with("postgres://") || address.starts_with("postgresql://") {
+            let options = PgConnectOptions::from_str(address)
+                .map_err(|_| ControlError::Address("the address of PostgreSQL is malformed".into()))?
+                .application_name("tollgate");
+            let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(PATIENCE);
+            return Ok(Self::Postgres(pool.connect_with(options).await?));
+        }
+        Err(ControlError::Address(
+            "write sqlite:FILE, as in sqlite:tollgate.db, or postgres://USER:PASSWORD@HOST/DATABASE".into(),
+        ))
+    }
+
+    async fn sqlite(path: &Path) -> Result<Self, ControlError> {
+        private(path)
+            .map_err(|error| ControlError::Address(format!("cannot create {}: {error}", path.display())))?;
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .journal_mode(SqliteJournalMode::Wal)
+            // What has been acknowledged is on the disk.
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(PATIENCE);
+        let pool = SqlitePoolOptions::new().max_connections(4).acquire_timeout(PATIENCE);
+        Ok(Self::Sqlite(pool.connect_with(options).await?))
+    }
+
+    /// What it is, without its address.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Sqlite(_) => "sqlite",
+            Self::Postgres(_) => "postgres",
+        }
+    }
+
+    /// Lets all connections go.
+    pub async fn close(&self) {
+        on!(self, pool => pool.close().await);
+    }
+}
+
+/// Creates the file for its owner alone: it holds the secret that API keys are hashed with.
+fn private(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.map(|_| ()),
+    }
+}

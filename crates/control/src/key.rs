@@ -1,0 +1,75 @@
+//! How API keys are kept: as HMAC-SHA-256 with a secret of this installation, and a few first characters for the eye.
+//! Who reads the table learns no key, and cannot try words without the secret.
+
+use ring::hmac;
+use std::fmt;
+
+/// What stands for an API key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeyHash(pub(crate) [u8; 32]);
+
+impl KeyHash {
+    /// The word that memory finds it by.
+    #[must_use]
+    pub(crate) fn word(&self) -> u64 {
+        u64::from_le_bytes(self.0[..8].try_into().unwrap_or_default())
+    }
+
+    pub(crate) fn from_slice(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// Reads what [`fmt::Display`] writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut bytes = [0; 32];
+        if text.len() != 64 || !text.is_ascii() {
+            return None;
+        }
+        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl fmt::Display for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Hashes API keys with the installation's secret.
+#[derive(Clone)]
+pub struct KeyHasher(hmac::Key);
+
+impl KeyHasher {
+    pub(crate) fn new(secret: &[u8]) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
+    }
+
+    /// What stands for this key.
+    #[must_use]
+    pub fn hash(&self, api_key: &str) -> KeyHash {
+        let tag = hmac::sign(&self.0, api_key.as_bytes());
+        KeyHash(tag.as_ref().try_into().unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for KeyHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHasher")
+    }
+}
+
+/// The first characters of a key: a quarter of it, six at most, so that a short key is not given away.
+pub(crate) fn prefix(api_key: &str) -> String {
+    let length = api_key.chars().count();
+    api_key.chars().take((length / 4).min(6)).collect()
+}

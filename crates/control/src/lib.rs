@@ -1,0 +1,37 @@
+//! What operators decide while traffic flows, kept in SQLite or PostgreSQL: quotas of single callers, who may change them,
+//! and a log of every change. Knows SQL; nothing here is on the way of a request but [`Book`], which is memory alone.
+//!
+//! | file | answers |
+//! |---|---|
+//! | `control` | the whole of it, opened: what a server holds |
+//! | `db`, `migrate` | the two databases as one, and how their tables come about |
+//! | `change` | a change: one transaction, one revision, one entry of the audit log |
+//! | `quota`, `quotas` | what is agreed with a caller; how it is kept |
+//! | `key` | how API keys are kept: as a keyed hash |
+//! | [`book`](Book) | all agreements in memory, for the limiter |
+//! | `follow` | how this node learns of changes that others make |
+//! | `tokens` | who may do what |
+//! | `audit` | what was changed, by whom, in a chain that shows what was tampered with |
+
+mod audit;
+mod book;
+mod change;
+mod control;
+mod db;
+mod follow;
+mod key;
+mod migrate;
+mod quota;
+mod quotas;
+mod tokens;
+
+pub use audit::{AuditEntry, Verified};
+pub use book::Book;
+pub use change::{Actor, Expected};
+pub use control::Control;
+pub use db::{ControlError, Db};
+pub use follow::Following;
+pub use key::{KeyHash, KeyHasher};
+pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem};
+pub use quotas::Page;
+pub use tokens::{Identity, NewToken, Role, Token};

@@ -1,0 +1,186 @@
+//! What is agreed with one caller: a tier, limits of its own, and from when to when. As operators write it and read it.
+
+use serde::{Deserialize, Serialize};
+use tollgate_core::Timestamp;
+use tollgate_rules::{Override, Ruleset};
+
+/// Tiers that need no rule to name them.
+const USUAL_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
+
+/// An agreement as it is sent.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuotaDraft {
+    /// The caller's tier, whatever its requests say.
+    pub tier: Option<String>,
+    /// Limits in place of rules' own.
+    #[serde(default)]
+    pub overrides: Vec<QuotaOverride>,
+    /// From when it acts, in RFC 3339; at once, if it does not say.
+    pub effective_at: Option<String>,
+    /// Until when, in RFC 3339; for ever, if it does not say.
+    pub expires_at: Option<String>,
+    /// Why.
+    #[serde(default)]
+    pub reason: String,
+    /// Who wants it; who sends it, if it does not say.
+    pub author: Option<String>,
+}
+
+/// One limit in place of a rule's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuotaOverride {
+    /// Which rule.
+    pub descriptor: String,
+    /// Units in a period.
+    pub requests_per_unit: u64,
+    /// The period: `minute`, or any other such as `30s`.
+    #[serde(alias = "period")]
+    pub unit: String,
+    /// The most at one instant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u64>,
+}
+
+impl QuotaOverride {
+    pub(crate) fn to_rule(&self) -> Override {
+        Override {
+            descriptor: self.descriptor.clone(),
+            count: self.requests_per_unit,
+            period: self.unit.clone(),
+            burst: self.burst,
+        }
+    }
+}
+
+/// An agreement as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Quota {
+    /// What stands for the API key.
+    pub id: String,
+    /// The key's first characters.
+    pub key_prefix: String,
+    /// The caller's tier.
+    pub tier: Option<String>,
+    /// Limits in place of rules' own.
+    pub overrides: Vec<QuotaOverride>,
+    /// From when it acts.
+    pub effective_at: Option<String>,
+    /// Until when.
+    pub expires_at: Option<String>,
+    /// Why.
+    pub reason: String,
+    /// Who wanted it.
+    pub author: String,
+    /// When it was last changed.
+    pub updated_at: String,
+    /// The revision of that change.
+    pub revision: i64,
+}
+
+/// What is wrong with an agreement, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaProblem {
+    /// The field.
+    pub place: String,
+    /// What is wrong with it, and what to write.
+    pub detail: String,
+}
+
+/// An agreement that can act.
+#[derive(Clone, Debug)]
+pub(crate) struct Checked {
+    pub(crate) tier: Option<String>,
+    pub(crate) overrides: Vec<QuotaOverride>,
+    pub(crate) effective_at: Option<i64>,
+    pub(crate) expires_at: Option<i64>,
+    pub(crate) reason: String,
+    pub(crate) author: Option<String>,
+}
+
+/// The most limits of one caller's own.
+const MOST_OVERRIDES: usize = 32;
+
+impl QuotaDraft {
+    /// Checks it against the rules that act now.
+    pub(crate) fn check(self, rules: &Ruleset, now: Timestamp) -> Result<Checked, QuotaProblem> {
+        let problem = |place: &str, detail: String| Err(QuotaProblem { place: place.to_owned(), detail });
+        if self.tier.is_none() && self.overrides.is_empty() {
+            return problem("tier", "it says nothing: write a `tier`, `overrides`, or both".to_owned());
+        }
+        if let Some(tier) = &self.tier {
+            text("tier", tier, 1, 64)?;
+            if !USUAL_TIERS.contains(&tier.as_str()) && !rules.names_tier(tier) {
+                let usual = USUAL_TIERS.join(", ");
+                return problem(
+                    "tier",
+                    format!("no rule has limits for `{tier}`; write one that has, or {usual}"),
+                );
+            }
+        }
+        if self.overrides.len() > MOST_OVERRIDES {
+            return problem("overrides", format!("there are at most {MOST_OVERRIDES}"));
+        }
+        for (i, own) in self.overrides.iter().enumerate() {
+            text(&format!("overrides[{i}].descriptor"), &own.descriptor, 1, 512)?;
+            text(&format!("overrides[{i}].unit"), &own.unit, 1, 64)?;
+        }
+        let overrides: Vec<Override> = self.overrides.iter().map(QuotaOverride::to_rule).collect();
+        if let Some(unfit) = rules.tenant(self.tier.as_deref(), &overrides).1.into_iter().next() {
+            let field = if unfit.field == "period" { "unit" } else { unfit.field };
+            return problem(&format!("overrides[{}].{field}", unfit.at), unfit.why);
+        }
+        let effective_at = self.effective_at.as_deref().map(|at| time("effective_at", at)).transpose()?;
+        let expires_at = self.expires_at.as_deref().map(|at| time("expires_at", at)).transpose()?;
+        let starts = effective_at.unwrap_or(0).max(i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        if expires_at.is_some_and(|end| end <= starts) {
+            return problem(
+                "expires_at",
+                "it would never act: write a later time than now and `effective_at`".to_owned(),
+            );
+        }
+        text("reason", &self.reason, 0, 512)?;
+        if let Some(author) = &self.author {
+            text("author", author, 1, 128)?;
+        }
+        let Self { tier, overrides, reason, author, .. } = self;
+        Ok(Checked { tier, overrides, effective_at, expires_at, reason, author })
+    }
+}
+
+/// A text of so many bytes, without control characters.
+pub(crate) fn text(place: &str, text: &str, least: usize, most: usize) -> Result<(), QuotaProblem> {
+    let problem = |detail: String| Err(QuotaProblem { place: place.to_owned(), detail });
+    if text.len() < least {
+        return problem("it is empty".to_owned());
+    }
+    if text.len() > most {
+        return problem(format!("it has at most {most} bytes, not {}", text.len()));
+    }
+    if text.chars().any(char::is_control) {
+        return problem("it has no control characters".to_owned());
+    }
+    Ok(())
+}
+
+/// Seconds since the epoch, rounded down; memory holds those up to the year 2106.
+fn time(place: &str, text: &str) -> Result<i64, QuotaProblem> {
+    let problem = |detail: &str| QuotaProblem { place: place.to_owned(), detail: detail.to_owned() };
+    let time: jiff::Timestamp =
+        text.parse().map_err(|_| problem("it is no time; write one such as 2026-02-01T00:00:00Z"))?;
+    match time.as_second() {
+        at @ 0..4_294_967_295 => Ok(at),
+        _ => Err(problem("write a time from 1970 to 2105")),
+    }
+}
+
+/// A time as it is told.
+pub(crate) fn tell(seconds: i64) -> String {
+    jiff::Timestamp::from_second(seconds).map(|at| at.to_string()).unwrap_or_default()
+}
+
+/// The same, of milliseconds.
+pub(crate) fn tell_millis(millis: i64) -> String {
+    jiff::Timestamp::from_millisecond(millis).map(|at| at.to_string()).unwrap_or_default()
+}

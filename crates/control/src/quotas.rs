@@ -1,0 +1,259 @@
+//! How agreements are kept: read, written, listed, and read again from a revision on.
+
+use crate::change::{Actor, Changed, Expected, record, writing};
+use crate::control::Control;
+use crate::db::{ControlError, on};
+use crate::key::{KeyHash, prefix};
+use crate::quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, tell, tell_millis};
+use serde::Serialize;
+use tollgate_rules::Ruleset;
+
+const ONE: &str =
+    "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at,
+     deleted, revision FROM quotas WHERE key_hash = $1 AND deleted = 0";
+
+const LIST: &str =
+    "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at,
+     deleted, revision FROM quotas
+     WHERE key_hash > $1 AND deleted = 0 ORDER BY key_hash LIMIT $2";
+
+const LIST_TIER: &str =
+    "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author,
+     updated_at, deleted, revision FROM quotas
+     WHERE key_hash > $1 AND deleted = 0 AND tier = $3 ORDER BY key_hash LIMIT $2";
+
+/// Deleted rows too: those who follow must forget them.
+const SINCE: &str =
+    "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at,
+     deleted, revision FROM quotas WHERE revision > $1 ORDER BY revision LIMIT $2";
+
+const UPSERT: &str =
+    "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason,
+     author, updated_at, deleted, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10)
+     ON CONFLICT (key_hash) DO UPDATE SET tier = excluded.tier, overrides = excluded.overrides,
+     effective_at = excluded.effective_at, expires_at = excluded.expires_at, reason = excluded.reason,
+     author = excluded.author, updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision";
+
+/// The most that one page of a list has.
+pub(crate) const PAGE: usize = 100;
+/// The most that those who follow read at once.
+const CHANGES: i64 = 10_000;
+
+type Row = (Vec<u8>, String, Option<String>, String, Option<i64>, Option<i64>, String, String, i64, i64, i64);
+
+/// A row, for those who follow.
+pub(crate) struct Kept {
+    pub(crate) hash: KeyHash,
+    pub(crate) revision: i64,
+    /// `None`: there is no agreement any more.
+    pub(crate) terms: Option<KeptTerms>,
+}
+
+pub(crate) struct KeptTerms {
+    pub(crate) tier: Option<String>,
+    pub(crate) overrides: Vec<QuotaOverride>,
+    pub(crate) effective_at: Option<i64>,
+    pub(crate) expires_at: Option<i64>,
+}
+
+/// Some agreements, and where the next ones are.
+#[derive(Debug, Serialize)]
+pub struct Page {
+    /// In the order of their ids.
+    pub quotas: Vec<Quota>,
+    /// What to ask for next; nothing, if these are the last.
+    pub next_cursor: Option<String>,
+}
+
+fn quota(row: Row) -> Result<Quota, ControlError> {
+    let (
+        hash,
+        key_prefix,
+        tier,
+        overrides,
+        effective_at,
+        expires_at,
+        reason,
+        author,
+        updated_at,
+        _,
+        revision,
+    ) = row;
+    let hash = key_hash(&hash)?;
+    Ok(Quota {
+        id: hash.to_string(),
+        key_prefix,
+        tier,
+        overrides: terms(&overrides)?,
+        effective_at: effective_at.map(tell),
+        expires_at: expires_at.map(tell),
+        reason,
+        author,
+        updated_at: tell_millis(updated_at),
+        revision,
+    })
+}
+
+fn key_hash(bytes: &[u8]) -> Result<KeyHash, ControlError> {
+    KeyHash::from_slice(bytes).ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))
+}
+
+fn terms(text: &str) -> Result<Vec<QuotaOverride>, ControlError> {
+    serde_json::from_str(text)
+        .map_err(|error| ControlError::Broken(format!("the overrides of a quota: {error}")))
+}
+
+fn told(quota: Option<&Quota>) -> String {
+    quota.and_then(|quota| serde_json::to_string(quota).ok()).unwrap_or_default()
+}
+
+impl Control {
+    /// What is agreed with the caller who has this key.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn quota(&self, api_key: &str) -> Result<Option<Quota>, ControlError> {
+        let hash = self.hasher.hash(api_key);
+        let row: Option<Row> = on!(&self.db, pool => {
+            sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(pool).await?
+        });
+        row.map(quota).transpose()
+    }
+
+    /// Some agreements, in the order of their ids.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn quotas(&self, tier: Option<&str>, after: Option<KeyHash>) -> Result<Page, ControlError> {
+        let after = after.map_or_else(Vec::new, |hash| hash.0.to_vec());
+        let most = i64::try_from(PAGE + 1).unwrap_or(i64::MAX);
+        let rows: Vec<Row> = on!(&self.db, pool => match tier {
+            None => sqlx::query_as(LIST).bind(after).bind(most).fetch_all(pool).await?,
+            Some(tier) => {
+                sqlx::query_as(LIST_TIER).bind(after).bind(most).bind(tier.to_owned()).fetch_all(pool).await?
+            }
+        });
+        let more = rows.len() > PAGE;
+        let quotas: Vec<Quota> = rows.into_iter().take(PAGE).map(quota).collect::<Result<_, _>>()?;
+        let next_cursor = quotas.last().filter(|_| more).map(|quota| quota.id.clone());
+        Ok(Page { quotas, next_cursor })
+    }
+
+    /// Agrees on something with the caller who has this key. It acts on this node when this returns.
+    ///
+    /// # Errors
+    /// The outer one if the database does not do it, or holds something else than is expected; the inner one if what is
+    /// sent cannot be.
+    pub async fn put_quota(
+        &self,
+        api_key: &str,
+        draft: QuotaDraft,
+        rules: &Ruleset,
+        expected: Expected,
+        actor: &Actor,
+    ) -> Result<Result<Quota, QuotaProblem>, ControlError> {
+        let checked = match draft.check(rules, self.clock.now()) {
+            Ok(checked) => checked,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let hash = self.hasher.hash(api_key);
+        let overrides = serde_json::to_string(&checked.overrides).unwrap_or_default();
+        let now = self.now_millis();
+        let written = writing!(&self.db, |tx, head| {
+            let found: Option<Row> =
+                sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
+            let before = found.map(quota).transpose()?;
+            if !expected.meets(before.as_ref().map(|quota| quota.revision)) {
+                return Err(ControlError::Changed);
+            }
+            let after = Quota {
+                id: hash.to_string(),
+                key_prefix: prefix(api_key),
+                tier: checked.tier.clone(),
+                overrides: checked.overrides.clone(),
+                effective_at: checked.effective_at.map(tell),
+                expires_at: checked.expires_at.map(tell),
+                reason: checked.reason.clone(),
+                author: checked.author.clone().unwrap_or_else(|| actor.name.clone()),
+                updated_at: tell_millis(now),
+                revision: head.0,
+            };
+            sqlx::query(UPSERT)
+                .bind(hash.0.to_vec())
+                .bind(after.key_prefix.clone())
+                .bind(after.tier.clone())
+                .bind(overrides.clone())
+                .bind(checked.effective_at)
+                .bind(checked.expires_at)
+                .bind(after.reason.clone())
+                .bind(after.author.clone())
+                .bind(now)
+                .bind(head.0)
+                .execute(&mut *tx)
+                .await?;
+            let changed = Changed {
+                action: "quota.put",
+                target: &after.id,
+                before: told(before.as_ref()),
+                after: told(Some(&after)),
+            };
+            record!(tx, head, now, actor, &changed);
+            after
+        });
+        self.act().await;
+        Ok(Ok(written))
+    }
+
+    /// Ends an agreement.
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`] if there is none, [`ControlError::Changed`] if it is another than expected, or the
+    /// database's own.
+    pub async fn delete_quota(
+        &self,
+        api_key: &str,
+        expected: Expected,
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
+        let hash = self.hasher.hash(api_key);
+        let now = self.now_millis();
+        writing!(&self.db, |tx, head| {
+            let found: Option<Row> =
+                sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
+            let before = found.map(quota).transpose()?.ok_or(ControlError::Unknown("quota of this key"))?;
+            if !expected.meets(Some(before.revision)) {
+                return Err(ControlError::Changed);
+            }
+            sqlx::query("UPDATE quotas SET deleted = 1, updated_at = $2, revision = $3 WHERE key_hash = $1")
+                .bind(hash.0.to_vec())
+                .bind(now)
+                .bind(head.0)
+                .execute(&mut *tx)
+                .await?;
+            let changed = Changed {
+                action: "quota.delete",
+                target: &before.id,
+                before: told(Some(&before)),
+                after: String::new(),
+            };
+            record!(tx, head, now, actor, &changed);
+        });
+        self.act().await;
+        Ok(())
+    }
+
+    /// What has changed since a revision, in order; not all at once.
+    pub(crate) async fn changes(&self, since: i64) -> Result<Vec<Kept>, ControlError> {
+        let rows: Vec<Row> = on!(&self.db, pool => {
+            sqlx::query_as(SINCE).bind(since).bind(CHANGES).fetch_all(pool).await?
+        });
+        let kept = rows.into_iter().map(|row| {
+            let (hash, _, tier, overrides, effective_at, expires_at, _, _, _, deleted, revision) = row;
+            let there = deleted == 0;
+            let of = |overrides| KeptTerms { tier, overrides, effective_at, expires_at };
+            let terms = there.then(|| terms(&overrides).map(of)).transpose()?;
+            Ok(Kept { hash: key_hash(&hash)?, revision, terms })
+        });
+        kept.collect()
+    }
+}

@@ -1,0 +1,286 @@
+//! Who may do what: tokens with a role, shown once, kept as an argon2id hash.
+//!
+//! A token is `tg_ID_SECRET`: the id finds its row, the secret of 256 random bits proves it. A token that has been proven
+//! once is known again by its SHA-256 in this process, so that argon2 is not paid for by every request; whether it is still
+//! valid is asked of the database every time, so that revoking acts at once. At most two proofs are worked out at a time:
+//! who sends wrong tokens can neither take the machine nor lock anybody out, since nothing is ever counted against a token.
+
+use crate::change::{Actor, Changed, record, writing};
+use crate::control::Control;
+use crate::db::{ControlError, on};
+use crate::quota::tell_millis;
+use argon2::{Algorithm, Argon2, Params, Version};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::digest;
+use ring::rand::{SecureRandom, SystemRandom};
+use serde::Serialize;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
+use tollgate_core::Span;
+
+/// What somebody may do; each may do what those before may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Look.
+    Viewer,
+    /// Change quotas.
+    Operator,
+    /// Everything, the audit log included.
+    Admin,
+}
+
+impl Role {
+    /// Its word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl std::str::FromStr for Role {
+    type Err = String;
+    fn from_str(word: &str) -> Result<Self, String> {
+        let roles = [Self::Viewer, Self::Operator, Self::Admin];
+        let found = roles.into_iter().find(|role| role.name() == word);
+        found.ok_or_else(|| format!("`{word}` is no role; write viewer, operator or admin"))
+    }
+}
+
+/// Somebody who has proven who they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The token's name.
+    pub name: String,
+    /// What they may do.
+    pub role: Role,
+}
+
+/// A token that has just been made.
+#[derive(Clone, Debug)]
+pub struct NewToken {
+    /// What finds it.
+    pub id: String,
+    /// The whole of it: shown once, kept nowhere.
+    pub secret: String,
+}
+
+/// A token as it is told of.
+#[derive(Clone, Debug, Serialize)]
+pub struct Token {
+    /// What finds it.
+    pub id: String,
+    /// For whom it was made.
+    pub name: String,
+    /// What it may do.
+    pub role: String,
+    /// When it was made.
+    pub created_at: String,
+    /// Until when it is valid.
+    pub expires_at: Option<String>,
+    /// When it was revoked.
+    pub revoked_at: Option<String>,
+}
+
+/// The hash that proved a token, and the token's SHA-256.
+type Proof = (Vec<u8>, [u8; 32]);
+
+/// Tokens that have been proven, by their ids.
+pub(crate) struct Proven {
+    known: Mutex<HashMap<String, Proof>>,
+    proving: Semaphore,
+}
+
+impl Default for Proven {
+    fn default() -> Self {
+        Self { known: Mutex::default(), proving: Semaphore::new(2) }
+    }
+}
+
+const INSERT: &str = "INSERT INTO tokens (id, name, role, salt, hash, created_at, expires_at)
+     VALUES ($1, $2, $3, $4, $5, $6, $7)";
+const VALID: &str = "SELECT name, role, salt, hash FROM tokens
+     WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
+const LIST: &str =
+    "SELECT id, name, role, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id";
+
+type Row = (String, String, String, i64, Option<i64>, Option<i64>);
+
+impl Control {
+    /// Makes a token. What is returned cannot be had again.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not do it.
+    pub async fn create_token(
+        &self,
+        name: &str,
+        role: Role,
+        lasts: Option<Span>,
+        actor: &Actor,
+    ) -> Result<NewToken, ControlError> {
+        let (id, salt, secret) = (random::<8>()?, random::<16>()?, random::<32>()?);
+        let (id, secret) = (hex(&id), URL_SAFE_NO_PAD.encode(secret));
+        let hash = stretch(secret.as_bytes(), &salt)?;
+        let now = self.now_millis();
+        let expires_at =
+            lasts.map(|lasts| now.saturating_add(i64::try_from(lasts.ceil_millis()).unwrap_or(i64::MAX)));
+        writing!(&self.db, |tx, head| {
+            sqlx::query(INSERT)
+                .bind(id.clone())
+                .bind(name.to_owned())
+                .bind(role.name())
+                .bind(salt.to_vec())
+                .bind(hash.clone())
+                .bind(now)
+                .bind(expires_at)
+                .execute(&mut *tx)
+                .await?;
+            let after = serde_json::json!({
+                "name": name, "role": role.name(), "expires_at": expires_at.map(tell_millis),
+            });
+            let changed = Changed {
+                action: "token.create",
+                target: &id,
+                before: String::new(),
+                after: after.to_string(),
+            };
+            record!(tx, head, now, actor, &changed);
+        });
+        Ok(NewToken { secret: format!("tg_{id}_{secret}"), id })
+    }
+
+    /// All tokens there ever were.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn tokens(&self) -> Result<Vec<Token>, ControlError> {
+        let rows: Vec<Row> = on!(&self.db, pool => sqlx::query_as(LIST).fetch_all(pool).await?);
+        let token = |(id, name, role, created_at, expires_at, revoked_at): Row| Token {
+            id,
+            name,
+            role,
+            created_at: tell_millis(created_at),
+            expires_at: expires_at.map(tell_millis),
+            revoked_at: revoked_at.map(tell_millis),
+        };
+        Ok(rows.into_iter().map(token).collect())
+    }
+
+    /// Whether any token is valid now: whether there is anybody to ask for one.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn has_tokens(&self) -> Result<bool, ControlError> {
+        let count = "SELECT COUNT(*) FROM tokens
+             WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $1)";
+        let now = self.now_millis();
+        let (count,): (i64,) = on!(&self.db, pool => sqlx::query_as(count).bind(now).fetch_one(pool).await?);
+        Ok(count > 0)
+    }
+
+    /// Whether there ever was a token: from the first on, everybody needs one.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn had_tokens(&self) -> Result<bool, ControlError> {
+        let count = "SELECT COUNT(*) FROM tokens";
+        let (count,): (i64,) = on!(&self.db, pool => sqlx::query_as(count).fetch_one(pool).await?);
+        Ok(count > 0)
+    }
+
+    /// Makes a token worthless, at once.
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`] if there is none with this id that is not revoked already; or the database's own.
+    pub async fn revoke_token(&self, id: &str, actor: &Actor) -> Result<(), ControlError> {
+        let now = self.now_millis();
+        writing!(&self.db, |tx, head| {
+            let revoke = "UPDATE tokens SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL";
+            let done = sqlx::query(revoke).bind(id.to_owned()).bind(now).execute(&mut *tx).await?;
+            if done.rows_affected() == 0 {
+                return Err(ControlError::Unknown("token with this id that is not revoked already"));
+            }
+            let changed =
+                Changed { action: "token.revoke", target: id, before: String::new(), after: String::new() };
+            record!(tx, head, now, actor, &changed);
+        });
+        Ok(())
+    }
+
+    /// Who has this token; nobody, if it is not valid.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn identify(&self, token: &str) -> Result<Option<Identity>, ControlError> {
+        let parts = token.strip_prefix("tg_").and_then(|rest| rest.split_once('_'));
+        let Some((id, secret)) = parts.filter(|(id, secret)| id.len() == 16 && secret.len() == 43) else {
+            return Ok(None);
+        };
+        let now = self.now_millis();
+        let row: Option<(String, String, Vec<u8>, Vec<u8>)> = on!(&self.db, pool => {
+            sqlx::query_as(VALID).bind(id.to_owned()).bind(now).fetch_optional(pool).await?
+        });
+        let Some((name, role, salt, hash)) = row else { return Ok(None) };
+        let role = role.parse().map_err(ControlError::Broken)?;
+        let proven = self.is_proven(id, secret, salt, hash).await?;
+        Ok(proven.then_some(Identity { name, role }))
+    }
+
+    async fn is_proven(
+        &self,
+        id: &str,
+        secret: &str,
+        salt: Vec<u8>,
+        hash: Vec<u8>,
+    ) -> Result<bool, ControlError> {
+        let short: [u8; 32] =
+            digest::digest(&digest::SHA256, secret.as_bytes()).as_ref().try_into().unwrap_or_default();
+        {
+            let known = self.proven.known.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((by, known)) = known.get(id)
+                && *by == hash
+                && bool::from(known.ct_eq(&short))
+            {
+                return Ok(true);
+            }
+        }
+        let Ok(_turn) = self.proven.proving.acquire().await else { return Ok(false) };
+        let secret = secret.to_owned();
+        let worked_out = tokio::task::spawn_blocking(move || stretch(secret.as_bytes(), &salt)).await;
+        let worked_out = worked_out.map_err(|error| ControlError::Broken(error.to_string()))??;
+        let proven = bool::from(worked_out.ct_eq(&hash));
+        if proven {
+            let mut known = self.proven.known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.insert(id.to_owned(), (hash, short));
+        }
+        Ok(proven)
+    }
+}
+
+/// Argon2id with 19 MiB and two passes.
+fn stretch(secret: &[u8], salt: &[u8]) -> Result<Vec<u8>, ControlError> {
+    let broken = |error: argon2::Error| ControlError::Broken(error.to_string());
+    let params = Params::new(19_456, 2, 1, Some(32)).map_err(broken)?;
+    let mut hash = vec![0; 32];
+    Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
+        .hash_password_into(secret, salt, &mut hash)
+        .map_err(broken)?;
+    Ok(hash)
+}
+
+fn random<const N: usize>() -> Result<[u8; N], ControlError> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| ControlError::Broken("no randomness".to_owned()))?;
+    Ok(bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

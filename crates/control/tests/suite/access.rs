@@ -1,0 +1,91 @@
+//! Who may do what, and what they did.
+
+use crate::{draft, open, rules, somebody};
+use serde_json::json;
+use tollgate_control::{ControlError, Db, Expected, Role, Verified};
+use tollgate_core::Span;
+
+pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String) {
+    let (control, clock) = open(&address).await;
+    assert!(!control.has_tokens().await.expect("an answer"));
+    let made = control.create_token("ada", Role::Operator, None, &somebody()).await.expect("a token");
+    let brief = control
+        .create_token("bob", Role::Viewer, Some(Span::from_secs(60)), &somebody())
+        .await
+        .expect("a token");
+    for _ in 0..2 {
+        let who = control.identify(&made.secret).await.expect("an answer").expect("somebody");
+        assert_eq!((who.name.as_str(), who.role), ("ada", Role::Operator));
+    }
+    let mut forged = made.secret.clone();
+    let last = forged.pop().expect("a character");
+    forged.push(if last == 'A' { 'B' } else { 'A' });
+    let mixed = format!("{}{}", &made.secret[..20], &brief.secret[20..]);
+    for wrong in ["", "tg_", "tg__", &forged, &mixed, &made.secret[..40], &format!("{}x", made.secret)] {
+        assert_eq!(control.identify(wrong).await.expect("an answer"), None, "{wrong}");
+    }
+    assert_eq!(
+        control.identify(&brief.secret).await.expect("an answer").expect("somebody").role,
+        Role::Viewer
+    );
+    clock.advance(Span::from_secs(60));
+    assert_eq!(control.identify(&brief.secret).await.expect("an answer"), None, "it has expired");
+    // Revoked by another process: acts here at once.
+    let (other, _) = open(&address).await;
+    other.revoke_token(&made.id, &somebody()).await.expect("a token");
+    assert_eq!(control.identify(&made.secret).await.expect("an answer"), None, "it is revoked");
+    let again = other.revoke_token(&made.id, &somebody()).await;
+    assert!(matches!(again, Err(ControlError::Unknown(_))), "{again:?}");
+    let listed = serde_json::to_string(&control.tokens().await.expect("a list")).expect("JSON");
+    assert!(listed.contains("ada") && listed.contains("bob"), "{listed}");
+    assert!(!listed.contains(&made.secret[20..]), "{listed}");
+    assert!(
+        control.had_tokens().await.expect("an answer") && !control.has_tokens().await.expect("an answer")
+    );
+}
+
+async fn execute(db: &Db, sqlite: &'static str, postgres: &'static str) -> Result<(), sqlx::Error> {
+    match db {
+        Db::Sqlite(pool) => sqlx::raw_sql(sqlite).execute(pool).await.map(|_| ()),
+        Db::Postgres(pool) => sqlx::raw_sql(postgres).execute(pool).await.map(|_| ()),
+    }
+}
+
+pub(crate) async fn the_audit_chain_shows_what_was_tampered_with(address: String) {
+    let (control, _) = open(&address).await;
+    for i in 0..5 {
+        let sent = draft(&json!({"tier": "pro", "reason": i.to_string()}));
+        let put = control.put_quota("key", sent, &rules(), Expected::Anything, &somebody()).await;
+        put.expect("a database").expect("a quota");
+    }
+    control.delete_quota("key", Expected::Anything, &somebody()).await.expect("a deletion");
+    let entries = control.audit(None, 100).await.expect("entries");
+    assert_eq!(entries.iter().map(|entry| entry.seq).collect::<Vec<_>>(), [6, 5, 4, 3, 2, 1]);
+    assert_eq!((entries[0].action.as_str(), entries[0].actor.as_str()), ("quota.delete", "ada"));
+    assert_eq!(entries[0].before, entries[1].after);
+    assert_eq!(control.audit(Some(3), 1).await.expect("entries")[0].seq, 2);
+    let verify = async || control.verify_audit().await.expect("an answer");
+    assert!(matches!(verify().await, Verified::Whole { entries: 6, .. }));
+    // Nobody changes it by accident.
+    let db = Db::open(&address).await.expect("a database");
+    let alter = "UPDATE audit SET actor = 'eve' WHERE seq = 3";
+    execute(&db, alter, alter).await.expect_err("it is only ever added to");
+    let remove = "DELETE FROM audit";
+    execute(&db, remove, remove).await.expect_err("it is only ever added to");
+    // Who takes the guard away is found out.
+    execute(
+        &db,
+        "DROP TRIGGER audit_no_update; DROP TRIGGER audit_no_delete",
+        "DROP TRIGGER audit_only_grows ON audit",
+    )
+    .await
+    .expect("the guard is gone");
+    execute(&db, alter, alter).await.expect("an alteration");
+    assert!(matches!(verify().await, Verified::Broken { seq: 3, .. }));
+    let mend = "UPDATE audit SET actor = 'ada' WHERE seq = 3";
+    execute(&db, mend, mend).await.expect("an alteration");
+    assert!(matches!(verify().await, Verified::Whole { .. }));
+    let cut = "DELETE FROM audit WHERE seq = 6";
+    execute(&db, cut, cut).await.expect("a deletion");
+    assert!(matches!(verify().await, Verified::Broken { seq: 6, .. }));
+}

@@ -1,0 +1,103 @@
+//! One suite on both databases: what operators decide is kept, acts, and is remembered, whichever of them keeps it.
+
+#[path = "../databases/mod.rs"]
+mod databases;
+
+mod access;
+mod acting;
+mod nodes;
+mod quotas;
+
+use databases::{Place, Postgres};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use tollgate_control::{Actor, Control, QuotaDraft};
+use tollgate_core::{ManualClock, Timestamp};
+use tollgate_rules::{Options, Ruleset, Source};
+
+/// A case: gets the address of an empty database.
+type Case = fn(String) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+macro_rules! cases {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        [$((stringify!($name), (|address| Box::pin($module::$name(address))) as Case)),*]
+    };
+}
+
+fn cases() -> Vec<(&'static str, Case)> {
+    cases![
+        quotas::what_is_put_is_read_until_it_is_deleted,
+        quotas::a_change_that_was_not_seen_is_not_overwritten,
+        quotas::lists_come_in_pages,
+        quotas::what_cannot_act_is_refused_and_says_where,
+        quotas::no_key_is_kept,
+        nodes::nodes_that_start_at_once_make_the_tables_once,
+        nodes::two_nodes_converge,
+        nodes::writers_at_once_lose_nothing,
+        acting::overrides_win_over_tiers_and_tiers_over_rules,
+        acting::times_act_without_a_write,
+        acting::a_changed_number_keeps_what_was_used,
+        access::tokens_prove_who_asks_until_they_are_revoked,
+        access::the_audit_chain_shows_what_was_tampered_with,
+    ]
+    .to_vec()
+}
+
+fn run(case: Case, address: String) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(case(address));
+}
+
+#[test]
+fn on_sqlite() {
+    for (name, case) in cases() {
+        let place = Place::new();
+        println!("{name}");
+        run(case, place.sqlite(name));
+    }
+}
+
+#[test]
+fn on_postgres() {
+    let server = Postgres::start();
+    for (name, case) in cases() {
+        println!("{name}");
+        run(case, server.database(name));
+    }
+}
+
+/// 2026-01-01T00:00:00Z.
+pub(crate) const START: u64 = 1_767_225_600;
+
+pub(crate) async fn open(address: &str) -> (Arc<Control>, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
+    (Control::open(address, Arc::clone(&clock) as _).await.expect("a database"), clock)
+}
+
+pub(crate) fn somebody() -> Actor {
+    Actor { name: "ada".to_owned(), origin: "127.0.0.1".to_owned() }
+}
+
+pub(crate) fn rules() -> Arc<Ruleset> {
+    let text = "
+domain: d
+descriptors:
+  - key: api_key
+    limit: 3/minute
+    tiers: {pro: 5/minute}
+    descriptors:
+      - key: endpoint
+        value: POST /orders
+        name: orders
+        limit: 2/minute
+  - key: path
+    limit: 100/minute
+";
+    let rules = Ruleset::load(&[Source::new("test.yaml", text)], &Options::default());
+    Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")))
+}
+
+pub(crate) fn draft(json: &serde_json::Value) -> QuotaDraft {
+    serde_json::from_value(json.clone()).expect("a draft")
+}

@@ -1,0 +1,101 @@
+//! Several nodes, one database.
+
+use crate::{draft, open, rules, somebody};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tollgate_control::{Control, ControlError, Expected, Following};
+
+pub(crate) async fn nodes_that_start_at_once_make_the_tables_once(address: String) {
+    let starting: Vec<_> = (0..6)
+        .map(|_| {
+            let address = address.clone();
+            tokio::spawn(async move { open(&address).await.0 })
+        })
+        .collect();
+    let mut hashes = Vec::new();
+    for (i, node) in starting.into_iter().enumerate() {
+        let node = node.await.expect("a node that has started");
+        let put = node
+            .put_quota("key", draft(&json!({"tier": "pro"})), &rules(), Expected::Anything, &somebody())
+            .await;
+        hashes.push(put.expect("a database").expect("a quota").id);
+        assert_eq!(node.audit(None, 100).await.expect("an answer").len(), i + 1);
+    }
+    hashes.dedup();
+    assert_eq!(hashes.len(), 1, "all hash keys with the same secret");
+}
+
+async fn until(what: &str, mut seen: impl FnMut() -> bool) {
+    for _ in 0..3_000 {
+        if seen() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("waited in vain: {what}");
+}
+
+async fn put(node: &Control, key: &str) {
+    let sent = draft(&json!({"tier": "pro"}));
+    node.put_quota(key, sent, &rules(), Expected::Anything, &somebody())
+        .await
+        .expect("a database")
+        .expect("a quota");
+}
+
+pub(crate) async fn two_nodes_converge(address: String) {
+    let (one, _) = open(&address).await;
+    let (two, _) = open(&address).await;
+    // A server's pushes must do: nobody asks within the test's time.
+    let times = Following { server: Duration::from_secs(3_600), ..Following::default() };
+    let following =
+        [tokio::spawn(Arc::clone(&one).follow(times)), tokio::spawn(Arc::clone(&two).follow(times))];
+    put(&one, "a").await;
+    put(&two, "b").await;
+    until("both keys on both nodes", || one.book().len() == 2 && two.book().len() == 2).await;
+    one.delete_quota("b", Expected::Anything, &somebody()).await.expect("a deletion");
+    until("the deletion on both nodes", || one.book().len() == 1 && two.book().len() == 1).await;
+    following.iter().for_each(tokio::task::JoinHandle::abort);
+    // A push that nobody heard: asking is enough.
+    put(&one, "c").await;
+    two.catch_up().await.expect("an answer");
+    assert_eq!(two.book().len(), 2);
+    assert_eq!(one.revision(), two.revision());
+    // A node that starts later knows all of it.
+    assert_eq!(open(&address).await.0.book().len(), 2);
+}
+
+pub(crate) async fn writers_at_once_lose_nothing(address: String) {
+    let (one, _) = open(&address).await;
+    let (two, _) = open(&address).await;
+    put(&one, "shared").await;
+    let mut writers = Vec::new();
+    for node in [&one, &two] {
+        for _ in 0..2 {
+            let node = Arc::clone(node);
+            // Reads, adds one to a number, and writes it back only if nobody has meanwhile.
+            writers.push(tokio::spawn(async move {
+                for _ in 0..10 {
+                    loop {
+                        let found = node.quota("shared").await.expect("an answer").expect("a quota");
+                        let count: u64 = found.reason.parse().unwrap_or(0);
+                        let sent = draft(&json!({"tier": "pro", "reason": (count + 1).to_string()}));
+                        let expected = Expected::Revision(found.revision);
+                        match node.put_quota("shared", sent, &rules(), expected, &somebody()).await {
+                            Ok(put) => break drop(put.expect("a quota")),
+                            Err(ControlError::Changed) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+            }));
+        }
+    }
+    for writer in writers {
+        writer.await.expect("a writer");
+    }
+    assert_eq!(one.quota("shared").await.expect("an answer").expect("a quota").reason, "40");
+    let whole = one.verify_audit().await.expect("an answer");
+    assert!(matches!(whole, tollgate_control::Verified::Whole { entries: 41, .. }), "{whole:?}");
+}

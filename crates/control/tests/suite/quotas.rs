@@ -1,0 +1,145 @@
+//! Agreements are kept as they were made, and nothing that cannot act is taken.
+
+use crate::{draft, open, rules, somebody};
+use serde_json::json;
+use tollgate_control::{ControlError, Expected, KeyHash};
+
+pub(crate) async fn what_is_put_is_read_until_it_is_deleted(address: String) {
+    let (control, _) = open(&address).await;
+    let sent = json!({
+        "tier": "pro",
+        "overrides": [{"descriptor": "orders", "requests_per_unit": 500, "unit": "minute", "burst": 50}],
+        "effective_at": "2026-02-01T00:00:00Z",
+        "expires_at": "2026-03-01T01:00:00+01:00",
+        "reason": "ticket 12",
+        "author": "sales",
+    });
+    assert!(control.quota("abc123-secret").await.expect("an answer").is_none());
+    let put =
+        control.put_quota("abc123-secret", draft(&sent), &rules(), Expected::Anything, &somebody()).await;
+    let put = put.expect("a database").expect("a quota");
+    let got = control.quota("abc123-secret").await.expect("an answer").expect("a quota");
+    assert_eq!(put, got);
+    assert_eq!((got.key_prefix.as_str(), got.tier.as_deref()), ("abc", Some("pro")));
+    assert_eq!(
+        (got.effective_at.as_deref(), got.expires_at.as_deref()),
+        (Some("2026-02-01T00:00:00Z"), Some("2026-03-01T00:00:00Z"))
+    );
+    assert_eq!((got.reason.as_str(), got.author.as_str()), ("ticket 12", "sales"));
+    assert_eq!(serde_json::to_value(&got.overrides).expect("JSON"), sent["overrides"]);
+    control.delete_quota("abc123-secret", Expected::Anything, &somebody()).await.expect("a deletion");
+    assert!(control.quota("abc123-secret").await.expect("an answer").is_none());
+    let again = control.delete_quota("abc123-secret", Expected::Anything, &somebody()).await;
+    assert!(matches!(again, Err(ControlError::Unknown(_))), "{again:?}");
+}
+
+pub(crate) async fn a_change_that_was_not_seen_is_not_overwritten(address: String) {
+    let (control, _) = open(&address).await;
+    let put = async |expected| {
+        let sent = draft(&json!({"tier": "pro"}));
+        control
+            .put_quota("key", sent, &rules(), expected, &somebody())
+            .await
+            .map(|put| put.expect("a quota").revision)
+    };
+    assert!(matches!(put(Expected::Something).await, Err(ControlError::Changed)));
+    let first = put(Expected::Nothing).await.expect("nothing was there");
+    assert!(matches!(put(Expected::Nothing).await, Err(ControlError::Changed)));
+    let second = put(Expected::Revision(first)).await.expect("the first was there");
+    assert!(matches!(put(Expected::Revision(first)).await, Err(ControlError::Changed)));
+    let stale = control.delete_quota("key", Expected::Revision(first), &somebody()).await;
+    assert!(matches!(stale, Err(ControlError::Changed)));
+    assert_eq!(control.quota("key").await.expect("an answer").expect("a quota").revision, second);
+    control.delete_quota("key", Expected::Revision(second), &somebody()).await.expect("a deletion");
+    put(Expected::Nothing).await.expect("a deleted one is nothing");
+}
+
+pub(crate) async fn lists_come_in_pages(address: String) {
+    let (control, _) = open(&address).await;
+    for i in 0..205 {
+        let tier = if i % 4 == 0 { "free" } else { "pro" };
+        let sent = draft(&json!({"tier": tier}));
+        let put =
+            control.put_quota(&format!("key-{i}"), sent, &rules(), Expected::Anything, &somebody()).await;
+        put.expect("a database").expect("a quota");
+    }
+    for (tier, count, pages) in
+        [(None, 205, 3), (Some("free"), 52, 1), (Some("pro"), 153, 2), (Some("none"), 0, 1)]
+    {
+        let (mut cursor, mut ids, mut seen) = (None, Vec::new(), 0);
+        loop {
+            let page = control.quotas(tier, cursor).await.expect("a page");
+            assert!(page.quotas.iter().all(|quota| tier.is_none() || quota.tier.as_deref() == tier));
+            ids.extend(page.quotas.into_iter().map(|quota| quota.id));
+            seen += 1;
+            let Some(next) = page.next_cursor else { break };
+            cursor = Some(KeyHash::parse(&next).expect("a cursor"));
+        }
+        ids.sort();
+        ids.dedup();
+        assert_eq!((ids.len(), seen), (count, pages), "{tier:?}");
+    }
+}
+
+pub(crate) async fn what_cannot_act_is_refused_and_says_where(address: String) {
+    let (control, _) = open(&address).await;
+    let own = |descriptor: &str, unit: &str| json!({"overrides": [{"descriptor": descriptor, "requests_per_unit": 5, "unit": unit}]});
+    let long = "x".repeat(600);
+    let many: Vec<_> = (1..=33)
+        .map(|i| json!({"descriptor": "orders", "requests_per_unit": 1, "unit": format!("{i}s")}))
+        .collect();
+    for (sent, place) in [
+        (json!({}), "tier"),
+        (json!({"tier": ""}), "tier"),
+        (json!({"tier": "platinum"}), "tier"),
+        (json!({"tier": "pro\n"}), "tier"),
+        (own("nothing", "minute"), "overrides[0].descriptor"),
+        // All callers share its counters: a number for one would act on all.
+        (own("path", "minute"), "overrides[0].descriptor"),
+        (own(&long, "minute"), "overrides[0].descriptor"),
+        (own("orders", "fortnight"), "overrides[0].unit"),
+        (own("orders", "20 years"), "overrides[0].requests_per_unit"),
+        (json!({"overrides": many}), "overrides"),
+        (
+            json!({"overrides": [
+                {"descriptor": "orders", "requests_per_unit": 1, "unit": "s"},
+                {"descriptor": "api_key/endpoint=POST /orders", "requests_per_unit": 2, "unit": "second"},
+            ]}),
+            "overrides[1].unit",
+        ),
+        (json!({"tier": "pro", "effective_at": "tomorrow"}), "effective_at"),
+        (json!({"tier": "pro", "expires_at": "2025-01-01T00:00:00Z"}), "expires_at"),
+        (
+            json!({"tier": "pro", "effective_at": "2026-06-01T00:00:00Z", "expires_at": "2026-05-01T00:00:00Z"}),
+            "expires_at",
+        ),
+        (json!({"tier": "pro", "expires_at": "9999-01-01T00:00:00Z"}), "expires_at"),
+        (json!({"tier": "pro", "reason": long}), "reason"),
+    ] {
+        let put = control.put_quota("key", draft(&sent), &rules(), Expected::Anything, &somebody()).await;
+        let problem = put.expect("a database").expect_err(&sent.to_string());
+        assert_eq!(problem.place, place, "{sent}: {}", problem.detail);
+    }
+    assert!(control.quota("key").await.expect("an answer").is_none());
+    assert_eq!(control.audit(None, 10).await.expect("an answer"), []);
+}
+
+pub(crate) async fn no_key_is_kept(address: String) {
+    let (control, _) = open(&address).await;
+    let key = "sk_live_51H8xQ2eZvKYlo2C";
+    let sent = draft(&json!({"tier": "pro"}));
+    let put = control.put_quota(key, sent, &rules(), Expected::Anything, &somebody()).await;
+    let put = put.expect("a database").expect("a quota");
+    let told = format!("{put:?} {:?}", control.audit(None, 10).await.expect("an answer"));
+    assert!(told.contains("sk_liv") && !told.contains(&key[..8]), "{told}");
+    if let Some(path) = address.strip_prefix("sqlite:") {
+        for file in [path.to_owned(), format!("{path}-wal")] {
+            let bytes = std::fs::read(&file).expect("a file");
+            let found = bytes.windows(8).any(|window| window == &key.as_bytes()[..8]);
+            assert!(!found, "{file} holds the key");
+        }
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(path).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o077, 0, "only its owner may read {path}");
+    }
+}

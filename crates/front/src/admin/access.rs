@@ -1,0 +1,84 @@
+//! Who asks, and what they may do.
+//!
+//! On loopback and before the first token is made, whoever is on the machine may do everything; from then on, and on any
+//! other address always, a token is needed. Browsers are held off in both cases: a page of another site may neither send
+//! a request here nor, by a name that it has pointed at loopback, read an answer.
+
+use super::{Admin, problem};
+use crate::http::problem::Problem;
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
+use hyper::http::request::Parts;
+use std::net::{IpAddr, SocketAddr};
+use tollgate_control::{Actor, Identity, Role};
+
+/// Who is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// The address is loopback: no token is needed before the first is made.
+    Loopback,
+    /// A token is needed.
+    Tokens,
+}
+
+impl Door {
+    /// The door of an address.
+    #[must_use]
+    pub const fn at(address: &SocketAddr) -> Self {
+        if address.ip().is_loopback() { Self::Loopback } else { Self::Tokens }
+    }
+}
+
+/// Lets somebody in who may do what `needed` may.
+pub(super) async fn enter(admin: &Admin, peer: IpAddr, head: &Parts, needed: Role) -> Result<Actor, Problem> {
+    let who = identify(admin, head).await?;
+    if who.role < needed {
+        let detail =
+            format!("`{}` is a {}; this needs the role {}", who.name, who.role.name(), needed.name());
+        return Err(Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail));
+    }
+    Ok(Actor { name: who.name, origin: peer.to_string() })
+}
+
+async fn identify(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {
+    let refused = |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail);
+    if let Some(given) = head.headers.get(AUTHORIZATION) {
+        let token = given.to_str().ok().and_then(|given| {
+            let (scheme, token) = given.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        let token = token.ok_or_else(|| refused("write `Authorization: Bearer TOKEN`"))?;
+        let found = admin.control.identify(token).await.map_err(problem)?;
+        return found.ok_or_else(|| refused("the token is wrong, has expired or is revoked"));
+    }
+    let open = admin.door == Door::Loopback && !admin.control.had_tokens().await.map_err(problem)?;
+    if open && is_loopback_name(head) {
+        return Ok(Identity { name: "loopback".to_owned(), role: Role::Admin });
+    }
+    Err(refused("send `Authorization: Bearer TOKEN`; make a token with `tollgate token create`"))
+}
+
+/// Whether the caller believes to speak to loopback. A site that points its own name at 127.0.0.1 does not.
+fn is_loopback_name(head: &Parts) -> bool {
+    let Some(host) = head.headers.get(HOST).and_then(|host| host.to_str().ok()) else { return false };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// Refuses what a browser sends on behalf of another site.
+pub(super) fn refuse_other_sites(head: &Parts) -> Result<(), Problem> {
+    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+    let elsewhere = text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none"));
+    let host = text(HOST.as_str()).unwrap_or("");
+    let origin =
+        text(ORIGIN.as_str()).filter(|origin| origin.split_once("://").is_none_or(|(_, from)| from != host));
+    if elsewhere || origin.is_some() {
+        let detail = "this was sent by a page of another site";
+        return Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail));
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! What operators decide, over HTTP/1.1 on an address of its own.
+//!
+//! | path | file | who | answers |
+//! |---|---|---|---|
+//! | `GET /admin/v1/quotas[?tier=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
+//! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}` | `quotas` | viewer; operator | with one of them |
+//! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
+//! | `GET /metrics` | | viewer | the figures of the process |
+//! | `GET /healthz`, `/readyz` | | anybody | is it well? |
+//!
+//! `access` says who asks and what they may do, `query` reads what stands in the address.
+
+mod access;
+mod audit;
+mod query;
+mod quotas;
+
+pub use access::Door;
+
+use crate::Status;
+use crate::http::problem::Problem;
+use crate::http::server::{Bounds, serve_each};
+use crate::http::{Answer, body, health};
+use hyper::body::Incoming;
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use hyper::{Method, Request, StatusCode};
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tollgate_control::{Control, ControlError, Role};
+use tollgate_rules::Ruleset;
+
+/// What every handler needs.
+pub struct Admin {
+    /// Where decisions of operators are kept.
+    pub control: Arc<Control>,
+    /// The rules that act now, for checking what is sent against.
+    pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
+    /// The state of the process.
+    pub status: Arc<dyn Status>,
+    /// Who is let in.
+    pub door: Door,
+}
+
+/// Operators are few.
+const BOUNDS: Bounds =
+    Bounds { connections: 512, header_timeout: Duration::from_secs(30), drain: Duration::from_secs(5) };
+
+/// The longest that an answer may take: a database that hangs must not hold operators up.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// Serves until `drain` is ready, and then until those who were there have been answered.
+pub async fn serve(listener: TcpListener, admin: Admin, drain: impl Future<Output = ()> + Send) {
+    let admin = Arc::new(admin);
+    let answer = move |peer: IpAddr, request: Request<Incoming>| {
+        let admin = Arc::clone(&admin);
+        async move {
+            let answered = tokio::time::timeout(LONGEST, route(&admin, peer, request)).await;
+            guarded(answered.unwrap_or_else(|_| Err(away())).unwrap_or_else(Problem::into_answer))
+        }
+    };
+    serve_each(listener, BOUNDS, drain, answer).await;
+}
+
+async fn route(admin: &Admin, peer: IpAddr, request: Request<Incoming>) -> Result<Answer, Problem> {
+    let (head, body) = request.into_parts();
+    access::refuse_other_sites(&head)?;
+    let path = head.uri.path();
+    let key = path.strip_prefix("/admin/v1/quotas/").map(query::api_key).transpose()?;
+    let known = match path {
+        "/healthz" | "/readyz" | "/metrics" | "/admin/v1/quotas" | "/admin/v1/audit" => &[Method::GET][..],
+        _ if key.is_some() => &[Method::GET, Method::PUT, Method::DELETE],
+        _ => return Err(not_found(path)),
+    };
+    let method = if head.method == Method::HEAD { Method::GET } else { head.method.clone() };
+    if !known.contains(&method) {
+        return Err(Problem::wrong_method(&known[0]));
+    }
+    let needed = match path {
+        "/healthz" | "/readyz" => return Ok(health::answer(&*admin.status, &head.uri)),
+        "/admin/v1/audit" => Role::Admin,
+        _ if method == Method::GET => Role::Viewer,
+        _ => Role::Operator,
+    };
+    let actor = access::enter(admin, peer, &head, needed).await?;
+    match (path, key) {
+        ("/metrics", _) => Ok(health::answer(&*admin.status, &head.uri)),
+        ("/admin/v1/audit", _) => audit::list(admin, &head.uri).await,
+        (_, None) => quotas::list(admin, &head.uri).await,
+        (_, Some(key)) => match method {
+            Method::PUT => quotas::put(admin, &key, &head, &body::read(body).await?, &actor).await,
+            Method::DELETE => quotas::delete(admin, &key, &head, &actor).await,
+            _ => quotas::get(admin, &key).await,
+        },
+    }
+}
+
+fn not_found(path: &str) -> Problem {
+    let shown: String = path.chars().take(100).collect();
+    let detail = format!("there is nothing at `{shown}`; try GET /admin/v1/quotas");
+    Problem::new(StatusCode::NOT_FOUND, "Not found", detail)
+}
+
+/// What is said when the database did not do it. Its own words go to the log: they may name hosts.
+fn problem(error: ControlError) -> Problem {
+    match error {
+        ControlError::Changed => {
+            Problem::new(StatusCode::PRECONDITION_FAILED, "Changed meanwhile", error.to_string())
+        }
+        ControlError::Unknown(_) => Problem::new(StatusCode::NOT_FOUND, "Not found", error.to_string()),
+        error => {
+            tracing::warn!(%error, "the admin API could not answer");
+            away()
+        }
+    }
+}
+
+fn away() -> Problem {
+    let detail = "the database does not answer; decisions go on by what is known. Try again";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Database away", detail)
+}
+
+/// Answers are for those who asked, and no page of a browser.
+fn guarded(mut answer: Answer) -> Answer {
+    let unknown = answer.status() == StatusCode::UNAUTHORIZED;
+    let headers = answer.headers_mut();
+    if unknown {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let nothing = "default-src 'none'; frame-ancestors 'none'";
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(nothing));
+    answer
+}

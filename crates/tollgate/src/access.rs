@@ -1,0 +1,84 @@
+//! `tollgate token` and `tollgate audit`: on the database itself, so that they work where no server runs.
+
+use crate::cli::{AuditCommand, AuditFlags, TokenCommand, TokenFlags};
+use anyhow::Context;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tollgate_control::{Actor, Control, Verified};
+use tollgate_core::{Span, SystemClock};
+
+fn with<T>(db: &str, act: impl AsyncFnOnce(Arc<Control>) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let control = Control::open(db, Arc::new(SystemClock::new())).await.context("--db")?;
+        let done = act(Arc::clone(&control)).await;
+        control.close().await;
+        done
+    })
+}
+
+/// Who sits at the command line, for the audit log.
+fn operator() -> Actor {
+    let name = std::env::var("USER").ok().filter(|name| !name.is_empty());
+    Actor { name: name.unwrap_or_else(|| "unknown".to_owned()), origin: "command line".to_owned() }
+}
+
+pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    match &flags.command {
+        TokenCommand::Create { db, name, role, days } => {
+            let lasts =
+                Some(*days).filter(|days| *days > 0).map(|days| Span::from_secs(u64::from(days) * 86_400));
+            anyhow::ensure!(
+                !name.is_empty() && name.len() <= 128 && !name.chars().any(char::is_control),
+                "--name: write 1 to 128 bytes without control characters"
+            );
+            let made = with(&db.db, async |control| {
+                Ok(control.create_token(name, *role, lasts, &operator()).await?)
+            })?;
+            writeln!(out, "{}", made.secret)?;
+            eprintln!("This is shown once. Revoke it with: tollgate token revoke {}", made.id);
+        }
+        TokenCommand::List { db, json } => {
+            let tokens = with(&db.db, async |control| Ok(control.tokens().await?))?;
+            if *json {
+                writeln!(out, "{}", serde_json::to_string_pretty(&tokens)?)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            writeln!(out, "{:16}  {:8}  {:24}  {:24}  name", "id", "role", "expires", "revoked")?;
+            for token in tokens {
+                let (expires, revoked) = (
+                    token.expires_at.as_deref().unwrap_or("never"),
+                    token.revoked_at.as_deref().unwrap_or("-"),
+                );
+                writeln!(
+                    out,
+                    "{:16}  {:8}  {expires:24}  {revoked:24}  {}",
+                    token.id, token.role, token.name
+                )?;
+            }
+        }
+        TokenCommand::Revoke { db, id } => {
+            with(&db.db, async |control| Ok(control.revoke_token(id, &operator()).await?))?;
+            writeln!(out, "revoked {id}")?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
+    let AuditCommand::Verify { db } = &flags.command;
+    let verified = with(&db.db, async |control| Ok(control.verify_audit().await?))?;
+    let mut out = std::io::stdout().lock();
+    match verified {
+        Verified::Whole { entries, head } => {
+            writeln!(out, "the audit log is whole: {entries} entries, the last with hash {head}")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Verified::Broken { seq, why } => {
+            writeln!(out, "the audit log is broken at entry {seq}: {why}")?;
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
