@@ -82,7 +82,7 @@ examples: $(DEBUG)
 $(DEBUG): toolchain
 	@test -x $@ || $(CARGO) build --workspace --locked
 
-# In process, over gRPC with h2load, RESP with redis-benchmark, counters in Redis, leases, the gateway with wrk: Tollgate
+# In process, over gRPC with h2load, RESP with redis-benchmark, counters in Redis, leases, HTTP and the gateway with wrk: Tollgate
 # beside its peers in one run.
 .PHONY: bench
 bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
@@ -92,6 +92,7 @@ bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
 	$(TARGET)/release/bench resp --short
 	$(TARGET)/release/bench redis --short
 	$(TARGET)/release/bench leases --short
+	$(TARGET)/release/bench http --short
 	$(TARGET)/release/bench gateway --short
 
 # Ten million requests through the gateway: its memory must stay what it was.

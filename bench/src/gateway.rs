@@ -4,11 +4,11 @@
 //! round, so that a slow spell of the machine hits both; medians are compared. Rates are bounded by the other core as
 //! well, so the proxy's processor time for each request is told beside them: that is the proxy's own.
 
-use crate::process::{CLIENT_CORE, Server, median, tollgate_binary};
+use crate::process::{CLIENT_CORE, Server, tollgate_binary};
 use crate::report;
+use crate::wrk::{self, Run, middle};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// How long to measure.
 #[derive(Clone, Copy)]
@@ -17,13 +17,6 @@ pub(crate) enum Length {
     Full,
     /// Ten million requests through the gateway alone, for what becomes of its memory.
     Memory,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Run {
-    rate: f64,
-    p99: f64,
-    micros: f64,
 }
 
 const RULES: &str = "domain: d
@@ -94,11 +87,6 @@ fn memory(gateway: &Server) -> Result<(), String> {
     Ok(())
 }
 
-fn middle(runs: &[Run]) -> Run {
-    let of = |field: fn(&Run) -> f64| median(runs.iter().map(field).collect());
-    Run { rate: of(|run| run.rate), p99: of(|run| run.p99), micros: of(|run| run.micros) }
-}
-
 fn free() -> Result<String, String> {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
     free.map(|address| address.to_string()).map_err(|error| error.to_string())
@@ -159,31 +147,9 @@ fn gateway(folder: &Path, upstream: &str) -> Result<Server, String> {
 }
 
 fn load(server: &Server, path: &str, seconds: u32) -> Result<Run, String> {
-    let before = server.ticks();
-    let output = Command::new("taskset")
-        .args(["-c", CLIENT_CORE, "wrk", "-t1", "-c64", "--latency", "-H", "x-api-key: k"])
-        .arg(format!("-d{seconds}s"))
-        .arg(format!("http://{}{path}", server.address))
-        .output()
-        .map_err(|error| format!("cannot run wrk (package wrk): {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let words = |prefix: &str| {
-        let line = text.lines().map(str::trim).find(|line| line.contains(prefix));
-        line.map(str::to_owned).ok_or_else(|| format!("wrk printed no `{prefix}`:\n{text}"))
-    };
-    let number = |line: &str, at: usize| line.split_whitespace().nth(at).unwrap_or_default().to_owned();
-    let rate = number(&words("Requests/sec:")?, 1).parse::<f64>().map_err(|error| error.to_string())?;
-    let requests = number(&words("requests in")?, 0).parse::<f64>().map_err(|error| error.to_string())?;
-    if path == "/allowed" && text.contains("Non-2xx") {
-        return Err(format!("not all requests passed:\n{text}"));
+    let run = wrk::load(server, path, seconds, &["-H", "x-api-key: k"])?;
+    if path == "/allowed" && run.refused > 0 {
+        return Err(format!("{} requests did not pass", run.refused));
     }
-    let p99 = number(&words("99%")?, 1);
-    let p99 = match (p99.strip_suffix("us"), p99.strip_suffix("ms"), p99.strip_suffix('s')) {
-        (Some(micros), ..) => micros.parse::<f64>().map(|micros| micros / 1_000.0),
-        (_, Some(millis), _) => millis.parse(),
-        (.., Some(seconds)) => seconds.parse::<f64>().map(|seconds| seconds * 1_000.0),
-        _ => return Err(format!("no p99 in\n{text}")),
-    };
-    let micros = (server.ticks() - before) as f64 * 10_000.0 / requests.max(1.0);
-    Ok(Run { rate, p99: p99.map_err(|error| error.to_string())?, micros })
+    Ok(run)
 }

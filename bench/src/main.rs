@@ -1,7 +1,7 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
 //! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
-//! `… -- redis [--short]`, `… -- leases [--short]`, `… -- gateway [--short | --memory]`
+//! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--short | --memory]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
 
@@ -10,6 +10,7 @@ mod contestants;
 mod floor;
 mod gateway;
 mod grpc;
+mod http;
 mod inprocess;
 mod leases;
 mod limiter;
@@ -18,6 +19,7 @@ mod redis;
 mod report;
 mod resp;
 mod traffic;
+mod wrk;
 
 fn main() -> std::process::ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -29,6 +31,8 @@ fn main() -> std::process::ExitCode {
         ["grpc", "--short"] => return report::outcome(grpc::run(grpc::Length::Short)),
         ["resp"] => return report::outcome(resp::run(resp::Length::Full)),
         ["resp", "--short"] => return report::outcome(resp::run(resp::Length::Short)),
+        ["http"] => return report::outcome(http::run(http::Length::Full)),
+        ["http", "--short"] => return report::outcome(http::run(http::Length::Short)),
         ["gateway"] => return report::outcome(gateway::run(gateway::Length::Full)),
         ["gateway", "--short"] => return report::outcome(gateway::run(gateway::Length::Short)),
         ["gateway", "--memory"] => return report::outcome(gateway::run(gateway::Length::Memory)),
@@ -37,11 +41,12 @@ fn main() -> std::process::ExitCode {
         ["leases"] => return report::outcome(leases::run(leases::Length::Full)),
         ["leases", "--short"] => return report::outcome(leases::run(leases::Length::Short)),
         ["lease-node", ref rest @ ..] => return report::outcome(leases::node(rest)),
+        ["bare-http"] => return report::outcome(http::bare().map_err(|error| error.to_string())),
         ["bare-resp"] => return report::outcome(resp::bare().map_err(|error| error.to_string())),
         ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
             eprintln!(
-                "usage: bench inprocess | grpc | resp | redis | leases | gateway, with --short for a short version"
+                "usage: bench inprocess | grpc | resp | redis | leases | http | gateway, with --short for a short version"
             );
             return std::process::ExitCode::FAILURE;
         }

@@ -148,6 +148,7 @@ impl AnswerSettings {
         let (kind, body) = self.body(facts).unzip();
         let mut answer = Response::new(body.unwrap_or_default());
         *answer.status_mut() = self.status(facts.ruled);
+        answer.headers_mut().reserve(8);
         if let Some(kind) = kind {
             answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));
         }

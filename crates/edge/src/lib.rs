@@ -8,5 +8,6 @@
 //! | [`proxy_protocol`] | whom does a load balancer's first line name? |
 
 pub mod answer;
+mod hex;
 pub mod proxy_protocol;
 pub mod who;

@@ -219,6 +219,69 @@ fn legacy_fields_are_written_when_asked_for() {
     assert_eq!(with(Legacy::Epoch)["x-ratelimit-reset"], "1700000021", "rounded up");
 }
 
+proptest! {
+    /// The bodies are written by hand; a JSON library builds the same from the same facts.
+    #[test]
+    fn whatever_the_facts_both_bodies_are_the_json_that_a_library_would_write(
+        limits in proptest::collection::vec((".{0,20}", any::<u64>(), window(), any::<u64>(), any::<bool>()), 0..6),
+        retry_after in prop_oneof![Just(1), any::<u64>()],
+        id in proptest::option::of(any::<u128>()),
+        ruled in prop_oneof![Just(Ruled::Over), Just(Ruled::Unavailable)],
+    ) {
+        let policies = limits.iter().map(|(rule, quota, window, left, over)| {
+            let policy = Policy::new(rule, *quota, *window).left(*left);
+            if *over { policy.over() } else { policy }
+        });
+        let denied_by = limits.first().map(|limit| limit.0.as_str());
+        let decision = id.map(tollgate_engine::DecisionId);
+        let facts = Facts { ruled, retry_after, denied_by, decision, ..Facts::of_policies(policies) };
+        let nearest = facts.nearest().filter(|_| ruled == Ruled::Over).map(|near| match near.window {
+            Window::Held => format!("At most {} at once. ", near.quota),
+            window => format!("At most {} in {window}. ", near.quota),
+        });
+        let what = if ruled == Ruled::Over { "Rate limit exceeded" } else { "No decision can be made" };
+        let seconds = if retry_after == 1 { "second" } else { "seconds" };
+        let message = format!("{what}. {}Retry after {retry_after} {seconds}.", nearest.unwrap_or_default());
+
+        let read = |form| {
+            let settings = AnswerSettings { body: form, ..AnswerSettings::default() };
+            let (_, body) = settings.body(&facts).expect("a denial");
+            serde_json::from_slice::<serde_json::Value>(&body).expect("JSON")
+        };
+        let (kind, title, status) = match ruled {
+            Ruled::Over => ("quota-exceeded", "Over the limit", 429),
+            _ => ("temporary-reduced-capacity", "Temporarily not decidable", 503),
+        };
+        let mut problem = serde_json::json!({
+            "type": format!("https://iana.org/assignments/http-problem-types#{kind}"),
+            "title": title, "status": status, "detail": message, "retry_after": retry_after,
+        });
+        if ruled == Ruled::Over {
+            let over = facts.policies.iter().filter(|policy| policy.is_over).map(|policy| {
+                let seen = policy.rule.chars().map(|c| if (' '..='~').contains(&c) { c } else { '?' });
+                let seen: String = seen.collect();
+                if policy.is_one_of_several { format!("{seen}/{}", policy.window) } else { seen }
+            });
+            problem["violated-policies"] = over.collect();
+        }
+        if let Some(id) = id {
+            problem["decision_id"] = format!("{id:032x}").into();
+        }
+        prop_assert_eq!(read(BodyForm::Problem), problem);
+
+        let code = if ruled == Ruled::Over { "RATE_LIMITED" } else { "UNAVAILABLE" };
+        let mut error = serde_json::json!({"code": code, "message": message, "retry_after": retry_after});
+        if let Some(near) = facts.nearest() {
+            error["limit"] = near.quota.into();
+            error["window"] = near.window.to_string().into();
+        }
+        if let Some(rule) = denied_by {
+            error["scope"] = rule.into();
+        }
+        prop_assert_eq!(read(BodyForm::Plain), serde_json::json!({ "error": error }));
+    }
+}
+
 /// Programs act on status and type; people read the rest.
 #[test]
 fn a_denial_has_the_status_and_the_body_that_were_asked_for() {

@@ -10,7 +10,6 @@ use super::token;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use ring::{digest, hmac};
 use std::borrow::Cow;
-use std::fmt::Write;
 
 /// The longest value that is kept as it came; longer ones are told apart by their hash.
 const LONGEST: usize = 256;
@@ -67,10 +66,9 @@ impl ApiKey {
 
 /// The first 16 bytes as text.
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().take(16).fold(String::with_capacity(32), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    let mut text = String::with_capacity(32);
+    text.extend(crate::hex::digits(&bytes[..16]).map(char::from));
+    text
 }
 
 /// The value, or its hash where it is too long to be part of a key.

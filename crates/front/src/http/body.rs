@@ -1,10 +1,10 @@
 //! Reading and decoding a request's body: at most 64 KiB, in bounded time, and with the place of any mistake.
 
 use super::problem::Problem;
-use bytes::Bytes;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
 use hyper::StatusCode;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -19,15 +19,12 @@ const SLOWEST: Duration = Duration::from_secs(10);
 const DISCARDED: usize = 1024 * 1024;
 
 pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
-    let too_large = || {
-        let detail = format!("a body has at most {LARGEST} bytes");
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail)
-    };
-    match tokio::time::timeout(SLOWEST, Limited::new(&mut body, LARGEST).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+    match tokio::time::timeout(SLOWEST, gather(&mut body)).await {
+        Ok(Ok(Some(whole))) => Ok(whole),
+        Ok(Ok(None)) => {
             discard(body).await;
-            Err(too_large())
+            let detail = format!("a body has at most {LARGEST} bytes");
+            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail))
         }
         Ok(Err(error)) => Err(Problem::bad(format!("the body could not be read: {error}"))),
         Err(_) => {
@@ -35,6 +32,27 @@ pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
             Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "Body too slow", detail))
         }
     }
+}
+
+/// All of a body, or nothing if it is too large. Nearly every one comes in one piece, which is handed on as it is.
+async fn gather(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+    let mut whole = Bytes::new();
+    let mut pieces = BytesMut::new();
+    while !body.is_end_stream()
+        && let Some(frame) = body.frame().await
+    {
+        let Ok(data) = frame?.into_data() else { continue };
+        if whole.len() + pieces.len() + data.len() > LARGEST {
+            return Ok(None);
+        }
+        if whole.is_empty() && pieces.is_empty() {
+            whole = data;
+        } else {
+            pieces.extend_from_slice(&std::mem::take(&mut whole));
+            pieces.extend_from_slice(&data);
+        }
+    }
+    Ok(Some(if pieces.is_empty() { whole } else { pieces.freeze() }))
 }
 
 /// Reads what nobody needs, for a while.

@@ -5,8 +5,11 @@ use serde::Serialize;
 use serde::ser::SerializeSeq;
 use tollgate_core::{CounterStore, Verdict};
 use tollgate_edge::answer::Facts;
-use tollgate_engine::{Decision, LimitStatus, Window};
+use tollgate_engine::{Decision, DecisionId, LimitStatus, Window};
 use tollgate_rules::Role;
+
+/// Most bodies have less.
+const ROOM: usize = 512;
 
 #[derive(Serialize)]
 pub(crate) struct Body<'a> {
@@ -17,11 +20,17 @@ pub(crate) struct Body<'a> {
     delay_ms: u64,
     origin: &'static str,
     revision: &'a str,
-    decision_id: String,
+    #[serde(serialize_with = "shown")]
+    decision_id: DecisionId,
     #[serde(skip_serializing_if = "Option::is_none")]
     degraded_by: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     warned_by: Option<&'a str>,
+}
+
+/// As text, written where it belongs.
+fn shown<S: serde::Serializer>(what: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(what)
 }
 
 struct Limits<'a>(&'a Decision);
@@ -30,7 +39,8 @@ struct Limits<'a>(&'a Decision);
 struct Limit<'a> {
     rule: &'a str,
     limit: u64,
-    window: String,
+    #[serde(serialize_with = "shown")]
+    window: Window,
     remaining: u64,
     reset_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,7 +75,7 @@ impl<'a> Limit<'a> {
         Self {
             rule: decision.limit_name(limit),
             limit: count,
-            window: Window::of(facts).to_string(),
+            window: Window::of(facts),
             remaining: limit.outcome.remaining,
             reset_ms: limit.outcome.reset_after.ceil_millis(),
             burst: (capacity != count).then_some(capacity),
@@ -85,7 +95,7 @@ impl<'a> Body<'a> {
             delay_ms: decision.delay().ceil_millis(),
             origin: decision.origin.name(),
             revision: decision.revision(),
-            decision_id: decision.id.to_string(),
+            decision_id: decision.id,
             degraded_by: decision.degraded_by.map(|by| decision.name(by)),
             warned_by: decision.warned_by.map(|by| decision.name(by)),
         }
@@ -96,7 +106,10 @@ impl<'a> Body<'a> {
 /// protocol's own, whatever callers of the edge are told.
 pub(crate) fn answer<S: CounterStore>(app: &App<S>, decision: &Decision, body: &impl Serialize) -> Answer {
     let facts = Facts::of(decision);
-    let mut answer = json_answer(facts.ruled.status(), serde_json::to_vec(body).unwrap_or_default());
+    let mut bytes = Vec::with_capacity(ROOM);
+    // Nothing here can fail to be written, and memory takes it.
+    let _ = serde_json::to_writer(&mut bytes, body);
+    let mut answer = json_answer(facts.ruled.status(), bytes);
     app.answers.write(&facts, app.limiter.clock().now(), answer.headers_mut());
     answer
 }

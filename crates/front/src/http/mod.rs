@@ -95,6 +95,7 @@ pub(crate) fn json_answer(status: StatusCode, body: Vec<u8>) -> Answer {
 pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
+    answer.headers_mut().reserve(8);
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
 }
