@@ -244,12 +244,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     /// Debits in the store behind. A bucket of which leases may be out is not refunded: that would move its time back
     /// into slots that others hold, and they could be spent twice. What is not refunded comes back with time.
     async fn debit_there(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let guarded = |charge: &&Charge<'_>| {
-            charge.cost.is_refund()
-                && matches!(charge.mode, Mode::Leased | Mode::Adaptive)
-                && matches!(charge.limit.measures(), Measures::Bucket { .. })
-        };
-        let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) = charges.iter().partition(guarded);
+        let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) =
+            charges.iter().partition(|charge| is_guarded(charge));
         for charge in refunds {
             self.refund(charge).await?;
         }
@@ -265,13 +261,31 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         let Some(limit) = self.config.mark(false) else { return Ok(()) };
         let scope = charge.key.scope.beside(crate::MARK_SUFFIX);
         let key = CounterKey { scope: &scope, ..charge.key };
-        let request = [Charge { mode: Mode::Central, ..*charge }, Charge::new(key, &limit, Cost::ONE)];
+        let back = Charge { mode: Mode::Central, enforcement: Enforcement::Required, ..*charge };
+        let request = [back, Charge::new(key, &limit, Cost::ONE)];
         let told = self.inner.charge(&request).await?;
         if told.admission == Admission::Refused {
             add(&self.counts.unrefunded, charge.cost.units());
         }
         self.table.refunded(self.hasher.name(&charge.key));
         Ok(())
+    }
+
+    /// A request that gives back, too: once the rest is admitted, and then it tells what there is with it.
+    #[cold]
+    async fn charge_and_refund(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        let mut looks: SmallVec<[Charge<'_>; 4]> = charges.iter().copied().collect();
+        looks.iter_mut().filter(|charge| is_guarded(charge)).for_each(|charge| charge.cost = Cost::LOOK);
+        let now = self.clock.now();
+        let Some(near) = self.settle(&looks, false, now) else { return self.inner.charge(&looks).await };
+        let mut told = self.ask(&looks, near, now).await?;
+        if told.admission == Admission::Admitted {
+            for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_guarded(charge)) {
+                self.refund(charge).await?;
+                told.each[at] = self.inner.charge(&[looks[at]]).await?.each[0];
+            }
+        }
+        Ok(told)
     }
 
     /// Learns from an answer of the store, and fetches a lease where one is due.
@@ -296,6 +310,13 @@ fn is_local(charge: &Charge<'_>) -> bool {
     charge.mode == Mode::Local && charge.enforcement != Enforcement::Alternative
 }
 
+/// Whether a charge gives back to a bucket that may be leased: only while no lease of it is out.
+fn is_guarded(charge: &Charge<'_>) -> bool {
+    charge.cost.is_refund()
+        && matches!(charge.mode, Mode::Leased | Mode::Adaptive)
+        && matches!(charge.limit.measures(), Measures::Bucket { .. })
+}
+
 /// An error about some of a request's charges, as one about all of them.
 fn at_places(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     match error {
@@ -310,6 +331,9 @@ fn at_places(error: StoreError, rest: &[usize], all: usize) -> StoreError {
 
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased<S, A, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        if charges.iter().any(is_guarded) {
+            return self.charge_and_refund(charges).await;
+        }
         let now = self.clock.now();
         match self.settle(charges, false, now) {
             Some(near) => self.ask(charges, near, now).await,
