@@ -4,12 +4,12 @@ mod units;
 
 pub use units::{Size, Time};
 
-use crate::h1::head::HeadLimits;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use tollgate_edge::answer::AnswerSettings;
+use tollgate_edge::h1::head::HeadLimits;
 use tollgate_edge::who::WhoSettings;
 
 /// Everything that the gateway needs to know.

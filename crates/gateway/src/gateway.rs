@@ -2,7 +2,6 @@
 
 use crate::config::GatewayConfig;
 use crate::drain::Drain;
-use crate::h1::head::HeadLimits;
 use crate::h1::server as h1;
 use crate::h2;
 use crate::health;
@@ -18,6 +17,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tollgate_core::CounterStore;
+use tollgate_edge::h1::head::HeadLimits;
 use tollgate_engine::Limiter;
 
 /// A gateway that listens.

@@ -3,7 +3,6 @@
 use crate::body::{Incoming, Outgoing, StreamBody};
 use crate::drain::Drain;
 use crate::h1::body::BodyError;
-use crate::h1::head::{self, HeadError};
 use crate::io::{Io, Rewound};
 use crate::pool::{ConnectError, Endpoint};
 use crate::problem;
@@ -22,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
+use tollgate_edge::h1::head::{self, HeadError};
 
 /// What an HTTP/2 connection begins with.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

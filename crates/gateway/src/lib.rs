@@ -5,13 +5,13 @@
 //! |---|---|
 //! | `config` | what can be said in its file? |
 //! | `listener` | who is accepted, and what do they speak? |
-//! | [`h1`], `h2` | how are messages read and written? |
+//! | `h1`, `h2` | how are messages read and written? |
 //! | `proxy` | what happens to a request, start to end? |
 //! | `route` | where does it go? |
 //! | `headers` | what is taken out of it and added to it? |
 //! | `hold` | what does it hold while it is under way? |
 //! | `upstream`, `pool`, `health` | who answers it, and who instead? |
-//! | `tls`, `io`, `body`, `alarm`, `date` | the means |
+//! | `tls`, `io`, `body`, `alarm` | the means |
 //! | `finish`, `access_log`, `problem` | what is said of it and to its caller? |
 //! | `drain` | how does it all end? |
 
@@ -19,11 +19,10 @@ mod access_log;
 mod alarm;
 mod body;
 mod config;
-mod date;
 mod drain;
 mod finish;
 mod gateway;
-pub mod h1;
+mod h1;
 mod h2;
 mod headers;
 mod health;

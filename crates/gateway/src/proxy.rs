@@ -260,7 +260,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
             answer.body_mut().finish = Some(Box::new(finish));
         }
         if let Source::Here(_) = answer.body().source {
-            answer.headers_mut().insert(http::header::DATE, crate::date::now(self.clock.now()));
+            answer.headers_mut().insert(http::header::DATE, tollgate_edge::date::now(self.clock.now()));
         }
         answer
     }

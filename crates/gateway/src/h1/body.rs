@@ -1,7 +1,5 @@
 //! Bodies as they come from a connection: pulled frame by frame, so that nobody is read faster than the other reads.
 
-use super::chunked::{Chunk, Chunks};
-use super::head::Framing;
 use crate::alarm::Alarm;
 use crate::io::ReadHalf;
 use bytes::{Bytes, BytesMut};
@@ -11,6 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::Notify;
+use tollgate_edge::h1::chunked::{Chunk, Chunks};
+use tollgate_edge::h1::head::Framing;
 
 /// How much is read at once.
 const ROOM: usize = 16 * 1024;

@@ -1,7 +1,6 @@
 //! One exchange on an upstream's connection: the request goes out while the answer may already come in.
 
 use super::body::{BodyError, Reader, Source};
-use super::head::{self, HeadError, HeadLimits, ResponseHead};
 use super::write::{self, Frames};
 use crate::alarm::Alarm;
 use crate::body::Incoming;
@@ -15,6 +14,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
+use tollgate_edge::h1::head::{self, HeadError, HeadLimits, ResponseHead};
 
 /// Upstreams are ours: they may say more than strangers.
 const LIMITS: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 0, fields: 200 };

@@ -1,24 +1,19 @@
 //! HTTP/1.1, both sides of it, made for passing messages on: heads are read strictly, bodies are never gathered.
 //!
 //! Our own rather than a general library's: what counts here is what is refused, and a proxy that reads a request and
-//! writes it on within one task needs no channel between a connection and its user.
+//! writes it on within one task needs no channel between a connection and its user. Heads and chunks are read by
+//! [`tollgate_edge::h1`].
 //!
 //! | file | does |
 //! |---|---|
-//! | `head` | reads request and answer heads, refuses what is ambiguous |
-//! | `chunked` | reads bodies in chunks |
 //! | `body` | bodies as they come from a connection |
 //! | `write` | heads and bodies as they go into one |
 //! | `server` | a caller's connection, request after request |
 //! | `client` | one exchange on an upstream's connection |
-//! | `laws` | what must hold of any bytes: for fuzzers and property tests |
 //! | `tunnel` | a connection that has stopped speaking HTTP |
 
 pub(crate) mod body;
-pub mod chunked;
 pub(crate) mod client;
-pub mod head;
-pub mod laws;
 pub(crate) mod server;
 pub(crate) mod tunnel;
 pub(crate) mod write;

@@ -4,7 +4,6 @@
 //! frees what the request holds (a place in a queue, a permit, an upstream's connection).
 
 use super::body::{Home, Reader, RequestBody, Source};
-use super::head::{self, Framing, HeadError, HeadLimits, RequestHead};
 use super::tunnel;
 use super::write::{self, Frames};
 use crate::alarm::Alarm;
@@ -20,6 +19,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tollgate_edge::h1::head::{self, Framing, HeadError, HeadLimits, RequestHead};
 
 /// What callers may do.
 #[derive(Clone, Copy, Debug)]

@@ -95,7 +95,7 @@ pub(crate) fn frame(out: &mut BytesMut, frame: Frame<Bytes>, frames: Frames) -> 
         Ok(data) => data,
         Err(frame) => {
             if let (Frames::Chunked, Ok(mut trailers)) = (frames, frame.into_trailers()) {
-                super::chunked::drop_forbidden(&mut trailers);
+                tollgate_edge::h1::chunked::drop_forbidden(&mut trailers);
                 out.put_slice(b"0\r\n");
                 for (name, value) in &trailers {
                     field(out, name, value.as_bytes());

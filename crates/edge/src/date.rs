@@ -1,4 +1,4 @@
-//! The `Date` of answers that are the gateway's own.
+//! The `Date` of answers that are our own.
 
 use http::HeaderValue;
 use std::cell::RefCell;
@@ -9,7 +9,8 @@ const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /// The date as HTTP writes it; made once a second.
-pub(crate) fn now(now: Timestamp) -> HeaderValue {
+#[must_use]
+pub fn now(now: Timestamp) -> HeaderValue {
     thread_local! {
         static LAST: RefCell<(u64, HeaderValue)> = const { RefCell::new((u64::MAX, HeaderValue::from_static(""))) };
     }

@@ -248,7 +248,7 @@ pub fn response(head: &Bytes, limits: &HeadLimits, asked: &Method) -> Result<Res
 }
 
 /// The fields from `at` to the empty line that ends `head`.
-pub(crate) fn fields(head: &Bytes, mut at: usize, limits: &HeadLimits) -> Result<HeaderMap, HeadError> {
+pub fn fields(head: &Bytes, mut at: usize, limits: &HeadLimits) -> Result<HeaderMap, HeadError> {
     let mut headers = HeaderMap::with_capacity(16);
     let mut count = 0;
     loop {
@@ -315,7 +315,7 @@ fn target_uri(target: Bytes, method: &Method) -> Result<Uri, HeadError> {
 }
 
 /// A path with `.` and `..` segments is another path to the next reader than to the rules.
-pub(crate) fn check_path(path: &str) -> Result<(), HeadError> {
+pub fn check_path(path: &str) -> Result<(), HeadError> {
     let path = path.as_bytes();
     // Nearly every path has neither a segment that begins with a dot nor an escape.
     let suspect = memchr::memchr3_iter(b'%', b'\\', b'.', path)

@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use tollgate_gateway::h1::head::{self, HeadLimits};
-use tollgate_gateway::h1::laws;
+use tollgate_edge::h1::head::{self, HeadLimits};
+use tollgate_edge::h1::laws;
 
 /// Pieces of heads, good and bad, to be put together in any order.
 const PIECES: [&str; 48] = [

@@ -125,7 +125,7 @@ fn trailers(bytes: &mut BytesMut) -> Result<Option<HeaderMap>, ChunkError> {
 }
 
 /// What would change how the message is read, routed or paid for has no place behind it.
-pub(crate) fn drop_forbidden(trailers: &mut HeaderMap) {
+pub fn drop_forbidden(trailers: &mut HeaderMap) {
     for name in [
         header::CONTENT_LENGTH,
         header::TRANSFER_ENCODING,

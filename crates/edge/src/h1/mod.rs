@@ -1,0 +1,12 @@
+//! HTTP/1.1 as it is read from strangers: heads strictly, bodies in pieces. Pure: bytes in, messages out; shared by the
+//! fronts and the gateway, so that what one refuses the other does not let pass.
+//!
+//! | file | does |
+//! |---|---|
+//! | [`head`] | reads request and answer heads, refuses what is ambiguous |
+//! | [`chunked`] | reads bodies in chunks |
+//! | [`laws`] | what must hold of any bytes: for fuzzers and property tests |
+
+pub mod chunked;
+pub mod head;
+pub mod laws;
