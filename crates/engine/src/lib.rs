@@ -13,6 +13,7 @@
 //! | `holding` | a charge that outlives its request |
 //! | `reserve` | charging an estimate now and the truth later |
 //! | `tenants` | what is agreed with single callers |
+//! | `observer` | who watches decisions |
 //! | `throttle` | limits that callers bring themselves, apart from the rules |
 //! | `ids` | how a decision gets its name |
 
@@ -26,6 +27,7 @@ mod held;
 mod holding;
 mod ids;
 mod limiter;
+mod observer;
 mod reserve;
 mod tenants;
 mod throttle;
@@ -35,5 +37,6 @@ pub use decision::{Answer, Decision, DescriptorStatus, LimitStatus, Origin, Ruli
 pub use held::Held;
 pub use ids::DecisionId;
 pub use limiter::Limiter;
+pub use observer::Observer;
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
 pub use tenants::Tenants;

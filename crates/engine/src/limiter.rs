@@ -6,6 +6,7 @@ use crate::decision::{Answer, Decision, Origin, Ruling};
 use crate::fallbacks::Fallbacks;
 use crate::fold;
 use crate::ids::DecisionId;
+use crate::observer::Observer;
 use crate::reserve::Reservations;
 use crate::tenants::Tenants;
 use arc_swap::ArcSwap;
@@ -30,6 +31,7 @@ pub struct Limiter<S> {
     pub(crate) fallbacks: Fallbacks,
     /// What is agreed with single callers.
     pub(crate) tenants: Option<Arc<dyn Tenants>>,
+    pub(crate) observers: SmallVec<[Arc<dyn Observer>; 2]>,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -47,6 +49,7 @@ impl<S: CounterStore> Limiter<S> {
             debts: Debts::default(),
             fallbacks: Fallbacks::default(),
             tenants: None,
+            observers: SmallVec::new(),
         }
     }
 
@@ -105,6 +108,7 @@ impl<S: CounterStore> Limiter<S> {
             plan_into(rules, tenant.as_deref(), check, &mut plan);
             self.answer(&plan, PermitId(id.0), answer).await;
         }
+        self.tell(check, &decision);
         decision
     }
 
@@ -124,16 +128,19 @@ impl<S: CounterStore> Limiter<S> {
         if self.debts.are_open() {
             return false;
         }
-        let Decision { id, answer, rules, tenant } = decision;
-        let mut plan = Plan::default();
-        plan_into(rules, tenant.as_deref(), check, &mut plan);
-        if !plan.hits.is_empty() {
-            let mut charges = Charges::new();
-            plan.charges(PermitId(id.0), &mut charges);
-            let Some(outcomes) = self.store.charge_at_once(&charges) else { return false };
-            fold::fold(&plan, &outcomes, answer);
+        {
+            let Decision { id, answer, rules, tenant } = decision;
+            let mut plan = Plan::default();
+            plan_into(rules, tenant.as_deref(), check, &mut plan);
+            if !plan.hits.is_empty() {
+                let mut charges = Charges::new();
+                plan.charges(PermitId(id.0), &mut charges);
+                let Some(outcomes) = self.store.charge_at_once(&charges) else { return false };
+                fold::fold(&plan, &outcomes, answer);
+            }
+            self.finish(&plan, answer);
         }
-        self.finish(&plan, answer);
+        self.tell(check, decision);
         true
     }
 

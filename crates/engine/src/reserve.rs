@@ -182,6 +182,7 @@ impl<S: CounterStore> Limiter<S> {
             self.answer(&plan, PermitId(id.0), answer).await;
             if answer.is_allowed() { holdings(&plan, answer, asked) } else { Vec::new() }
         };
+        self.tell(check, &decision);
         if !decision.is_allowed() {
             return Ok(Reservation { id: None, decision, deadline });
         }

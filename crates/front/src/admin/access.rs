@@ -29,15 +29,22 @@ impl Door {
     }
 }
 
-/// Lets somebody in who may do what `needed` may.
-pub(super) async fn enter(admin: &Admin, peer: IpAddr, head: &Parts, needed: Role) -> Result<Actor, Problem> {
+/// Lets somebody in who may do what `needed` may; anybody, where nothing is needed.
+pub(super) async fn enter(
+    admin: &Admin,
+    peer: IpAddr,
+    head: &Parts,
+    needed: Option<Role>,
+) -> Result<Actor, Problem> {
+    let origin = peer.to_string();
+    let Some(needed) = needed else { return Ok(Actor { name: String::new(), origin }) };
     let who = identify(admin, head).await?;
     if who.role < needed {
         let detail =
             format!("`{}` is a {}; this needs the role {}", who.name, who.role.name(), needed.name());
         return Err(Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail));
     }
-    Ok(Actor { name: who.name, origin: peer.to_string() })
+    Ok(Actor { name: who.name, origin })
 }
 
 async fn identify(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {

@@ -5,33 +5,35 @@
 //! | `GET /admin/v1/quotas[?tier=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
 //! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}` | `quotas` | viewer; operator | with one of them |
 //! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
-//! | `GET /metrics` | | viewer | the figures of the process |
-//! | `GET /healthz`, `/readyz` | | anybody | is it well? |
+//! | `GET /metrics` | `process` | viewer | the figures of the process |
+//! | `GET /healthz`, `/readyz` | `process` | anybody | is it well? |
 //!
-//! `access` says who asks and what they may do, `query` reads what stands in the address.
+//! `routes` matches paths, `access` says who asks and what they may do, `query` reads what stands in the address.
 
 mod access;
 mod audit;
+mod process;
 mod query;
 mod quotas;
+mod routes;
 
 pub use access::Door;
 
 use crate::Status;
 use crate::http::problem::Problem;
 use crate::http::server::{Bounds, serve_each};
-use crate::http::{Answer, body, health};
 use hyper::body::Incoming;
 use hyper::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
-use hyper::{Method, Request, StatusCode};
+use hyper::{Request, StatusCode};
+use routes::{Asked, Reply, Route};
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tollgate_control::{Control, ControlError, Role};
+use tollgate_control::{Control, ControlError};
 use tollgate_rules::Ruleset;
 
 /// What every handler needs.
@@ -50,53 +52,31 @@ pub struct Admin {
 const BOUNDS: Bounds =
     Bounds { connections: 512, header_timeout: Duration::from_secs(30), drain: Duration::from_secs(5) };
 
-/// The longest that an answer may take: a database that hangs must not hold operators up.
-const LONGEST: Duration = Duration::from_secs(20);
-
 /// Serves until `drain` is ready, and then until those who were there have been answered.
 pub async fn serve(listener: TcpListener, admin: Admin, drain: impl Future<Output = ()> + Send) {
     let admin = Arc::new(admin);
-    let answer = move |peer: IpAddr, request: Request<Incoming>| {
+    let serving = move |peer: IpAddr, request: Request<Incoming>| {
         let admin = Arc::clone(&admin);
         async move {
-            let answered = tokio::time::timeout(LONGEST, route(&admin, peer, request)).await;
-            guarded(answered.unwrap_or_else(|_| Err(away())).unwrap_or_else(Problem::into_answer))
+            let answered = answer(admin, peer, request).await;
+            guarded(answered.unwrap_or_else(|problem| routes::whole(problem.into_answer())))
         }
     };
-    serve_each(listener, BOUNDS, drain, answer).await;
+    serve_each(listener, BOUNDS, drain, serving).await;
 }
 
-async fn route(admin: &Admin, peer: IpAddr, request: Request<Incoming>) -> Result<Answer, Problem> {
+/// All paths, file by file.
+const ROUTES: [&[Route]; 3] = [quotas::ROUTES, audit::ROUTES, process::ROUTES];
+
+async fn answer(admin: Arc<Admin>, peer: IpAddr, request: Request<Incoming>) -> Result<Reply, Problem> {
     let (head, body) = request.into_parts();
     access::refuse_other_sites(&head)?;
-    let path = head.uri.path();
-    let key = path.strip_prefix("/admin/v1/quotas/").map(query::api_key).transpose()?;
-    let known = match path {
-        "/healthz" | "/readyz" | "/metrics" | "/admin/v1/quotas" | "/admin/v1/audit" => &[Method::GET][..],
-        _ if key.is_some() => &[Method::GET, Method::PUT, Method::DELETE],
-        _ => return Err(not_found(path)),
+    let (route, named) = routes::find(ROUTES.into_iter().flatten(), &head.method, head.uri.path())?;
+    let answering = async {
+        let actor = access::enter(&admin, peer, &head, route.role).await?;
+        (route.handler)(Asked { admin, head, named, body, actor }).await
     };
-    let method = if head.method == Method::HEAD { Method::GET } else { head.method.clone() };
-    if !known.contains(&method) {
-        return Err(Problem::wrong_method(&known[0]));
-    }
-    let needed = match path {
-        "/healthz" | "/readyz" => return Ok(health::answer(&*admin.status, &head.uri)),
-        "/admin/v1/audit" => Role::Admin,
-        _ if method == Method::GET => Role::Viewer,
-        _ => Role::Operator,
-    };
-    let actor = access::enter(admin, peer, &head, needed).await?;
-    match (path, key) {
-        ("/metrics", _) => Ok(health::answer(&*admin.status, &head.uri)),
-        ("/admin/v1/audit", _) => audit::list(admin, &head.uri).await,
-        (_, None) => quotas::list(admin, &head.uri).await,
-        (_, Some(key)) => match method {
-            Method::PUT => quotas::put(admin, &key, &head, &body::read(body).await?, &actor).await,
-            Method::DELETE => quotas::delete(admin, &key, &head, &actor).await,
-            _ => quotas::get(admin, &key).await,
-        },
-    }
+    tokio::time::timeout(route.patience, answering).await.unwrap_or_else(|_| Err(away()))
 }
 
 fn not_found(path: &str) -> Problem {
@@ -125,7 +105,7 @@ fn away() -> Problem {
 }
 
 /// Answers are for those who asked, and no page of a browser.
-fn guarded(mut answer: Answer) -> Answer {
+fn guarded(mut answer: Reply) -> Reply {
     let unknown = answer.status() == StatusCode::UNAUTHORIZED;
     let headers = answer.headers_mut();
     if unknown {

@@ -1,62 +1,65 @@
 //! Quotas of single callers: list, read, agree, end. A change says which version it is of by `If-Match`, if it says any.
 
-use super::{Admin, problem, query};
+use super::routes::{Asked, Reply, Route, whole};
+use super::{problem, query};
 use crate::http::problem::Problem;
-use crate::http::{Answer, body, json_answer};
+use crate::http::{body, json_answer};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{ETAG, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use hyper::http::request::Parts;
-use hyper::{Response, StatusCode, Uri};
+use hyper::{Method, Response, StatusCode};
 use serde_json::{Value, json};
-use tollgate_control::{Actor, Expected, KeyHash, Quota, QuotaDraft};
+use tollgate_control::{Expected, KeyHash, Quota, QuotaDraft, Role};
 
-pub(super) async fn list(admin: &Admin, uri: &Uri) -> Result<Answer, Problem> {
-    let [tier, cursor] = query::words(uri, ["tier", "cursor"])?;
+const ONE: &str = "/admin/v1/quotas/{api_key}";
+
+pub(super) const ROUTES: &[Route] = &[
+    Route::new(Method::GET, "/admin/v1/quotas", Role::Viewer, |asked| Box::pin(list(asked))),
+    Route::new(Method::GET, ONE, Role::Viewer, |asked| Box::pin(get(asked))),
+    Route::new(Method::PUT, ONE, Role::Operator, |asked| Box::pin(put(asked))),
+    Route::new(Method::DELETE, ONE, Role::Operator, |asked| Box::pin(delete(asked))),
+];
+
+async fn list(asked: Asked) -> Result<Reply, Problem> {
+    let [tier, cursor] = query::words(&asked.head.uri, ["tier", "cursor"])?;
     let wrong = || Problem::bad("write a `next_cursor` of a page before, or leave it out").at("cursor");
     let after = cursor.map(|cursor| KeyHash::parse(&cursor).ok_or_else(wrong)).transpose()?;
-    let page = admin.control.quotas(tier.as_deref(), after).await.map_err(problem)?;
-    Ok(json_answer(StatusCode::OK, format!("{:#}\n", json!(page)).into_bytes()))
+    let page = asked.admin.control.quotas(tier.as_deref(), after).await.map_err(problem)?;
+    Ok(whole(json_answer(StatusCode::OK, format!("{:#}\n", json!(page)).into_bytes())))
 }
 
-pub(super) async fn get(admin: &Admin, key: &str) -> Result<Answer, Problem> {
-    let found = admin.control.quota(key).await.map_err(problem)?;
-    let found = found.ok_or_else(|| {
-        Problem::new(
-            StatusCode::NOT_FOUND,
-            "Not found",
-            "nothing is agreed with this key; the rules act alone",
-        )
-    })?;
-    Ok(told(key, &found))
+async fn get(asked: Asked) -> Result<Reply, Problem> {
+    let key = query::api_key(&asked.named[0])?;
+    let found = asked.admin.control.quota(&key).await.map_err(problem)?;
+    let detail = "nothing is agreed with this key; the rules act alone";
+    let found = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))?;
+    Ok(told(&key, &found))
 }
 
-pub(super) async fn put(
-    admin: &Admin,
-    key: &str,
-    head: &Parts,
-    body: &[u8],
-    actor: &Actor,
-) -> Result<Answer, Problem> {
-    let draft: QuotaDraft = body::decode(body)?;
-    let expected = expected(head)?;
-    let put =
-        admin.control.put_quota(key, draft, &(admin.rules)(), expected, actor).await.map_err(problem)?;
-    let put = put.map_err(|wrong| {
+async fn put(asked: Asked) -> Result<Reply, Problem> {
+    let Asked { admin, head, named, body, actor } = asked;
+    let key = query::api_key(&named[0])?;
+    let body = body::read(body).await?;
+    let draft: QuotaDraft = body::decode(&body)?;
+    let put = admin.control.put_quota(&key, draft, &(admin.rules)(), expected(&head)?, &actor).await;
+    let put = put.map_err(problem)?.map_err(|wrong| {
         Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "It cannot act", wrong.detail).at(wrong.place)
     })?;
-    Ok(told(key, &put))
+    Ok(told(&key, &put))
 }
 
-pub(super) async fn delete(admin: &Admin, key: &str, head: &Parts, actor: &Actor) -> Result<Answer, Problem> {
-    admin.control.delete_quota(key, expected(head)?, actor).await.map_err(problem)?;
+async fn delete(asked: Asked) -> Result<Reply, Problem> {
+    let key = query::api_key(&asked.named[0])?;
+    let expected = expected(&asked.head)?;
+    asked.admin.control.delete_quota(&key, expected, &asked.actor).await.map_err(problem)?;
     let mut answer = Response::new(Full::new(Bytes::new()));
     *answer.status_mut() = StatusCode::NO_CONTENT;
-    Ok(answer)
+    Ok(whole(answer))
 }
 
 /// The key is told to those alone who have sent it.
-fn told(key: &str, quota: &Quota) -> Answer {
+fn told(key: &str, quota: &Quota) -> Reply {
     let mut body = json!({"api_key": key});
     if let (Some(body), Value::Object(quota)) = (body.as_object_mut(), json!(quota)) {
         body.extend(quota);
@@ -65,7 +68,7 @@ fn told(key: &str, quota: &Quota) -> Answer {
     if let Ok(tag) = HeaderValue::from_str(&format!("\"r{}\"", quota.revision)) {
         answer.headers_mut().insert(ETAG, tag);
     }
-    answer
+    whole(answer)
 }
 
 /// What the caller believes is there.

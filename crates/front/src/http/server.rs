@@ -1,11 +1,11 @@
 //! Accepting connections: bounded in number, headers in bounded time, drained before the end.
 
-use super::{Answer, App, Forward, handle};
+use super::{App, Forward, handle};
 use crate::Status;
-use hyper::Request;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use std::convert::Infallible;
@@ -80,14 +80,15 @@ pub(crate) struct Bounds {
 }
 
 /// The same for any way to answer.
-pub(crate) async fn serve_each<F, A>(
+pub(crate) async fn serve_each<F, A, B>(
     listener: TcpListener,
     bounds: Bounds,
     drain: impl Future<Output = ()> + Send,
     answer: F,
 ) where
     F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
-    A: Future<Output = Answer> + Send + 'static,
+    A: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
 {
     let places = Arc::new(Semaphore::new(bounds.connections));
     let (early, late) = (GracefulShutdown::new(), GracefulShutdown::new());
@@ -104,7 +105,7 @@ pub(crate) async fn serve_each<F, A>(
 }
 
 /// Takes connections for as long as it is asked to.
-async fn accept_all<F, A>(
+async fn accept_all<F, A, B>(
     listener: &TcpListener,
     answer: &F,
     places: &Arc<Semaphore>,
@@ -112,7 +113,8 @@ async fn accept_all<F, A>(
     open: &GracefulShutdown,
 ) where
     F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
-    A: Future<Output = Answer> + Send + 'static,
+    A: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
 {
     loop {
         let Some((stream, peer, place)) = accept(listener, places).await else { continue };
