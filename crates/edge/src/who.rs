@@ -5,7 +5,7 @@
 //! | `settings` | what an operator can say |
 //! | `address` | the client's address, through trusted proxies only |
 //! | `key` | an API key, never as it was sent |
-//! | `token` | a user, from a JSON Web Token; `keys` holds what verifies it |
+//! | `token` | a user, from a JSON Web Token; `keys` holds what verifies it, `verified` what has been |
 //! | `routes` | the endpoint, as a template: `/users/1` and `/users/2` are one |
 //! | `path` | a path as an upstream would read it |
 //!
@@ -38,10 +38,12 @@ mod path;
 mod routes;
 mod settings;
 mod token;
+mod verified;
 
 pub use settings::{
     ApiKeySettings, ForwardedBy, JwtSettings, Network, OriginalRequest, Unmatched, WhoError, WhoSettings,
 };
+pub use token::Tokens;
 
 use address::Address;
 use http::header::{HOST, HeaderMap, HeaderName};
@@ -51,7 +53,7 @@ use routes::Routes;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::net::IpAddr;
-use token::Tokens;
+use std::sync::Arc;
 use tollgate_core::Timestamp;
 
 /// The head of a request, and who handed it to us.
@@ -72,7 +74,7 @@ pub struct Asked<'r> {
 pub struct Who {
     address: Address,
     key: ApiKey,
-    tokens: Option<Tokens>,
+    tokens: Option<Arc<Tokens>>,
     routes: Routes,
     original: OriginalRequest,
     headers: Vec<Mapped>,
@@ -142,6 +144,15 @@ impl Who {
         settings: &'e WhoSettings,
         named: impl IntoIterator<Item = &'e str>,
     ) -> Result<Self, WhoError> {
+        Self::sharing(settings, named, Tokens::new(settings)?)
+    }
+
+    /// The same with a reader of tokens that others of the same settings share.
+    pub fn sharing<'e>(
+        settings: &'e WhoSettings,
+        named: impl IntoIterator<Item = &'e str>,
+        tokens: Option<Arc<Tokens>>,
+    ) -> Result<Self, WhoError> {
         let mapped = |map: &std::collections::BTreeMap<String, String>, only_trusted| {
             let each = map.iter().map(move |(attribute, header)| {
                 settings::check_attribute(attribute)?;
@@ -154,7 +165,7 @@ impl Who {
         Ok(Self {
             address: Address::new(settings)?,
             key: ApiKey::new(&settings.api_key)?,
-            tokens: settings.jwt.as_ref().map(Tokens::new).transpose()?,
+            tokens,
             routes: Routes::new(&settings.routes, named, settings.unmatched)?,
             original: settings.original,
             headers,
@@ -165,6 +176,12 @@ impl Who {
     #[must_use]
     pub fn trusts(&self, peer: IpAddr) -> bool {
         self.address.trusts(peer)
+    }
+
+    /// The client's whole address, through trusted proxies: for logs of what is not read any further.
+    #[must_use]
+    pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        self.address.client(peer, headers)
     }
 
     /// Who asks for this very request: for a gateway, which is what the caller wanted to reach.

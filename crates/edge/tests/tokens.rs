@@ -6,7 +6,7 @@ use http::{HeaderMap, Method, Uri};
 use serde_json::Value;
 use std::path::PathBuf;
 use tollgate_core::Timestamp;
-use tollgate_edge::who::{Asked, JwtSettings, Who, WhoSettings};
+use tollgate_edge::who::{Asked, JwtSettings, Tokens, Who, WhoSettings};
 
 /// Within the tokens' time.
 const NOW: u64 = 1_001_000;
@@ -157,4 +157,44 @@ fn key_files_that_cannot_be_used_are_refused() {
         std::fs::remove_file(&path).expect("removed");
         assert!(error.contains(says) && error.contains("tollgate-edge-jwks"), "{text}: {error}");
     }
+}
+
+/// Keys are rotated by changing a file. A token of a key that was taken out must be worth nothing, though it was verified
+/// before; and a file that is half written must lock nobody out.
+#[test]
+fn keys_that_are_taken_out_verify_nothing_any_more() {
+    let path = std::env::temp_dir().join(format!("tollgate-edge-rotated-{}", std::process::id()));
+    let with = |ids: &[&str]| {
+        let all = fixture();
+        let kept = |key: &&Value| ids.iter().any(|id| key["kid"] == **id);
+        let kept: Vec<&Value> = all["keys"].as_array().expect("keys").iter().filter(kept).collect();
+        std::fs::write(&path, serde_json::json!({ "keys": kept }).to_string()).expect("a file");
+    };
+    with(&["r1", "e1"]);
+    let settings = WhoSettings {
+        jwt: Some(JwtSettings { jwks: Some(path.clone()), ..jwt("{}") }),
+        ..WhoSettings::default()
+    };
+    let tokens = Tokens::new(&settings).expect("settings").expect("tokens");
+    let both = [(); 2].map(|()| Who::sharing(&settings, [], Some(tokens.clone())).expect("settings"));
+    let believed = |algorithm: &str| {
+        let each = both.each_ref().map(|who| user(who, "192.0.2.1", &token(algorithm), NOW)[0].is_some());
+        assert_eq!(each[0], each[1], "they share their keys");
+        each[0]
+    };
+    assert!(believed("RS256") && believed("RS256") && believed("ES256") && !believed("EdDSA"));
+    assert!(!tokens.look_again().expect("a file"), "nothing has changed");
+    with(&["e1", "d1"]);
+    assert!(tokens.look_again().expect("a file"));
+    assert!(!believed("RS256"), "its key is gone");
+    assert!(believed("ES256") && believed("EdDSA"));
+    std::fs::write(&path, "{\"keys\": [").expect("a file");
+    let error = tokens.look_again().expect_err("half a file").to_string();
+    assert!(error.contains("tollgate-edge-rotated"), "{error}");
+    assert!(!tokens.look_again().expect("told once"));
+    assert!(believed("ES256"), "the last good keys stay");
+    with(&["r1"]);
+    assert!(tokens.look_again().expect("a file"));
+    assert!(believed("RS256") && !believed("ES256"));
+    std::fs::remove_file(&path).expect("removed");
 }

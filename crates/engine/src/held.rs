@@ -8,6 +8,10 @@ use crate::check::Check;
 use crate::decision::Decision;
 use crate::limiter::{Limiter, plan_into};
 use crate::reserve::{Reserved, Settlement, holdings};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use tollgate_core::{
     Algorithm, Charge, CounterStore, Part, Permit, PermitId, Span, StoreError, Timestamp, Verdict,
 };
@@ -25,6 +29,18 @@ impl std::fmt::Debug for Held {
         f.debug_struct("Held").field("id", &self.id).field("counters", &self.holdings.len()).finish()
     }
 }
+
+/// How a request came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It was carried out, or failed: its permits come back.
+    Over,
+    /// Its turn never came: everything comes back.
+    Withdrawn,
+}
+
+/// What is left to do when a store has to be waited for.
+pub type GivingBack = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
 impl Held {
     /// After how long its permits lapse unless they are renewed; nothing, where it has none.
@@ -89,6 +105,27 @@ impl<S: CounterStore> Limiter<S> {
     /// [`StoreError`] if the store did not take it.
     pub async fn withdraw(&self, held: &Held) -> Result<(), StoreError> {
         self.move_counters(&held.holdings, crate::ids::DecisionId(held.id.0), Settlement::Cancelled).await
+    }
+
+    /// Gives back what a request held, for guards that are dropped. In memory that is done at once, and the next request
+    /// finds the place free; over a store that has to be waited for, the rest is handed over to be run.
+    pub fn let_go(self: &Arc<Self>, held: &Arc<Held>, ending: Ending) -> Option<GivingBack>
+    where
+        S: 'static,
+    {
+        let (limiter, held) = (Arc::clone(self), Arc::clone(held));
+        let mut giving: GivingBack = Box::pin(async move {
+            match ending {
+                Ending::Over => limiter.release(&held).await,
+                Ending::Withdrawn => limiter.withdraw(&held).await,
+            }
+        });
+        match giving.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => None,
+            // The error is the store's, and it is the caller who can log it.
+            Poll::Ready(Err(error)) => Some(Box::pin(std::future::ready(Err(error)))),
+            Poll::Pending => Some(giving),
+        }
     }
 
     /// Puts the permits' deadline off: the request is still under way.

@@ -34,7 +34,7 @@ mod throttle;
 
 pub use check::{Check, Request};
 pub use decision::{Answer, Decision, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy, Window};
-pub use held::Held;
+pub use held::{Ending, GivingBack, Held};
 pub use ids::DecisionId;
 pub use limiter::Limiter;
 pub use observer::Observer;

@@ -2,14 +2,12 @@
 //! caller has left. Requests that outlive their permits have them renewed.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{CounterStore, Span};
-use tollgate_engine::{Held, Limiter};
+use tollgate_engine::{Ending, Held, Limiter};
 
 /// How often permits are looked through for those to renew.
 const ROUND: Duration = Duration::from_millis(500);
@@ -116,19 +114,15 @@ impl<S: CounterStore + 'static> Drop for Hold<S> {
         if let Some(permit) = self.permit {
             self.holds.permits().remove(&permit);
         }
-        let (limiter, held, waits) = (Arc::clone(&self.holds.limiter), Arc::clone(&self.held), self.waits);
-        let mut ending = Box::pin(async move {
-            let given = if waits { limiter.withdraw(&held).await } else { limiter.release(&held).await };
-            if let Err(error) = given {
-                tracing::warn!(%error, "what a request held could not be given back; it lapses by itself");
-            }
-        });
-        // In memory this never waits, and then the next request finds the place free at once.
-        if let (Poll::Pending, Ok(runtime)) = (
-            ending.as_mut().poll(&mut Context::from_waker(Waker::noop())),
-            tokio::runtime::Handle::try_current(),
-        ) {
-            runtime.spawn(ending);
+        let ending = if self.waits { Ending::Withdrawn } else { Ending::Over };
+        if let Some(giving) = self.holds.limiter.let_go(&self.held, ending)
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(async move {
+                if let Err(error) = giving.await {
+                    tracing::warn!(%error, "what a request held could not be given back; it lapses by itself");
+                }
+            });
         }
     }
 }

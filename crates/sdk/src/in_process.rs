@@ -4,13 +4,11 @@ use crate::ask::{Ask, Form};
 use crate::decide::{Decide, Decided, Hold};
 use smallvec::SmallVec;
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_edge::answer::{AnswerSettings, Facts};
-use tollgate_engine::{Check, Held, Limiter, Request};
+use tollgate_engine::{Check, Ending, Held, Limiter, Request};
 use tollgate_rules::{Descriptor, Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -169,18 +167,15 @@ impl<S: CounterStore + 'static> Drop for Holding<S> {
         if let Some(renewing) = &self.renewing {
             renewing.abort();
         }
-        let (limiter, held, waits) = (Arc::clone(&self.limiter), Arc::clone(&self.held), self.waits);
-        let mut ending = Box::pin(async move {
-            let given = if waits { limiter.withdraw(&held).await } else { limiter.release(&held).await };
-            if let Err(error) = given {
-                tracing::warn!(%error, "what a request held could not be given back; it lapses by itself");
-            }
-        });
-        // Counters in memory never wait: the next request finds the place free at once.
-        if ending.as_mut().poll(&mut Context::from_waker(Waker::noop())) == Poll::Pending
+        let ending = if self.waits { Ending::Withdrawn } else { Ending::Over };
+        if let Some(giving) = self.limiter.let_go(&self.held, ending)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn(ending);
+            runtime.spawn(async move {
+                if let Err(error) = giving.await {
+                    tracing::warn!(%error, "what a request held could not be given back; it lapses by itself");
+                }
+            });
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::config::Config;
 use crate::sources::{self, Glimpse};
-use crate::status::ServerStatus;
+use crate::status::{Part, ServerStatus};
 use crate::store::Store;
 use notify::{RecursiveMode, Watcher};
 use std::collections::BTreeSet;
@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tollgate_edge::who::Tokens;
 use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
 
@@ -63,9 +64,9 @@ fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus) {
     match loaded {
         Err(error) => {
             tracing::error!("the changed rules cannot be used; the last good ones stay\n{error}");
-            status.refused(error);
+            status.refused(Part::Rules, error);
         }
-        Ok(rules) if rules.revision() == limiter.rules().revision() => status.set_refused(None),
+        Ok(rules) if rules.revision() == limiter.rules().revision() => status.accepted(Part::Rules),
         Ok(rules) => {
             for warning in rules.warnings() {
                 tracing::warn!("{warning}");
@@ -73,6 +74,24 @@ fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus) {
             tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "new rules act");
             limiter.replace_rules(Arc::new(rules));
             status.reloaded();
+        }
+    }
+}
+
+/// Looks after the keys that tokens are verified by, for as long as it is polled.
+pub(crate) async fn watch_keys(tokens: impl Fn() -> Option<Arc<Tokens>> + Send, status: Arc<ServerStatus>) {
+    loop {
+        tokio::time::sleep(GLANCE).await;
+        match tokens().map_or(Ok(false), |tokens| tokens.look_again()) {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::info!("new keys verify tokens");
+                status.accepted(Part::Keys);
+            }
+            Err(error) => {
+                tracing::error!("the changed keys cannot be used; the last good ones stay: {error}");
+                status.refused(Part::Keys, error.to_string());
+            }
         }
     }
 }

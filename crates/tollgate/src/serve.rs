@@ -46,6 +46,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
     let forward = http::Forward::new(&config.forward_auth, &config.who).context("the file of --config")?;
+    let tokens = forward.tokens();
     let rls_config = rls::RlsConfig { answers: config.answers.clone(), ..rls::RlsConfig::default() };
     let http_config =
         http::HttpConfig { answers: config.answers.clone(), forward, ..http::HttpConfig::default() };
@@ -63,6 +64,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         operators.map(|operators| operators.start(Arc::clone(&limiter), &status, drain())).transpose()?;
     let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
+    let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
     let rls = tokio::spawn(rls::serve(grpc, Arc::clone(&limiter), rls_config, drain()));
@@ -91,6 +93,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         Err(_) => tracing::warn!("some requests did not end within {} s", DRAIN.as_secs()),
     }
     reloading.abort();
+    keys.abort();
     paying.abort();
     tending.abort();
     leases::say_farewell(&limiter).await;

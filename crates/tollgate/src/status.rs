@@ -4,9 +4,10 @@ use crate::config::Config;
 use crate::operators;
 use crate::store::{Store, label, metric};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_control::Control;
 use tollgate_engine::Limiter;
 use tollgate_front::Status;
@@ -15,13 +16,23 @@ pub(crate) struct ServerStatus {
     limiter: Arc<Limiter<Store>>,
     draining: AtomicBool,
     paths: Vec<String>,
-    refused: Mutex<Option<String>>,
+    refused: Mutex<BTreeMap<Part, String>>,
     reloads: AtomicU64,
     refusals: AtomicU64,
     /// Figures of whatever else runs in the process.
     more: std::sync::OnceLock<Figures>,
     /// What operators decide, where that is kept.
     control: std::sync::OnceLock<Arc<Control>>,
+}
+
+/// What can be changed while the process runs, each on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Rules,
+    /// What tokens are verified by.
+    Keys,
+    /// The gateway's part of the file of `--config`.
+    Settings,
 }
 
 type Figures = Box<dyn Fn(&mut String) + Send + Sync>;
@@ -32,7 +43,7 @@ impl ServerStatus {
             limiter,
             draining: AtomicBool::new(false),
             paths: config.rules.iter().map(|path| path.display().to_string()).collect(),
-            refused: Mutex::new(None),
+            refused: Mutex::default(),
             reloads: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
             more: std::sync::OnceLock::new(),
@@ -57,18 +68,24 @@ impl ServerStatus {
     /// New rules act.
     pub(crate) fn reloaded(&self) {
         self.reloads.fetch_add(1, Ordering::Relaxed);
-        self.set_refused(None);
+        self.accepted(Part::Rules);
     }
 
     /// A change was refused; what was good before still acts.
-    pub(crate) fn refused(&self, error: String) {
-        self.refusals.fetch_add(1, Ordering::Relaxed);
-        self.set_refused(Some(error));
+    pub(crate) fn refused(&self, part: Part, error: String) {
+        if part == Part::Rules {
+            self.refusals.fetch_add(1, Ordering::Relaxed);
+        }
+        self.all_refused().insert(part, error);
     }
 
-    /// The files say again what already acts.
-    pub(crate) fn set_refused(&self, error: Option<String>) {
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    /// What is on disk is what acts.
+    pub(crate) fn accepted(&self, part: Part) {
+        self.all_refused().remove(&part);
+    }
+
+    fn all_refused(&self) -> MutexGuard<'_, BTreeMap<Part, String>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,7 +96,7 @@ impl Status for ServerStatus {
 
     fn details(&self) -> Value {
         let rules = self.limiter.rules();
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let refused = self.all_refused().clone();
         json!({
             "draining": self.draining.load(Ordering::Relaxed),
             "rules": {
@@ -87,8 +104,10 @@ impl Status for ServerStatus {
                 "domains": rules.domains().map(tollgate_rules::Domain::name).collect::<Vec<_>>(),
                 "count": rules.rules().len(),
                 "paths": self.paths,
-                "error": refused,
+                "error": refused.get(&Part::Rules),
             },
+            "keys": {"error": refused.get(&Part::Keys)},
+            "settings": {"error": refused.get(&Part::Settings)},
             "store": self.limiter.store().details(),
             "control": self.control.get().map(|control| operators::details(control)),
         })

@@ -4,8 +4,12 @@
 //! The method, the path and who asks come from headers, of trusted peers alone ([`tollgate_edge::who`]). Nothing that
 //! decides comes from the query: some proxies let their callers write it. `?deny_status=403` may only turn one denial into
 //! another, for nginx, which passes no 429 on.
+//!
+//! What `action: delay` holds back is answered when its turn comes (`turn`): all these proxies wait for an answer, and
+//! telling them how long to wait instead is nothing that they would act upon. Who would wait for too long is denied.
 
 use super::problem::Problem;
+use super::turn::{Turn, Turns};
 use super::{Answer, App};
 use arc_swap::ArcSwapOption;
 use http_body_util::Full;
@@ -15,24 +19,38 @@ use hyper::{Response, StatusCode};
 use serde::Deserialize;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::CounterStore;
+use tollgate_core::{CounterStore, Span, Verdict};
 use tollgate_edge::answer::{Facts, Ruled};
-use tollgate_edge::who::{Asked, Who, WhoError, WhoSettings};
-use tollgate_engine::Check;
+use tollgate_edge::who::{Asked, Tokens, Who, WhoError, WhoSettings};
+use tollgate_engine::{Check, Decision};
 use tollgate_rules::Ruleset;
 
 /// Where proxies ask.
 pub(crate) const PATH: &str = "/check";
 const X_ACCEL_REDIRECT: HeaderName = HeaderName::from_static("x-accel-redirect");
 
+/// The longest that an answer can be set to be held: what nginx waits for one.
+const LONGEST_HOLD: u64 = 60_000;
+
 /// What an operator can say about proxies that ask.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ForwardSettings {
     /// The domain whose rules decide; the only one that is loaded, where none is set.
     pub domain: Option<String>,
     /// The location that nginx goes on with, as `X-Accel-Redirect` on what may pass: `@app`.
     pub accel_redirect: Option<String>,
+    /// The longest, in milliseconds, that an answer is held for `action: delay`; less than the proxy waits for one. Who
+    /// would wait for longer is denied; 0 holds nobody.
+    pub hold_ms: u64,
+    /// Answers that are held at once; more are turned away with 503.
+    pub held: usize,
+}
+
+impl Default for ForwardSettings {
+    fn default() -> Self {
+        Self { domain: None, accel_redirect: None, hold_ms: 5_000, held: 10_000 }
+    }
 }
 
 /// Answers proxies that ask.
@@ -40,8 +58,11 @@ pub struct ForwardSettings {
 pub struct Forward {
     settings: WhoSettings,
     reader: ArcSwapOption<Reader>,
+    tokens: Option<Arc<Tokens>>,
     domain: Option<String>,
     accel_redirect: Option<HeaderValue>,
+    longest_hold: Span,
+    turns: Turns,
 }
 
 /// Reads callers by the settings and by the endpoints that one set of rules names.
@@ -61,6 +82,9 @@ pub enum ForwardError {
     /// No header can have this value.
     #[error("forward_auth: `accel_redirect: {0}` is no location; write `@app` or `/internal`")]
     Location(String),
+    /// No proxy waits for as long.
+    #[error("forward_auth: `hold_ms: {0}` is longer than proxies wait; write at most {LONGEST_HOLD}")]
+    Hold(u64),
 }
 
 impl Forward {
@@ -70,14 +94,27 @@ impl Forward {
             let value = HeaderValue::from_str(location).ok().filter(|_| location.starts_with(['@', '/']));
             value.ok_or_else(|| ForwardError::Location(location.clone()))
         });
+        if settings.hold_ms > LONGEST_HOLD {
+            return Err(ForwardError::Hold(settings.hold_ms));
+        }
         // What cannot be used is said at the start, and not when the first proxy asks.
-        Who::new(who)?;
+        let tokens = Tokens::new(who)?;
+        Who::sharing(who, [], tokens.clone())?;
         Ok(Self {
             settings: who.clone(),
             reader: ArcSwapOption::empty(),
+            tokens,
             domain: settings.domain.clone(),
             accel_redirect: location.transpose()?,
+            longest_hold: Span::from_micros(settings.hold_ms * 1_000),
+            turns: Turns::new(settings.held),
         })
+    }
+
+    /// What reads tokens here, for whoever looks after its keys.
+    #[must_use]
+    pub fn tokens(&self) -> Option<Arc<Tokens>> {
+        self.tokens.clone()
     }
 }
 
@@ -104,13 +141,13 @@ impl Forward {
         }
         let domain = rules.domain(self.domain(&rules)?);
         let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
-        match Who::with_endpoints(&self.settings, named) {
+        match Who::sharing(&self.settings, named, self.tokens.clone()) {
             Ok(who) => {
                 let reader = Arc::new(Reader { rules, who });
                 self.reader.store(Some(Arc::clone(&reader)));
                 Ok(reader)
             }
-            // A key file that has gone since: callers are still read by what it held.
+            // A secret's file that has gone since: callers are still read by what it held.
             Err(error) => {
                 tracing::warn!(%error, "callers are still read by the former rules");
                 known.ok_or_else(|| {
@@ -133,7 +170,7 @@ pub(crate) fn is_at(path: &str) -> bool {
     path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-pub(crate) async fn answer<S: CounterStore>(
+pub(crate) async fn answer<S: CounterStore + 'static>(
     app: &App<S>,
     peer: IpAddr,
     head: &Parts,
@@ -144,8 +181,22 @@ pub(crate) async fn answer<S: CounterStore>(
     let caller = reader.who.forwarded(&asked, PATH, now);
     let caller = caller.map_err(|error| Problem::bad(error.to_string()))?;
     let domain = app.forward.domain(&reader.rules)?;
-    let decision = app.limiter.check(&Check::attributes(domain, &caller.attributes())).await;
-    let facts = Facts::of(&decision);
+    let (decision, held) = app.limiter.admit(&Check::attributes(domain, &caller.attributes())).await;
+    let mut facts = Facts::of(&decision);
+    // Permits are left to their deadline: nobody says when the request ends.
+    if let (Some(held), true) = (held, decision.delay() > Span::ZERO) {
+        let turn = Turn::new(&app.limiter, held);
+        let delay = decision.delay();
+        let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward.longest_hold.as_micros()));
+        if over > Span::ZERO {
+            facts.ruled = Ruled::Over;
+            facts.retry_after = over.ceil_secs().max(1);
+            facts.denied_by = delaying(&decision);
+        } else if Box::pin(turn.wait(&app.forward.turns, delay)).await.is_err() {
+            facts.ruled = Ruled::Unavailable;
+            facts.retry_after = delay.ceil_secs().max(1);
+        }
+    }
     let mut answer: Response<Full<_>> = app.answers.respond(&facts, now).map(Full::new);
     match facts.ruled {
         Ruled::Allowed => {
@@ -161,6 +212,13 @@ pub(crate) async fn answer<S: CounterStore>(
         Ruled::Unavailable => {}
     }
     Ok(answer)
+}
+
+/// The rule that holds a request back.
+fn delaying(decision: &Decision) -> Option<&str> {
+    let delays = |verdict| matches!(verdict, Verdict::Allowed { delay } if delay == decision.delay());
+    let status = decision.limits.iter().find(|status| delays(status.outcome.verdict))?;
+    Some(decision.limit_name(status))
 }
 
 /// Another status for a denial: a client's error, so that no query can turn a denial into anything else.

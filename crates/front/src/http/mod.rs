@@ -8,7 +8,7 @@
 //! | `POST /json` | `json` | the Envoy service's own JSON |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
 //!
-//! `server` accepts connections, `body` reads and decodes, `problem` says what was wrong, `decision` is the answer's form.
+//! `turn` holds answers back, `server` accepts connections, `body` reads and decodes, `problem` says what was wrong, `decision` is the answer's form.
 //! hyper without a framework: few paths need no router, and this is where every request passes.
 
 pub(crate) mod body;
@@ -20,6 +20,7 @@ mod json;
 pub(crate) mod problem;
 mod reserve;
 pub(crate) mod server;
+mod turn;
 
 pub use forward::{Forward, ForwardError, ForwardSettings};
 pub use server::{HttpConfig, serve};
@@ -48,11 +49,11 @@ pub(crate) struct App<S> {
 pub(crate) type Answer = Response<Full<Bytes>>;
 
 /// One request, start to end.
-async fn handle<S: CounterStore>(app: &App<S>, peer: IpAddr, request: Request<Incoming>) -> Answer {
+async fn handle<S: CounterStore + 'static>(app: &App<S>, peer: IpAddr, request: Request<Incoming>) -> Answer {
     route(app, peer, request).await.unwrap_or_else(Problem::into_answer)
 }
 
-async fn route<S: CounterStore>(
+async fn route<S: CounterStore + 'static>(
     app: &App<S>,
     peer: IpAddr,
     request: Request<Incoming>,

@@ -1,0 +1,131 @@
+//! Tokens that have been verified already. Checking a signature costs more than everything else that is done for a request,
+//! and callers send the same token for minutes.
+//!
+//! Only tokens that verified come in, so a stranger cannot push others out; a token is known by its whole SHA-256, so none
+//! can pass for another, and no token is kept. Two generations bound the memory: when the younger is full it becomes the
+//! elder, and what nobody asked for since is gone with the elder before it. Keeping what was refused was rejected: made-up
+//! tokens are never the same twice.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Tokens are spread over several maps, so that threads rarely meet.
+const SHARDS: usize = 8;
+/// The most tokens in a generation of one map: 16,384 in all.
+const MOST: usize = 1024;
+
+/// What a token's claims say, in the order of the settings.
+pub(super) type Values = Arc<[Option<String>]>;
+
+/// The SHA-256 of a token.
+pub(super) type Digest = [u8; 32];
+
+/// When a token may be believed, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Validity {
+    pub(super) from: f64,
+    pub(super) until: f64,
+}
+
+impl Validity {
+    pub(super) fn holds(&self, now: u64) -> bool {
+        let now = now as f64;
+        self.from <= now && now < self.until
+    }
+}
+
+/// Tokens that one set of keys has verified.
+#[derive(Default)]
+pub(super) struct Verified([Mutex<Generations>; SHARDS]);
+
+type Generation = HashMap<Digest, (Validity, Values), foldhash::fast::RandomState>;
+
+#[derive(Default)]
+struct Generations {
+    young: Generation,
+    old: Generation,
+}
+
+impl Verified {
+    fn shard(&self, digest: &Digest) -> std::sync::MutexGuard<'_, Generations> {
+        self.0[usize::from(digest[0]) % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a token says that was verified before, if it is still valid.
+    pub(super) fn get(&self, digest: &Digest, now: u64) -> Option<Values> {
+        let mut shard = self.shard(digest);
+        let known = match shard.young.get(digest) {
+            Some(known) => known.clone(),
+            None => {
+                let known = shard.old.remove(digest)?;
+                shard.add(*digest, known.clone());
+                known
+            }
+        };
+        known.0.holds(now).then_some(known.1)
+    }
+
+    pub(super) fn put(&self, digest: Digest, validity: Validity, values: Values) {
+        self.shard(&digest).add(digest, (validity, values));
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        let lengths = self.0.iter().map(|shard| {
+            let shard = shard.lock().unwrap();
+            shard.young.len() + shard.old.len()
+        });
+        lengths.sum()
+    }
+}
+
+impl Generations {
+    fn add(&mut self, digest: Digest, known: (Validity, Values)) {
+        if self.young.len() >= MOST {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(digest, known);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALWAYS: Validity = Validity { from: f64::NEG_INFINITY, until: f64::INFINITY };
+
+    fn digest(number: u32) -> Digest {
+        let mut digest = [0; 32];
+        digest[..4].copy_from_slice(&number.to_le_bytes());
+        digest
+    }
+
+    fn values(text: &str) -> Values {
+        Arc::from([Some(text.to_owned())])
+    }
+
+    /// Memory is bounded however many users there are, and one who keeps asking is not forgotten for those who came once.
+    #[test]
+    fn the_busy_are_kept_and_memory_is_bounded() {
+        let verified = Verified::default();
+        verified.put(digest(0), ALWAYS, values("busy"));
+        for number in 1..200_000 {
+            verified.put(digest(number), ALWAYS, values("once"));
+            if number % 512 == 0 {
+                assert_eq!(verified.get(&digest(0), 0), Some(values("busy")), "after {number}");
+            }
+        }
+        assert!(verified.len() <= 2 * SHARDS * MOST, "{}", verified.len());
+        assert_eq!(verified.get(&digest(1), 0), None);
+    }
+
+    /// A token that expires while it is remembered is not believed a second longer.
+    #[test]
+    fn what_is_remembered_is_believed_in_its_time_alone() {
+        let verified = Verified::default();
+        verified.put(digest(7), Validity { from: 10.0, until: 20.5 }, values("u"));
+        for (now, believed) in [(9, false), (10, true), (20, true), (21, false)] {
+            assert_eq!(verified.get(&digest(7), now).is_some(), believed, "{now}");
+        }
+    }
+}
