@@ -25,7 +25,7 @@ pub(crate) struct Built {
     pub(crate) grpc: TcpListener,
     pub(crate) http: TcpListener,
     pub(crate) resp: Option<TcpListener>,
-    pub(crate) operators: Option<Operators>,
+    pub(crate) operators: Operators,
 }
 
 /// Rules and store that decide together: what every way to run begins with.
@@ -67,7 +67,7 @@ pub(crate) fn limiter(
 
 pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
     let operators = Operators::open(config).await?;
-    let limiter = limiter(config, operators.as_ref().map(Operators::tenants))?;
+    let limiter = limiter(config, operators.tenants())?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), config));
     let listen = async |address, flag| {
         TcpListener::bind(address)
@@ -79,16 +79,16 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
     let resp = match config.resp {
         Some(Listen::Off) => None,
         Some(Listen::At(address)) => Some(listen(address, "--resp").await?),
-        None => listen_if_free(RESP).await,
+        None => listen_if_free(RESP, "the Redis protocol is off", "--resp").await,
     };
     Ok(Built { limiter, status, grpc, http, resp, operators })
 }
 
 /// Nobody has asked for this address by name, so that it is taken is no reason not to serve.
-async fn listen_if_free(address: SocketAddr) -> Option<TcpListener> {
+pub(crate) async fn listen_if_free(address: SocketAddr, off: &str, flag: &str) -> Option<TcpListener> {
     let listener = TcpListener::bind(address).await;
     if let Err(error) = &listener {
-        tracing::warn!(%error, "the Redis protocol is off: cannot listen on {address}; set --resp to another, or to off");
+        tracing::warn!(%error, "{off}: cannot listen on {address}; set {flag} to another, or to off");
     }
     listener.ok()
 }

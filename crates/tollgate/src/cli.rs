@@ -157,12 +157,13 @@ pub(crate) struct ServeFlags {
     #[arg(long, env = "TOLLGATE_RESP_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
     /// What operators decide is kept here: sqlite:FILE, or postgres://USER:PASSWORD@HOST/DATABASE for several nodes.
-    /// Without it there is no admin API.
+    /// Without it nothing can be changed at the admin address.
     #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
     pub(crate) db: Option<String>,
-    /// Where the admin API listens, with --db; 127.0.0.1:8082 unless set. Elsewhere than on loopback it needs a token.
-    #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS")]
-    pub(crate) admin: Option<SocketAddr>,
+    /// Where operators come in (metrics, the decision log, the admin API), or `off`; 127.0.0.1:8082 unless set. Elsewhere
+    /// than on loopback it needs --db and a token.
+    #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS|off")]
+    pub(crate) admin: Option<Listen>,
     /// Decide all domains by this arithmetic, whatever their files say.
     #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,

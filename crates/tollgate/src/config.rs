@@ -31,8 +31,8 @@ pub(crate) struct Config {
     pub(crate) resp_config: RespConfig,
     /// Where what operators decide is kept.
     pub(crate) db: Option<DbAddress>,
-    /// Where operators come in.
-    pub(crate) admin: SocketAddr,
+    /// Where operators come in. `None`: at the default address; without a database only if that can be had.
+    pub(crate) admin: Option<Listen>,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
     pub(crate) answers: AnswerSettings,
@@ -83,7 +83,7 @@ struct File {
     resp: Option<Listen>,
     resp_password_file: Option<PathBuf>,
     db: Option<String>,
-    admin: Option<SocketAddr>,
+    admin: Option<Listen>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
     #[serde(default)]
@@ -115,13 +115,9 @@ impl Config {
         let memory = memory.map_err(anyhow::Error::msg).context("`memory` in the file of --config")?;
         let db = flags.db.clone().or(file.db.clone());
         let admin = flags.admin.or(file.admin);
-        anyhow::ensure!(
-            db.is_some() || admin.is_none(),
-            "--admin without --db: say where what operators decide is kept, as in --db sqlite:tollgate.db"
-        );
         Ok(Self {
             db: db.map(DbAddress),
-            admin: admin.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8082))),
+            admin,
             store: store(flags, &file)?,
             resp: flags.resp.or(file.resp),
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },

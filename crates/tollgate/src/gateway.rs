@@ -34,7 +34,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
     let operators = Operators::open(&config).await?;
-    let limiter = build::limiter(&config, operators.as_ref().map(Operators::tenants))?;
+    let limiter = build::limiter(&config, operators.tenants())?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), &config));
     let settings =
         GatewayConfig { gateway: section, who: config.who.clone(), answers: config.answers.clone() };
@@ -50,7 +50,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             Some(bound.with_context(|| format!("cannot listen on {}; set `http` to another", config.http))?)
         }
     };
-    greet(&config, &gateway.addresses(), http.as_ref(), operators.as_ref());
+    greet(&config, &gateway.addresses(), http.as_ref(), &operators);
     let (stop, stopping) = watch::channel(false);
     let drain = || {
         let mut stopping = stopping.clone();
@@ -58,8 +58,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let operators =
-        operators.map(|operators| operators.start(Arc::clone(&limiter), &status, drain())).transpose()?;
+    let operators = operators.start(Arc::clone(&limiter), &status, drain())?;
     let web = http.map(|listener| {
         let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
         let settings = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };
@@ -79,9 +78,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if let Some(web) = web {
         let _ = web.await;
     }
-    if let Some(operators) = operators {
-        operators.end().await;
-    }
+    operators.end().await;
     tracing::info!("drained");
     reloading.abort();
     paying.abort();
@@ -95,7 +92,7 @@ fn greet(
     config: &Config,
     addresses: &[(std::net::SocketAddr, bool)],
     http: Option<&TcpListener>,
-    operators: Option<&Operators>,
+    operators: &Operators,
 ) {
     let mut lines = vec![format!("tollgate {} stands before your API", env!("CARGO_PKG_VERSION"))];
     for (address, tls) in addresses {
@@ -105,9 +102,7 @@ fn greet(
     if let Some(address) = http.and_then(|http| http.local_addr().ok()) {
         lines.push(format!("  http  {address}  (probes, metrics, /v1/check)"));
     }
-    if let Some(address) = operators.and_then(|operators| operators.address().ok()) {
-        lines.push(format!("  admin {address}  (quotas, audit)"));
-    }
+    lines.extend(operators.greeting());
     let rules = if config.rules.is_empty() {
         "the sample that is compiled in".to_owned()
     } else {

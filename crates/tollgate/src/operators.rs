@@ -1,12 +1,14 @@
-//! What operators decide, in a server: the database of `--db`, the admin address, and what is told of both.
+//! Where operators come in: the admin address, the database of `--db` if there is one, and what is told of both.
 
+use crate::build::listen_if_free;
+use crate::cli::Listen;
 use crate::config::Config;
 use crate::status::ServerStatus;
 use crate::store::{Store, metric};
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -15,43 +17,64 @@ use tollgate_core::SystemClock;
 use tollgate_engine::{Limiter, Tenants};
 use tollgate_front::admin::{self, Admin, Door};
 
-/// Where decisions of operators are kept, and where operators come in.
+/// Where operators come in if nothing else is said.
+const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
+
+/// Where decisions of operators are kept, if anywhere, and where operators come in, if anywhere.
 pub(crate) struct Operators {
-    pub(crate) control: Arc<Control>,
-    listener: TcpListener,
+    pub(crate) control: Option<Arc<Control>>,
+    listener: Option<TcpListener>,
 }
 
 /// What runs until it is told to stop.
 pub(crate) struct Running {
-    following: JoinHandle<()>,
-    serving: JoinHandle<()>,
+    following: Option<JoinHandle<()>>,
+    serving: Option<JoinHandle<()>>,
 }
 
 impl Operators {
-    /// Opens the database and the address; nothing, where no database is given.
-    pub(crate) async fn open(config: &Config) -> anyhow::Result<Option<Self>> {
-        let Some(db) = &config.db else { return Ok(None) };
-        let control = Control::open(&db.0, Arc::new(SystemClock::new())).await.context("--db")?;
-        if Door::at(&config.admin) == Door::Tokens && !control.has_tokens().await.context("--db")? {
-            anyhow::bail!(
-                "--admin {}: on an address other than loopback everybody needs a token, and there is none; make one \
-                 with `tollgate token create --db …`, or listen on 127.0.0.1",
-                config.admin
-            );
-        }
-        let listener = TcpListener::bind(config.admin).await;
-        let listener =
-            listener.with_context(|| format!("cannot listen on {}; set --admin to another", config.admin))?;
-        Ok(Some(Self { control, listener }))
+    /// Opens the database and the address.
+    pub(crate) async fn open(config: &Config) -> anyhow::Result<Self> {
+        let control = match &config.db {
+            Some(db) => Some(Control::open(&db.0, Arc::new(SystemClock::new())).await.context("--db")?),
+            None => None,
+        };
+        let listener = match (config.admin, &control) {
+            (Some(Listen::Off), _) => None,
+            (None, None) => listen_if_free(ADMIN, "the admin address is off", "--admin").await,
+            (asked, control) => {
+                let address = match asked {
+                    Some(Listen::At(address)) => address,
+                    _ => ADMIN,
+                };
+                if Door::at(&address) == Door::Tokens {
+                    needs_tokens(address, control.as_deref()).await?;
+                }
+                let listener = TcpListener::bind(address).await;
+                Some(
+                    listener
+                        .with_context(|| format!("cannot listen on {address}; set --admin to another"))?,
+                )
+            }
+        };
+        Ok(Self { control, listener })
     }
 
     /// What the limiter asks of agreements with callers.
-    pub(crate) fn tenants(&self) -> Arc<dyn Tenants> {
-        self.control.book()
+    pub(crate) fn tenants(&self) -> Option<Arc<dyn Tenants>> {
+        self.control.as_ref().map(|control| control.book() as _)
     }
 
-    pub(crate) fn address(&self) -> anyhow::Result<SocketAddr> {
-        Ok(self.listener.local_addr()?)
+    /// What a person who starts the server reads of it.
+    pub(crate) fn greeting(&self) -> Option<String> {
+        let address = self.listener.as_ref()?.local_addr().ok()?;
+        let kept = self.control.as_ref().map_or("", |control| control.kind());
+        let about = if kept.is_empty() {
+            "metrics, decisions; --db for quotas".to_owned()
+        } else {
+            format!("metrics, decisions, quotas, audit; {kept}")
+        };
+        Some(format!("  admin {address}  ({about})"))
     }
 
     /// Lets operators in, and follows what those decide who come in elsewhere.
@@ -61,21 +84,45 @@ impl Operators {
         status: &Arc<ServerStatus>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Running> {
-        status.tell_of(Arc::clone(&self.control));
-        let following = tokio::spawn(Arc::clone(&self.control).follow(Following::default()));
-        let door = Door::at(&self.address()?);
+        let following = self.control.as_ref().map(|control| {
+            status.tell_of(Arc::clone(control));
+            tokio::spawn(Arc::clone(control).follow(Following::default()))
+        });
+        let Some(listener) = self.listener else { return Ok(Running { following, serving: None }) };
+        let door = Door::at(&listener.local_addr()?);
         let rules = Box::new(move || limiter.rules());
         let admin = Admin { control: self.control, rules, status: Arc::clone(status) as _, door };
-        let serving = tokio::spawn(admin::serve(self.listener, admin, drain));
+        let serving = Some(tokio::spawn(admin::serve(listener, admin, drain)));
         Ok(Running { following, serving })
     }
+}
+
+/// On an address that others reach, nobody is let in without a token: so there must be one.
+async fn needs_tokens(address: SocketAddr, control: Option<&Control>) -> anyhow::Result<()> {
+    let Some(control) = control else {
+        anyhow::bail!(
+            "--admin {address}: on an address other than loopback everybody needs a token, and tokens are kept in a \
+             database; say where with --db, or listen on 127.0.0.1"
+        );
+    };
+    if !control.has_tokens().await.context("--db")? {
+        anyhow::bail!(
+            "--admin {address}: on an address other than loopback everybody needs a token, and there is none; make one \
+             with `tollgate token create --db …`, or listen on 127.0.0.1"
+        );
+    }
+    Ok(())
 }
 
 impl Running {
     /// Waits for those who are being answered.
     pub(crate) async fn end(self) {
-        let _ = self.serving.await;
-        self.following.abort();
+        if let Some(serving) = self.serving {
+            let _ = serving.await;
+        }
+        if let Some(following) = self.following {
+            following.abort();
+        }
     }
 }
 

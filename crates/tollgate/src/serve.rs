@@ -51,7 +51,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let http_config =
         http::HttpConfig { answers: config.answers.clone(), forward, ..http::HttpConfig::default() };
     let Built { limiter, status, grpc, http, resp, operators } = build(&config).await?;
-    greet(&config, &grpc, &http, resp.as_ref(), operators.as_ref())?;
+    greet(&config, &grpc, &http, resp.as_ref(), &operators)?;
     let resp_config = config.resp_config.clone();
     let (stop, stopping) = watch::channel(false);
     let drain = || {
@@ -60,8 +60,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let operators =
-        operators.map(|operators| operators.start(Arc::clone(&limiter), &status, drain())).transpose()?;
+    let operators = operators.start(Arc::clone(&limiter), &status, drain())?;
     let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
@@ -82,9 +81,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         if let Some(redis) = redis {
             let _ = redis.await;
         }
-        if let Some(operators) = operators {
-            operators.end().await;
-        }
+        operators.end().await;
         rls.await
     };
     match tokio::time::timeout(DRAIN, drained).await {
@@ -124,7 +121,7 @@ fn greet(
     grpc: &tokio::net::TcpListener,
     http: &tokio::net::TcpListener,
     resp: Option<&tokio::net::TcpListener>,
-    operators: Option<&Operators>,
+    operators: &Operators,
 ) -> anyhow::Result<()> {
     let (grpc, http) = (grpc.local_addr()?, http.local_addr()?);
     let mut lines = vec![
@@ -135,13 +132,7 @@ fn greet(
     if let Some(resp) = resp {
         lines.push(format!("  resp  {}  (CL.THROTTLE, TG.CHECK)", resp.local_addr()?));
     }
-    if let Some(operators) = operators {
-        lines.push(format!(
-            "  admin {}  (quotas, audit; {})",
-            operators.address()?,
-            operators.control.kind()
-        ));
-    }
+    lines.extend(operators.greeting());
     if config.rules.is_empty() {
         let check = |attributes: &str| {
             format!("curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{{attributes}}}}}'")

@@ -183,6 +183,29 @@ fn what_is_wrong_says_where_and_what_to_do() {
     assert_eq!(entries["entries"], json!([]), "nothing of this was done");
 }
 
+/// Without a database there is still somewhere to look; what would need one says so, and changes nothing.
+#[test]
+fn without_a_database_operators_can_look() {
+    let server = Server::start(&["--resp", "off"]);
+    let admin = server.admin.expect("an admin address");
+    let ask = |method: &str, path: &str| {
+        let asked = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        harness::exchange(admin, asked.as_bytes()).expect("an answer")
+    };
+    assert_eq!(ask("GET", "/readyz").status, 200);
+    assert!(ask("GET", "/metrics").text().contains("ratelimit_memory_slots"));
+    for (method, path) in
+        [("GET", "/admin/v1/quotas"), ("DELETE", "/admin/v1/quotas/k"), ("GET", "/admin/v1/audit")]
+    {
+        let refused = ask(method, path);
+        assert_eq!(refused.status, 503, "{method} {path}");
+        assert!(refused.text().contains("--db sqlite:"), "{}", refused.text());
+    }
+    assert!(Server::start(&["--admin", "off"]).admin.is_none());
+}
+
 #[test]
 fn tokens_say_who_may_do_what() {
     let place = Place::new();
@@ -190,8 +213,8 @@ fn tokens_say_who_may_do_what() {
     let refused = run(&["serve", "--db", &db, "--admin", "0.0.0.0:0", "--http", "127.0.0.1:0"]);
     assert_eq!(refused.code, Some(1), "{}", refused.err);
     assert!(refused.err.contains("everybody needs a token"), "{}", refused.err);
-    let alone = run(&["serve", "--admin", "127.0.0.1:0"]);
-    assert!(alone.code == Some(1) && alone.err.contains("--admin without --db"), "{}", alone.err);
+    let alone = run(&["serve", "--admin", "0.0.0.0:0", "--http", "127.0.0.1:0"]);
+    assert!(alone.code == Some(1) && alone.err.contains("say where with --db"), "{}", alone.err);
 
     let node = Node::start(&db);
     assert_eq!(node.put("k", &own(9)).status, 200, "on loopback, before there is a token");

@@ -22,7 +22,7 @@ async fn list(asked: Asked) -> Result<Reply, Problem> {
     };
     let before = number("before", before, i64::MAX)?;
     let limit = number("limit", limit, MOST)?.unwrap_or(100);
-    let entries = asked.admin.control.audit(before, limit).await.map_err(problem)?;
+    let entries = asked.admin.control()?.audit(before, limit).await.map_err(problem)?;
     let next = entries.last().map(|entry| entry.seq).filter(|seq| *seq > 1);
     let body = json!({"entries": entries, "next_before": next});
     Ok(whole(json_answer(StatusCode::OK, format!("{body:#}\n").into_bytes())))

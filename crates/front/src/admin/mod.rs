@@ -38,14 +38,25 @@ use tollgate_rules::Ruleset;
 
 /// What every handler needs.
 pub struct Admin {
-    /// Where decisions of operators are kept.
-    pub control: Arc<Control>,
+    /// Where decisions of operators are kept, if anywhere; handlers ask by [`Admin::control`].
+    pub control: Option<Arc<Control>>,
     /// The rules that act now, for checking what is sent against.
     pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
     /// The state of the process.
     pub status: Arc<dyn Status>,
     /// Who is let in.
     pub door: Door,
+}
+
+impl Admin {
+    /// Where decisions of operators are kept; else what to do to have them kept.
+    pub(crate) fn control(&self) -> Result<&Arc<Control>, Problem> {
+        self.control.as_ref().ok_or_else(|| {
+            let detail = "this server keeps nothing that operators decide; start it with --db sqlite:tollgate.db, or \
+                          with --db postgres://… for several nodes";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "No database", detail)
+        })
+    }
 }
 
 /// Operators are few.

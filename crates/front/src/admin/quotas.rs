@@ -25,13 +25,13 @@ async fn list(asked: Asked) -> Result<Reply, Problem> {
     let [tier, cursor] = query::words(&asked.head.uri, ["tier", "cursor"])?;
     let wrong = || Problem::bad("write a `next_cursor` of a page before, or leave it out").at("cursor");
     let after = cursor.map(|cursor| KeyHash::parse(&cursor).ok_or_else(wrong)).transpose()?;
-    let page = asked.admin.control.quotas(tier.as_deref(), after).await.map_err(problem)?;
+    let page = asked.admin.control()?.quotas(tier.as_deref(), after).await.map_err(problem)?;
     Ok(whole(json_answer(StatusCode::OK, format!("{:#}\n", json!(page)).into_bytes())))
 }
 
 async fn get(asked: Asked) -> Result<Reply, Problem> {
     let key = query::api_key(&asked.named[0])?;
-    let found = asked.admin.control.quota(&key).await.map_err(problem)?;
+    let found = asked.admin.control()?.quota(&key).await.map_err(problem)?;
     let detail = "nothing is agreed with this key; the rules act alone";
     let found = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))?;
     Ok(told(&key, &found))
@@ -42,7 +42,7 @@ async fn put(asked: Asked) -> Result<Reply, Problem> {
     let key = query::api_key(&named[0])?;
     let body = body::read(body).await?;
     let draft: QuotaDraft = body::decode(&body)?;
-    let put = admin.control.put_quota(&key, draft, &(admin.rules)(), expected(&head)?, &actor).await;
+    let put = admin.control()?.put_quota(&key, draft, &(admin.rules)(), expected(&head)?, &actor).await;
     let put = put.map_err(problem)?.map_err(|wrong| {
         Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "It cannot act", wrong.detail).at(wrong.place)
     })?;
@@ -52,7 +52,7 @@ async fn put(asked: Asked) -> Result<Reply, Problem> {
 async fn delete(asked: Asked) -> Result<Reply, Problem> {
     let key = query::api_key(&asked.named[0])?;
     let expected = expected(&asked.head)?;
-    asked.admin.control.delete_quota(&key, expected, &asked.actor).await.map_err(problem)?;
+    asked.admin.control()?.delete_quota(&key, expected, &asked.actor).await.map_err(problem)?;
     let mut answer = Response::new(Full::new(Bytes::new()));
     *answer.status_mut() = StatusCode::NO_CONTENT;
     Ok(whole(answer))

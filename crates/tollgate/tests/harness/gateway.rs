@@ -30,7 +30,7 @@ impl Gateway {
             format!("rules: [rules.yaml]\nmemory: 16MiB\nhttp: 127.0.0.1:0\n{more}\ngateway:\n{section}");
         let path = folder.write("gateway.yaml", config);
         let mut child = Ended(
-            command(&["gateway", "--log", "debug", "--config", path.to_str().expect("a plain path")])
+            command(&["gateway", "--admin", "127.0.0.1:0", "--log", "debug", "--config", path.to_str().expect("a plain path")])
                 .spawn()
                 .expect("the binary runs"),
         );

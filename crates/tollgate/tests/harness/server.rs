@@ -101,6 +101,8 @@ pub(crate) struct Server {
     pub(crate) grpc: SocketAddr,
     /// Where the Redis protocol is, unless it is off.
     pub(crate) resp: Option<SocketAddr>,
+    /// Where operators come in, unless it is off.
+    pub(crate) admin: Option<SocketAddr>,
     /// All that it printed before and after it listened.
     pub(crate) greeting: String,
     log: Said,
@@ -130,6 +132,9 @@ impl Server {
         if !environment.iter().any(|(name, _)| *name == "TOLLGATE_RESP") && !flags.contains(&"--resp") {
             args.extend(["--resp", "127.0.0.1:0"]);
         }
+        if !environment.iter().any(|(name, _)| *name == "TOLLGATE_ADMIN") && !flags.contains(&"--admin") {
+            args.extend(["--admin", "127.0.0.1:0"]);
+        }
         // Tests are many and their keys few.
         if !flags.contains(&"--memory") {
             args.extend(["--memory", "16MiB"]);
@@ -158,8 +163,8 @@ impl Server {
                 None
             }
         });
-        let resp = address(&greeting, "resp");
-        let server = Self { child, http, grpc, resp, greeting, log, rules: None };
+        let (resp, admin) = (address(&greeting, "resp"), address(&greeting, "admin"));
+        let server = Self { child, http, grpc, resp, admin, greeting, log, rules: None };
         eventually("readiness", || (server.get("/readyz").status == 200).then_some(()));
         server
     }
