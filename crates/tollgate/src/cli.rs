@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Token(TokenFlags),
     /// Look at the log of what operators changed.
     Audit(AuditFlags),
+    /// What is agreed with single callers: get, set, list, delete.
+    Quota(Box<crate::quota::QuotaFlags>),
 }
 
 #[derive(Debug, Args)]

@@ -3,10 +3,12 @@
 mod access;
 mod build;
 mod cli;
+mod client;
 mod config;
 mod gateway;
 mod leases;
 mod operators;
+mod quota;
 mod reload;
 mod ruleinfo;
 mod serve;
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         cli::Command::Test(flags) => test::run(&flags),
         cli::Command::Token(flags) => access::token(&flags),
         cli::Command::Audit(flags) => access::audit(&flags),
+        cli::Command::Quota(flags) => quota::quota(&flags),
     };
     match outcome {
         Ok(code) => code,

@@ -1,8 +1,11 @@
 //! What operators decide, through the real binary: over HTTP, by the command line, across kills and outages.
 
-#[path = "../../control/tests/databases/mod.rs"]
+#[path = "../../../control/tests/databases/mod.rs"]
 mod databases;
+#[path = "../harness/mod.rs"]
 mod harness;
+
+mod command_line;
 
 use databases::{Place, Postgres};
 use harness::{Answer, Folder, Server, eventually, run};
@@ -20,14 +23,14 @@ descriptors:
       - {key: endpoint, value: POST /orders, limit: 2/hour}
 ";
 
-struct Node {
+pub(crate) struct Node {
     server: Server,
-    admin: SocketAddr,
+    pub(crate) admin: SocketAddr,
     _rules: Folder,
 }
 
 impl Node {
-    fn start(db: &str) -> Self {
+    pub(crate) fn start(db: &str) -> Self {
         let folder = Folder::new();
         let rules = folder.write("rules.yaml", RULES);
         let rules = rules.to_str().expect("a plain path");

@@ -1,0 +1,97 @@
+//! Operators at the command line: tables for people, JSON for programs, and refusals that say what to do.
+
+use crate::Node;
+use crate::databases::Place;
+use crate::harness::{Folder, Run, run, run_with};
+use serde_json::{Value, json};
+
+fn ended(run: &Run, code: i32) {
+    assert_eq!(run.code, Some(code), "out: {}\nerr: {}", run.out, run.err);
+}
+
+#[test]
+fn quotas_are_set_shown_listed_and_deleted() {
+    let place = Place::new();
+    let node = Node::start(&place.sqlite("quotas"));
+    let url = format!("http://{}", node.admin);
+    let quota = |args: &[&str]| run(&[&["quota"], args, &["--admin", &url]].concat());
+
+    let limit = "endpoint:POST /orders=4/hour";
+    let set = quota(&[
+        "set", "abc/1 x", "--tier", "pro", "--limit", limit, "--limit", "9/hour", "--reason", "ticket",
+    ]);
+    ended(&set, 0);
+    assert!(
+        set.out.contains("abc/1 x") && set.out.contains(limit) && set.out.contains("default=9/hour"),
+        "{}",
+        set.out
+    );
+
+    let got = quota(&["get", "abc/1 x", "--json"]);
+    ended(&got, 0);
+    let got: Value = serde_json::from_str(&got.out).expect("JSON");
+    assert_eq!(got["overrides"][1], json!({"descriptor": "default", "requests_per_unit": 9, "unit": "hour"}));
+    assert_eq!(node.passes(&json!({"api_key": "abc/1 x"})), 9);
+
+    // More than a page.
+    for i in 0..101 {
+        assert_eq!(node.put(&format!("k{i}"), &json!({"tier": "free"})).status, 200);
+    }
+    let all = quota(&["list", "--json", "--most", "0"]);
+    let all: Value = serde_json::from_str(&all.out).expect("JSON");
+    assert_eq!(all["quotas"].as_array().map(Vec::len), Some(102));
+    let some = quota(&["list"]);
+    assert_eq!(some.out.lines().count(), 101, "titles, and a hundred");
+    assert!(some.err.contains("there are more"), "{}", some.err);
+    let pro = quota(&["list", "--tier", "pro"]);
+    assert_eq!(pro.out.lines().count(), 2, "{}", pro.out);
+    assert!(!pro.out.contains("abc/1 x") && pro.err.is_empty(), "{}{}", pro.out, pro.err);
+
+    let revision = got["revision"].to_string();
+    ended(&quota(&["set", "abc/1 x", "--tier", "pro", "--revision", &revision]), 0);
+    let late = quota(&["delete", "abc/1 x", "--revision", &revision]);
+    ended(&late, 1);
+    assert!(late.err.contains("Changed meanwhile"), "{}", late.err);
+    ended(&quota(&["delete", "abc/1 x"]), 0);
+    let gone = quota(&["get", "abc/1 x"]);
+    ended(&gone, 1);
+    assert!(gone.err.contains("Not found: nothing is agreed"), "{}", gone.err);
+    let wrong = quota(&["set", "k", "--limit", "nope=1/hour"]);
+    ended(&wrong, 1);
+    assert!(wrong.err.contains("(at overrides[0].descriptor)"), "{}", wrong.err);
+}
+
+#[test]
+fn tokens_come_from_the_environment_or_a_file_and_are_not_shown() {
+    let place = Place::new();
+    let db = place.sqlite("tokens");
+    let node = Node::start(&db);
+    let made = run(&["token", "create", "--db", &db, "--name", "otto", "--role", "operator"]);
+    let token = made.out.trim();
+    let url = format!("http://{}", node.admin);
+    let list = ["quota", "list", "--admin", &url];
+    let refused = run(&list);
+    ended(&refused, 1);
+    assert!(
+        refused.err.contains("Who are you?") && refused.err.contains("tollgate token create"),
+        "{}",
+        refused.err
+    );
+    ended(&run_with(&list, &[("TOLLGATE_TOKEN", token)]), 0);
+    let folder = Folder::new();
+    let file = folder.write("token", format!("{token}\n"));
+    let file = file.to_str().expect("a plain path");
+    ended(&run(&[&list[..], &["--token-file", file]].concat()), 0);
+
+    let nobody = run(&["quota", "list", "--admin", "http://127.0.0.1:1"]);
+    ended(&nobody, 1);
+    assert!(nobody.err.contains("nobody answers; say where the server is with --admin"), "{}", nobody.err);
+    for wrong in ["ftp://x", "http://", "http://h/path", "http://u:secret@h:1"] {
+        let wrong = run(&["quota", "list", "--admin", wrong]);
+        ended(&wrong, 1);
+        assert!(wrong.err.contains("write an address such as"), "{}", wrong.err);
+    }
+    let web = run(&["quota", "list", "--admin", &format!("http://{}/", node.server.http)]);
+    ended(&web, 1);
+    assert!(web.err.contains("Not found"), "{}", web.err);
+}
