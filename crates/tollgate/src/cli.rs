@@ -1,5 +1,6 @@
 //! The command line. Raw words become typed values here, once.
 
+use crate::logging::LogFlag;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -172,9 +173,19 @@ pub(crate) struct ServeFlags {
     /// Count and tell, but deny nothing.
     #[arg(long, env = "TOLLGATE_GLOBAL_SHADOW", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) global_shadow: Option<bool>,
-    /// The least important messages to log.
-    #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVEL", default_value = "info")]
-    pub(crate) log: tracing::Level,
+    /// The least important messages to log, and those of single modules: info, or info,tollgate_store=debug.
+    #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVELS", default_value = "info")]
+    pub(crate) log: LogFlag,
+    /// How messages are written: text for people, json for machines.
+    #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
+}
+
+/// How messages are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
 }
 
 /// Where a front listens, if it does.

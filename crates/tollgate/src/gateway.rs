@@ -3,8 +3,9 @@
 use crate::build;
 use crate::cli::ServeFlags;
 use crate::config::Config;
+use crate::logging::{self, Logs};
 use crate::operators::Operators;
-use crate::serve::{log, pay_debts, told_to_stop};
+use crate::serve::{pay_debts, told_to_stop};
 use crate::status::ServerStatus;
 use crate::{leases, reload, sources};
 use anyhow::Context;
@@ -18,16 +19,16 @@ use tollgate_front::http;
 use tollgate_gateway::{Gateway, GatewayConfig};
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
-    log(flags);
+    let logs = logging::start(flags);
     let config = Config::new(flags)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(config))?;
+    runtime.block_on(serve(config, logs))?;
     // What is still running past the drain is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     let section = config.gateway.clone().context(
         "`tollgate gateway` needs --config FILE with a section `gateway`; examples/gateway has one",
     )?;
@@ -58,7 +59,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let operators = operators.start(Arc::clone(&limiter), &status, drain())?;
+    let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let web = http.map(|listener| {
         let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
         let settings = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };

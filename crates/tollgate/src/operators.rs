@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tollgate_control::{Control, Following};
 use tollgate_core::SystemClock;
 use tollgate_engine::{Limiter, Tenants};
-use tollgate_front::admin::{self, Admin, Door};
+use tollgate_front::admin::{self, Admin, Door, LogLevels};
 
 /// Where operators come in if nothing else is said.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
@@ -82,6 +82,7 @@ impl Operators {
         self,
         limiter: Arc<Limiter<Store>>,
         status: &Arc<ServerStatus>,
+        log: Arc<dyn LogLevels>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Running> {
         let following = self.control.as_ref().map(|control| {
@@ -91,7 +92,7 @@ impl Operators {
         let Some(listener) = self.listener else { return Ok(Running { following, serving: None }) };
         let door = Door::at(&listener.local_addr()?);
         let rules = Box::new(move || limiter.rules());
-        let admin = Admin { control: self.control, rules, status: Arc::clone(status) as _, door };
+        let admin = Admin { control: self.control, rules, status: Arc::clone(status) as _, log, door };
         let serving = Some(tokio::spawn(admin::serve(listener, admin, drain)));
         Ok(Running { following, serving })
     }

@@ -3,11 +3,12 @@
 use crate::build::{Built, build};
 use crate::cli::ServeFlags;
 use crate::config::Config;
+use crate::logging::{self, Logs};
 use crate::operators::Operators;
 use crate::store::Store;
 use crate::{leases, reload, sources};
 use anyhow::Context;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,30 +20,20 @@ use tollgate_front::{http, resp, rls};
 /// The longest that draining may take before the process ends all the same.
 const DRAIN: Duration = Duration::from_secs(15);
 
-/// Messages go to the standard error.
-pub(crate) fn log(flags: &ServeFlags) {
-    tracing_subscriber::fmt()
-        .with_max_level(flags.log)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
-}
-
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
-    log(flags);
+    let logs = logging::start(flags);
     let config = Config::new(flags)?;
     if config.gateway.is_some() {
         anyhow::bail!("the file of --config has a `gateway` section: start it with `tollgate gateway`");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(config))?;
+    runtime.block_on(serve(config, logs))?;
     // What is still running past the drain is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
     let forward = http::Forward::new(&config.forward_auth, &config.who).context("the file of --config")?;
@@ -60,7 +51,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let operators = operators.start(Arc::clone(&limiter), &status, drain())?;
+    let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
     let reloading = tokio::spawn(reloading);
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));

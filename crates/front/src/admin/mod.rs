@@ -5,6 +5,7 @@
 //! | `GET /admin/v1/quotas[?tier=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
 //! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}` | `quotas` | viewer; operator | with one of them |
 //! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
+//! | `GET`, `PUT /admin/v1/log` | `log` | viewer; operator | which messages are written |
 //! | `GET /metrics` | `process` | viewer | the figures of the process |
 //! | `GET /healthz`, `/readyz` | `process` | anybody | is it well? |
 //!
@@ -12,12 +13,14 @@
 
 mod access;
 mod audit;
+mod log;
 mod process;
 mod query;
 mod quotas;
 mod routes;
 
 pub use access::Door;
+pub use log::{LogLevels, LogSettings};
 
 use crate::Status;
 use crate::http::problem::Problem;
@@ -44,6 +47,8 @@ pub struct Admin {
     pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
     /// The state of the process.
     pub status: Arc<dyn Status>,
+    /// Who writes messages.
+    pub log: Arc<dyn LogLevels>,
     /// Who is let in.
     pub door: Door,
 }
@@ -77,7 +82,7 @@ pub async fn serve(listener: TcpListener, admin: Admin, drain: impl Future<Outpu
 }
 
 /// All paths, file by file.
-const ROUTES: [&[Route]; 3] = [quotas::ROUTES, audit::ROUTES, process::ROUTES];
+const ROUTES: [&[Route]; 4] = [quotas::ROUTES, audit::ROUTES, log::ROUTES, process::ROUTES];
 
 async fn answer(admin: Arc<Admin>, peer: IpAddr, request: Request<Incoming>) -> Result<Reply, Problem> {
     let (head, body) = request.into_parts();

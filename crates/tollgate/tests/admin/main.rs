@@ -34,7 +34,10 @@ impl Node {
         let folder = Folder::new();
         let rules = folder.write("rules.yaml", RULES);
         let rules = rules.to_str().expect("a plain path");
-        let server = Server::start(&["--rules", rules, "--db", db, "--admin", "127.0.0.1:0"]);
+        Self::from(Server::start(&["--rules", rules, "--db", db, "--admin", "127.0.0.1:0"]), folder)
+    }
+
+    fn from(server: Server, folder: Folder) -> Self {
         let line = server.greeting.lines().find(|line| line.trim_start().starts_with("admin "));
         let admin = line.and_then(|line| line.split_whitespace().nth(1)).expect("an admin address");
         Self { admin: admin.parse().expect("an address"), server, _rules: folder }
@@ -327,4 +330,36 @@ fn kills_lose_nothing_on_sqlite() {
 fn kills_lose_nothing_on_postgres() {
     let postgres = Postgres::start();
     kills_lose_nothing(&postgres.database("killed"));
+}
+
+/// Who looks for a fault turns one module's messages on, without a restart that would take the fault away.
+#[test]
+fn the_log_level_changes_while_it_runs() {
+    let place = Place::new();
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let rules = rules.to_str().expect("a plain path");
+    let db = place.sqlite("log.db");
+    let flags =
+        ["--rules", rules, "--db", &db, "--admin", "127.0.0.1:0", "--log-format", "json", "--log", "off"];
+    let node = Node::from(Server::start(&flags), folder);
+    assert_eq!(node.server.log(), "", "nothing was asked for");
+    let now = node.ask("GET", "/admin/v1/log", &[], &Value::Null);
+    assert_eq!(now.json(), json!({"level": "off", "modules": {}}));
+    for (wrong, place) in [
+        (json!({"level": "loud"}), "level"),
+        (json!({"level": "info", "modules": {"a b": "debug"}}), "modules.a b"),
+        (json!({"level": "info", "modules": {"tollgate": "loud"}}), "modules.tollgate"),
+    ] {
+        let refused = node.ask("PUT", "/admin/v1/log", &[], &wrong);
+        assert_eq!((refused.status, refused.json()["place"].as_str()), (422, Some(place)), "{wrong}");
+    }
+    let wanted = json!({"level": "error", "modules": {"tollgate_front": "info"}});
+    assert_eq!(node.ask("PUT", "/admin/v1/log", &[], &wanted).json(), wanted);
+    eventually("a message as JSON", || {
+        let log = node.server.log();
+        let line = log.lines().next().and_then(|line| serde_json::from_str::<Value>(line).ok());
+        let line = line?;
+        (line["level"] == "WARN" && line["fields"]["message"] == "the log level was changed").then_some(())
+    });
 }

@@ -30,9 +30,17 @@ impl Gateway {
             format!("rules: [rules.yaml]\nmemory: 16MiB\nhttp: 127.0.0.1:0\n{more}\ngateway:\n{section}");
         let path = folder.write("gateway.yaml", config);
         let mut child = Ended(
-            command(&["gateway", "--admin", "127.0.0.1:0", "--log", "debug", "--config", path.to_str().expect("a plain path")])
-                .spawn()
-                .expect("the binary runs"),
+            command(&[
+                "gateway",
+                "--admin",
+                "127.0.0.1:0",
+                "--log",
+                "debug",
+                "--config",
+                path.to_str().expect("a plain path"),
+            ])
+            .spawn()
+            .expect("the binary runs"),
         );
         let log = Said::of(child.0.stderr.take().expect("piped"));
         let out = Said::of(child.0.stdout.take().expect("piped"));
