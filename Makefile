@@ -43,7 +43,7 @@ run: toolchain
 	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} exec $(RELEASE) serve $(ARGS)
 
 .PHONY: test
-test: format lint unit model examples
+test: format lint unit model examples deploy
 	@echo "make test: every check has passed"
 
 .PHONY: format
@@ -77,6 +77,14 @@ sim: toolchain
 examples: $(DEBUG)
 	@for file in $(EXAMPLE_RULES); do echo "check $$file"; $(DEBUG) check "$$file"; done
 	$(DEBUG) test $(EXAMPLE_TESTS)
+
+# Alerts fire on their symptoms, and Grafana's dashboards are ones by its own types (where there is Node to ask it).
+.PHONY: deploy
+deploy: test-tools
+	promtool check rules deploy/prometheus/alerts.yml
+	cd deploy/prometheus && promtool test rules alerts.test.yml
+	@if command -v npm > /dev/null; then cd deploy/grafana/check && npm ci --silent && node check.mjs; \
+	  else echo "no Node: Grafana's dashboards were not checked"; fi
 
 # The binary that the tests drive. `unit` has built it: this is for `make examples` on its own.
 $(DEBUG): toolchain
@@ -117,7 +125,7 @@ toolchain:
 .PHONY: test-tools
 test-tools:
 	@scripts/setup packages redis-server=redis-server curl=curl openssl=openssl h2load=nghttp2-client redis-benchmark=redis-tools nginx=nginx-light haproxy=haproxy caddy=caddy \
-	  pg_createcluster=postgresql psql=postgresql-client
+	  pg_createcluster=postgresql psql=postgresql-client promtool=prometheus
 
 .PHONY: bench-tools
 bench-tools:
