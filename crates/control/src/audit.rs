@@ -20,6 +20,9 @@ const SELECT: &str = "SELECT seq, at, actor, origin, action, target, before, aft
 const SELECT_BACK: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
      WHERE seq < $1 ORDER BY seq DESC LIMIT $2";
 
+/// The most that are read at once.
+const PAGE: i64 = 1_000;
+
 type Row = (i64, i64, String, String, String, String, String, String, Vec<u8>);
 
 /// One change.
@@ -130,6 +133,17 @@ impl Control {
         rows.into_iter().map(AuditEntry::of).collect()
     }
 
+    /// Entries after this one, in order; nothing, if there are no more.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn audit_after(&self, seq: i64) -> Result<Vec<AuditEntry>, ControlError> {
+        let rows: Vec<Row> = on!(&self.db, pool => {
+            sqlx::query_as(SELECT).bind(seq).bind(PAGE).fetch_all(pool).await?
+        });
+        rows.into_iter().map(AuditEntry::of).collect()
+    }
+
     /// Looks at the whole chain.
     ///
     /// # Errors
@@ -141,7 +155,7 @@ impl Control {
         });
         let (mut seq, mut previous) = (0, [0; 32]);
         while seq < last {
-            let page = 1_000.min(last - seq);
+            let page = PAGE.min(last - seq);
             let rows: Vec<Row> = on!(&self.db, pool => {
                 sqlx::query_as(SELECT).bind(seq).bind(page).fetch_all(pool).await?
             });

@@ -44,9 +44,9 @@ pub(crate) struct Changed<'a> {
     pub(crate) after: String,
 }
 
-/// Takes the next revision; everything else of the transaction waits for this.
+/// Takes the next revision, or the next so many; everything else of the transaction waits for this.
 pub(crate) const NEXT: &str =
-    "UPDATE head SET revision = revision + 1 WHERE id = 1 RETURNING revision, audit_seq, audit_hash";
+    "UPDATE head SET revision = revision + $1 WHERE id = 1 RETURNING revision, audit_seq, audit_hash";
 
 /// The row that [`NEXT`] returns.
 pub(crate) type Head = (i64, i64, Vec<u8>);
@@ -62,14 +62,18 @@ macro_rules! begin {
 }
 pub(crate) use begin;
 
-/// Runs a body in a transaction that writes, on whichever database there is, and tells the other nodes.
+/// Runs a body in a transaction that writes, on whichever database there is, and tells the other nodes. One that changes
+/// several things takes as many revisions; `head` has the last of them.
 macro_rules! writing {
     ($db:expr, |$tx:ident, $head:ident| $body:block) => {
+        $crate::change::writing!($db, 1_i64, |$tx, $head| $body)
+    };
+    ($db:expr, $revisions:expr, |$tx:ident, $head:ident| $body:block) => {
         match $db {
             $crate::db::Db::Sqlite(pool) => {
                 let mut $tx = $crate::change::begin!(sqlite, pool);
                 let $head: $crate::change::Head =
-                    sqlx::query_as($crate::change::NEXT).fetch_one(&mut *$tx).await?;
+                    sqlx::query_as($crate::change::NEXT).bind($revisions).fetch_one(&mut *$tx).await?;
                 let done = $body;
                 $tx.commit().await?;
                 done
@@ -77,7 +81,7 @@ macro_rules! writing {
             $crate::db::Db::Postgres(pool) => {
                 let mut $tx = $crate::change::begin!(postgres, pool);
                 let $head: $crate::change::Head =
-                    sqlx::query_as($crate::change::NEXT).fetch_one(&mut *$tx).await?;
+                    sqlx::query_as($crate::change::NEXT).bind($revisions).fetch_one(&mut *$tx).await?;
                 let done = $body;
                 sqlx::query("SELECT pg_notify($1, $2)")
                     .bind($crate::follow::CHANNEL)

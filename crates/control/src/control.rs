@@ -3,10 +3,11 @@
 use crate::book::Book;
 use crate::db::{ControlError, Db, on};
 use crate::key::KeyHasher;
+use crate::lag::Lag;
 use crate::migrate::migrate;
 use crate::tokens::Proven;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use tokio::sync::Mutex;
 use tollgate_core::Clock;
 
@@ -23,6 +24,11 @@ pub struct Control {
     /// When the book was last known to hold all there is, in milliseconds.
     pub(crate) current_at: AtomicI64,
     pub(crate) proven: Proven,
+    /// One import at a time.
+    pub(crate) importing: Arc<Mutex<()>>,
+    /// Whether the book has ever held all there is.
+    pub(crate) loaded: AtomicBool,
+    pub(crate) lag: Lag,
 }
 
 impl Control {
@@ -31,13 +37,23 @@ impl Control {
     /// # Errors
     /// [`ControlError`] if the database cannot be used.
     pub async fn open(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
+        let control = Self::connect(address, clock).await?;
+        control.catch_up().await?;
+        Ok(control)
+    }
+
+    /// The same without reading: for those who decide nothing, or who read later, by [`Control::catch_up`].
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database cannot be used.
+    pub async fn connect(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
         let db = Db::open(address).await?;
         migrate(&db).await?;
         let (secret,): (Vec<u8>,) = on!(&db, pool => {
             sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
         });
         let hasher = KeyHasher::new(&secret);
-        let control = Arc::new(Self {
+        Ok(Arc::new(Self {
             db,
             book: Arc::new(Book::new(hasher.clone())),
             hasher,
@@ -46,9 +62,10 @@ impl Control {
             seen: AtomicI64::new(0),
             current_at: AtomicI64::new(0),
             proven: Proven::default(),
-        });
-        control.catch_up().await?;
-        Ok(control)
+            importing: Arc::default(),
+            loaded: AtomicBool::new(false),
+            lag: Lag::default(),
+        }))
     }
 
     /// What the limiter asks.
@@ -69,10 +86,28 @@ impl Control {
         self.seen.load(Ordering::Relaxed)
     }
 
+    /// Whether this node has read all there is, at least once.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.loaded.load(Ordering::Relaxed)
+    }
+
+    /// How long changes took to act on this node.
+    #[must_use]
+    pub const fn lag(&self) -> &Lag {
+        &self.lag
+    }
+
     /// For how long this node has not been sure to know everything, in milliseconds.
     #[must_use]
     pub fn age_millis(&self) -> i64 {
         (self.now_millis() - self.current_at.load(Ordering::Relaxed)).max(0)
+    }
+
+    /// A word that tells this installation's ids from another's.
+    #[must_use]
+    pub fn installation(&self) -> String {
+        self.hasher.installation()
     }
 
     /// Lets the database go.

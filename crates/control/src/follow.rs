@@ -5,13 +5,20 @@
 
 use crate::control::Control;
 use crate::db::{ControlError, Db, on};
+use crate::purge::TRUSTED;
 use sqlx::postgres::PgListener;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The name that changes are told under.
 pub(crate) const CHANNEL: &str = "tollgate_changes";
+
+/// How long one read may take.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How often a node looks for what was deleted long ago.
+const PURGES: Duration = Duration::from_secs(3_600);
 
 /// How often a node asks.
 #[derive(Clone, Copy, Debug)]
@@ -35,39 +42,54 @@ impl Default for Following {
 }
 
 impl Control {
-    /// Takes in what is newer than what this node knows.
+    /// Takes in what is newer than what this node knows, and says whether there was anything. What is taken in stays if the
+    /// rest cannot be read.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer; what is known goes on acting.
-    pub async fn catch_up(&self) -> Result<(), ControlError> {
+    pub async fn catch_up(&self) -> Result<bool, ControlError> {
         let _one = self.reading.lock().await;
         let asked_at = self.now_millis();
-        let (newest,): (i64,) = on!(&self.db, pool => {
-            sqlx::query_as("SELECT revision FROM head WHERE id = 1").fetch_one(pool).await?
-        });
+        let newest = timely(async {
+            let (newest,): (i64,) = on!(&self.db, pool => {
+                sqlx::query_as("SELECT revision FROM head WHERE id = 1").fetch_one(pool).await?
+            });
+            Ok(newest)
+        })
+        .await?;
         let mut seen = self.seen.load(Ordering::Relaxed);
-        if newest < seen {
+        let cut_off = self.is_loaded() && asked_at - self.current_at.load(Ordering::Relaxed) > TRUSTED;
+        if newest < seen || cut_off {
             tracing::warn!(
-                "the database has gone back from revision {seen} to {newest}: reading all of it again"
+                "the database has gone from revision {seen} to {newest} unseen: reading all of it again"
             );
             self.book.clear();
             seen = 0;
         }
+        let anything = seen < newest;
         while seen < newest {
-            let changes = self.changes(seen).await?;
+            let changes = timely(self.changes(seen)).await?;
             // Revisions that changed no agreement, or that a later one has changed again, have no row.
             let Some(last) = changes.last().map(|kept| kept.revision) else {
                 seen = newest;
                 break;
             };
+            let mut made = None;
             for kept in changes {
                 self.book.set(&kept.hash, kept.terms);
+                // Rows that were written together count once.
+                if made != Some(kept.updated_at) && self.is_loaded() {
+                    made = Some(kept.updated_at);
+                    self.lag.observe(self.now_millis() - kept.updated_at);
+                }
             }
             seen = last;
+            self.seen.store(seen, Ordering::Relaxed);
         }
         self.seen.store(seen, Ordering::Relaxed);
         self.current_at.store(asked_at, Ordering::Relaxed);
-        Ok(())
+        self.loaded.store(true, Ordering::Relaxed);
+        Ok(anything)
     }
 
     /// Lets a change of this node's own act here at once.
@@ -77,8 +99,12 @@ impl Control {
         }
     }
 
-    /// Follows the changes of others for as long as it is asked to.
+    /// Follows the changes of others for as long as it is asked to, and tidies up behind all nodes.
     pub async fn follow(self: Arc<Self>, times: Following) {
+        tokio::join!(self.keep_up(times), self.purge_now_and_then());
+    }
+
+    async fn keep_up(&self, times: Following) {
         loop {
             let failure = match &self.db {
                 Db::Sqlite(_) => self.follow_file(times).await,
@@ -93,23 +119,51 @@ impl Control {
 
     async fn follow_file(&self, times: Following) -> Result<(), ControlError> {
         loop {
-            tokio::time::sleep(times.file).await;
             self.catch_up().await?;
+            tokio::time::sleep(times.file).await;
+        }
+    }
+
+    /// It does no harm that each node does this.
+    async fn purge_now_and_then(&self) {
+        loop {
+            match self.purge().await {
+                Ok(0) => tokio::time::sleep(PURGES).await,
+                Ok(rows) => {
+                    tracing::info!(rows, "removed what was deleted long ago");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "could not remove what was deleted long ago");
+                    tokio::time::sleep(PURGES).await;
+                }
+            }
         }
     }
 
     async fn follow_server(&self, pool: &sqlx::PgPool, times: Following) -> Result<(), ControlError> {
         let mut listener = PgListener::connect_with(pool).await?;
         listener.listen(CHANNEL).await?;
+        // First what came before anybody listened, or while the connection was lost.
+        self.catch_up().await?;
         loop {
-            // First what came before anybody listened, or while the connection was lost.
-            self.catch_up().await?;
             match tokio::time::timeout(times.server, listener.try_recv()).await {
                 Ok(told) => {
                     told?;
+                    self.catch_up().await?;
                 }
-                Err(_) => continue,
+                // Something is new and nobody told: the connection may be dead without knowing. A new one is made.
+                Err(_) if self.catch_up().await? => return Ok(()),
+                Err(_) => {}
             }
         }
+    }
+}
+
+/// Whatever the network does, a reader does not wait for ever: others wait for it.
+async fn timely<T>(reading: impl Future<Output = Result<T, ControlError>>) -> Result<T, ControlError> {
+    match tokio::time::timeout(PATIENCE, reading).await {
+        Ok(read) => read,
+        Err(_) => Err(ControlError::Away(sqlx::Error::PoolTimedOut)),
     }
 }

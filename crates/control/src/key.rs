@@ -4,6 +4,9 @@
 use ring::hmac;
 use std::fmt;
 
+/// The longest API key, in bytes.
+pub(crate) const LONGEST: usize = 512;
+
 /// What stands for an API key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyHash(pub(crate) [u8; 32]);
@@ -30,6 +33,13 @@ impl KeyHash {
             *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
         }
         Some(Self(bytes))
+    }
+}
+
+impl std::str::FromStr for KeyHash {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::parse(text).ok_or_else(|| "write 64 hexadecimal digits".to_owned())
     }
 }
 
@@ -60,6 +70,13 @@ impl KeyHasher {
         let tag = hmac::sign(&self.0, api_key.as_bytes());
         KeyHash(tag.as_ref().try_into().unwrap_or_default())
     }
+
+    /// A word that tells installations apart, so that ids of one are not taken for another's. It gives no key away: what is
+    /// signed is longer than any.
+    pub(crate) fn installation(&self) -> String {
+        let tag = hmac::sign(&self.0, &[b'.'; LONGEST + 1]);
+        tag.as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 impl fmt::Debug for KeyHasher {
@@ -68,8 +85,11 @@ impl fmt::Debug for KeyHasher {
     }
 }
 
-/// The first characters of a key: a quarter of it, six at most, so that a short key is not given away.
+/// The most first characters of a key that are kept.
+pub(crate) const LONGEST_PREFIX: usize = 6;
+
+/// The first characters of a key: a quarter of it, at least one and six at most, so that a short key is not given away.
 pub(crate) fn prefix(api_key: &str) -> String {
     let length = api_key.chars().count();
-    api_key.chars().take((length / 4).min(6)).collect()
+    api_key.chars().take((length / 4).clamp(1, LONGEST_PREFIX)).collect()
 }

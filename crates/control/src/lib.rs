@@ -7,31 +7,38 @@
 //! | `db`, `migrate` | the two databases as one, and how their tables come about |
 //! | `change` | a change: one transaction, one revision, one entry of the audit log |
 //! | `quota`, `quotas` | what is agreed with a caller; how it is kept |
+//! | `bulk` | many of them at once |
 //! | `key` | how API keys are kept: as a keyed hash |
 //! | [`book`](Book) | all agreements in memory, for the limiter |
-//! | `follow` | how this node learns of changes that others make |
+//! | `follow`, `lag` | how this node learns of changes that others make, and how long that takes |
+//! | `purge` | when rows go that were deleted |
 //! | `tokens` | who may do what |
 //! | `audit` | what was changed, by whom, in a chain that shows what was tampered with |
 
 mod audit;
 mod book;
+mod bulk;
 mod change;
 mod control;
 mod db;
 mod follow;
 mod key;
+mod lag;
 mod migrate;
+mod purge;
 mod quota;
 mod quotas;
 mod tokens;
 
 pub use audit::{AuditEntry, Verified};
 pub use book::Book;
+pub use bulk::{Import, ImportLine, Imported, LineError};
 pub use change::{Actor, Expected};
 pub use control::Control;
 pub use db::{ControlError, Db};
 pub use follow::Following;
 pub use key::{KeyHash, KeyHasher};
+pub use lag::{LAG_CLASSES, Lag};
 pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem};
-pub use quotas::Page;
+pub use quotas::{Cursor, Page, Wanted};
 pub use tokens::{Identity, NewToken, Role, Token};

@@ -13,11 +13,18 @@ struct Step {
     postgres: &'static str,
 }
 
-const STEPS: [Step; 1] = [Step {
-    both: include_str!("migrations/0001.sql"),
-    sqlite: include_str!("migrations/0001.sqlite.sql"),
-    postgres: include_str!("migrations/0001.postgres.sql"),
-}];
+const STEPS: [Step; 2] = [
+    Step {
+        both: include_str!("migrations/0001.sql"),
+        sqlite: include_str!("migrations/0001.sqlite.sql"),
+        postgres: include_str!("migrations/0001.postgres.sql"),
+    },
+    Step {
+        both: include_str!("migrations/0002.sql"),
+        sqlite: "",
+        postgres: include_str!("migrations/0002.postgres.sql"),
+    },
+];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";
 
@@ -40,7 +47,9 @@ macro_rules! migrate {
                 continue;
             }
             $tx.execute(sqlx::raw_sql(AssertSqlSafe(step.both))).await?;
-            $tx.execute(sqlx::raw_sql(AssertSqlSafe(step.$own))).await?;
+            if !step.$own.is_empty() {
+                $tx.execute(sqlx::raw_sql(AssertSqlSafe(step.$own))).await?;
+            }
             sqlx::query("INSERT INTO tollgate_schema (version) VALUES ($1)")
                 .bind(version)
                 .execute(&mut *$tx)

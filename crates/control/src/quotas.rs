@@ -3,7 +3,7 @@
 use crate::change::{Actor, Changed, Expected, record, writing};
 use crate::control::Control;
 use crate::db::{ControlError, on};
-use crate::key::{KeyHash, prefix};
+use crate::key::{KeyHash, LONGEST_PREFIX, prefix};
 use crate::quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, tell, tell_millis};
 use serde::Serialize;
 use tollgate_rules::Ruleset;
@@ -22,10 +22,17 @@ const LIST_TIER: &str =
      updated_at, deleted, revision FROM quotas
      WHERE key_hash > $1 AND deleted = 0 AND tier = $3 ORDER BY key_hash LIMIT $2";
 
+/// In the order of the index that finds them: a search for a common beginning must not sort all it finds for every page.
+const LIST_PREFIX: &str =
+    "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author,
+     updated_at, deleted, revision FROM quotas
+     WHERE (key_prefix, key_hash) > ($3, $1) AND key_prefix >= $4 AND key_prefix < $5 AND deleted = 0
+     AND (CAST($6 AS TEXT) IS NULL OR tier = $6) ORDER BY key_prefix, key_hash LIMIT $2";
+
 /// Deleted rows too: those who follow must forget them.
 const SINCE: &str =
-    "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at,
-     deleted, revision FROM quotas WHERE revision > $1 ORDER BY revision LIMIT $2";
+    "SELECT key_hash, tier, overrides, effective_at, expires_at, updated_at, deleted, revision
+     FROM quotas WHERE revision > $1 ORDER BY revision LIMIT $2";
 
 const UPSERT: &str =
     "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason,
@@ -36,15 +43,21 @@ const UPSERT: &str =
 
 /// The most that one page of a list has.
 pub(crate) const PAGE: usize = 100;
+/// The most that an export reads at once.
+const EXPORTED: i64 = 2_000;
 /// The most that those who follow read at once.
 const CHANGES: i64 = 10_000;
 
 type Row = (Vec<u8>, String, Option<String>, String, Option<i64>, Option<i64>, String, String, i64, i64, i64);
 
+type Change = (Vec<u8>, Option<String>, String, Option<i64>, Option<i64>, i64, i64, i64);
+
 /// A row, for those who follow.
 pub(crate) struct Kept {
     pub(crate) hash: KeyHash,
     pub(crate) revision: i64,
+    /// When it was changed, in milliseconds.
+    pub(crate) updated_at: i64,
     /// `None`: there is no agreement any more.
     pub(crate) terms: Option<KeptTerms>,
 }
@@ -54,6 +67,36 @@ pub(crate) struct KeptTerms {
     pub(crate) overrides: Vec<QuotaOverride>,
     pub(crate) effective_at: Option<i64>,
     pub(crate) expires_at: Option<i64>,
+}
+
+/// Which agreements to list.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Those of this tier.
+    pub tier: Option<String>,
+    /// Those of keys that begin so, as far as the beginnings of keys are kept.
+    pub prefix: Option<String>,
+    /// Those after the last one of a page before.
+    pub after: Option<Cursor>,
+}
+
+/// Where a page ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    hash: KeyHash,
+    /// In a search for beginnings, which are in their own order.
+    prefix: String,
+}
+
+impl Cursor {
+    /// Reads what a page told.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (hash, prefix) = text.split_at_checked(64)?;
+        let prefix = prefix.strip_prefix('.').unwrap_or(prefix).to_owned();
+        Some(Self { hash: KeyHash::parse(hash)?, prefix })
+            .filter(|cursor| cursor.prefix.len() <= 4 * LONGEST_PREFIX)
+    }
 }
 
 /// Some agreements, and where the next ones are.
@@ -120,23 +163,54 @@ impl Control {
         row.map(quota).transpose()
     }
 
-    /// Some agreements, in the order of their ids.
+    /// Some agreements, in the order of their ids; in a search for beginnings, in the order of these first.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
-    pub async fn quotas(&self, tier: Option<&str>, after: Option<KeyHash>) -> Result<Page, ControlError> {
-        let after = after.map_or_else(Vec::new, |hash| hash.0.to_vec());
+    pub async fn quotas(&self, wanted: &Wanted) -> Result<Page, ControlError> {
+        let (after, from) = match &wanted.after {
+            Some(cursor) => (cursor.hash.0.to_vec(), cursor.prefix.clone()),
+            None => (Vec::new(), String::new()),
+        };
         let most = i64::try_from(PAGE + 1).unwrap_or(i64::MAX);
-        let rows: Vec<Row> = on!(&self.db, pool => match tier {
-            None => sqlx::query_as(LIST).bind(after).bind(most).fetch_all(pool).await?,
-            Some(tier) => {
-                sqlx::query_as(LIST_TIER).bind(after).bind(most).bind(tier.to_owned()).fetch_all(pool).await?
+        let rows: Vec<Row> = on!(&self.db, pool => match (&wanted.prefix, &wanted.tier) {
+            (None, None) => sqlx::query_as(LIST).bind(after).bind(most).fetch_all(pool).await?,
+            (None, Some(tier)) => {
+                sqlx::query_as(LIST_TIER).bind(after).bind(most).bind(tier.clone()).fetch_all(pool).await?
+            }
+            (Some(prefix), tier) => {
+                let prefix: String = prefix.chars().take(LONGEST_PREFIX).collect();
+                let beyond = format!("{prefix}{}", char::MAX);
+                sqlx::query_as(LIST_PREFIX)
+                    .bind(after)
+                    .bind(most)
+                    .bind(from)
+                    .bind(prefix)
+                    .bind(beyond)
+                    .bind(tier.clone())
+                    .fetch_all(pool)
+                    .await?
             }
         });
         let more = rows.len() > PAGE;
         let quotas: Vec<Quota> = rows.into_iter().take(PAGE).map(quota).collect::<Result<_, _>>()?;
-        let next_cursor = quotas.last().filter(|_| more).map(|quota| quota.id.clone());
+        let next_cursor = quotas.last().filter(|_| more).map(|last| match &wanted.prefix {
+            None => last.id.clone(),
+            Some(_) => format!("{}.{}", last.id, last.key_prefix),
+        });
         Ok(Page { quotas, next_cursor })
+    }
+
+    /// Many agreements after one, in the order of their ids: each once, as it is when its page is read.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn export(&self, after: Option<KeyHash>) -> Result<Vec<Quota>, ControlError> {
+        let after = after.map_or_else(Vec::new, |hash| hash.0.to_vec());
+        let rows: Vec<Row> = on!(&self.db, pool => {
+            sqlx::query_as(LIST).bind(after).bind(EXPORTED).fetch_all(pool).await?
+        });
+        rows.into_iter().map(quota).collect()
     }
 
     /// Agrees on something with the caller who has this key. It acts on this node when this returns.
@@ -244,15 +318,15 @@ impl Control {
 
     /// What has changed since a revision, in order; not all at once.
     pub(crate) async fn changes(&self, since: i64) -> Result<Vec<Kept>, ControlError> {
-        let rows: Vec<Row> = on!(&self.db, pool => {
+        let rows: Vec<Change> = on!(&self.db, pool => {
             sqlx::query_as(SINCE).bind(since).bind(CHANGES).fetch_all(pool).await?
         });
         let kept = rows.into_iter().map(|row| {
-            let (hash, _, tier, overrides, effective_at, expires_at, _, _, _, deleted, revision) = row;
+            let (hash, tier, overrides, effective_at, expires_at, updated_at, deleted, revision) = row;
             let there = deleted == 0;
             let of = |overrides| KeptTerms { tier, overrides, effective_at, expires_at };
             let terms = there.then(|| terms(&overrides).map(of)).transpose()?;
-            Ok(Kept { hash: key_hash(&hash)?, revision, terms })
+            Ok(Kept { hash: key_hash(&hash)?, revision, updated_at, terms })
         });
         kept.collect()
     }

@@ -1,8 +1,10 @@
 //! `tollgate token` and `tollgate audit`: on the database itself, so that they work where no server runs.
 
 use crate::cli::{AuditCommand, AuditFlags, TokenCommand, TokenFlags};
+use crate::client;
 use anyhow::Context;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tollgate_control::{Actor, Control, Verified};
@@ -11,7 +13,7 @@ use tollgate_core::{Span, SystemClock};
 fn with<T>(db: &str, act: impl AsyncFnOnce(Arc<Control>) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let control = Control::open(db, Arc::new(SystemClock::new())).await.context("--db")?;
+        let control = Control::connect(db, Arc::new(SystemClock::new())).await.context("--db")?;
         let done = act(Arc::clone(&control)).await;
         control.close().await;
         done
@@ -68,8 +70,14 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
-    let AuditCommand::Verify { db } = &flags.command;
-    let verified = with(&db.db, async |control| Ok(control.verify_audit().await?))?;
+    match &flags.command {
+        AuditCommand::Verify { db } => verify(&db.db),
+        AuditCommand::Export { db, after, file } => export(&db.db, *after, file.as_deref()),
+    }
+}
+
+fn verify(db: &str) -> anyhow::Result<ExitCode> {
+    let verified = with(db, async |control| Ok(control.verify_audit().await?))?;
     let mut out = std::io::stdout().lock();
     match verified {
         Verified::Whole { entries, head } => {
@@ -81,4 +89,21 @@ pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::FAILURE)
         }
     }
+}
+
+fn export(db: &str, after: i64, file: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let mut out = client::output(file)?;
+    with(db, async |control| {
+        let mut seq = after;
+        loop {
+            let entries = control.audit_after(seq).await?;
+            let Some(last) = entries.last() else { break };
+            seq = last.seq;
+            for entry in &entries {
+                writeln!(out, "{}", serde_json::to_string(entry)?)?;
+            }
+        }
+        Ok(out.flush()?)
+    })?;
+    Ok(ExitCode::SUCCESS)
 }

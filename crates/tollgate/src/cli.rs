@@ -38,7 +38,7 @@ pub(crate) enum Command {
     Token(TokenFlags),
     /// Look at the log of what operators changed.
     Audit(AuditFlags),
-    /// What is agreed with single callers: get, set, list, delete.
+    /// What is agreed with single callers: get, set, list, delete, import, export.
     Quota(Box<crate::quota::QuotaFlags>),
 }
 
@@ -94,6 +94,17 @@ pub(crate) enum AuditCommand {
     Verify {
         #[command(flatten)]
         db: DbFlag,
+    },
+    /// All entries in order, one JSON text a line.
+    Export {
+        #[command(flatten)]
+        db: DbFlag,
+        /// Those after this one alone.
+        #[arg(long, value_name = "SEQ", default_value_t = 0)]
+        after: i64,
+        /// Write to this file; to the output unless set.
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
     },
 }
 

@@ -18,8 +18,9 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::Value;
 use std::convert::Infallible;
+use std::fs::File;
 use std::future::Future;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -296,6 +297,17 @@ pub(crate) fn encoded(text: &str) -> String {
         }
     }
     out
+}
+
+/// Where what is exported goes: a file, or the output.
+pub(crate) fn output(file: Option<&Path>) -> anyhow::Result<BufWriter<Box<dyn Write>>> {
+    let out: Box<dyn Write> = match file {
+        None => Box::new(std::io::stdout()),
+        Some(path) => {
+            Box::new(File::create(path).with_context(|| format!("cannot create {}", path.display()))?)
+        }
+    };
+    Ok(BufWriter::with_capacity(256 * 1024, out))
 }
 
 /// Prints JSON, for programs.

@@ -7,6 +7,7 @@ mod client;
 mod config;
 mod gateway;
 mod leases;
+mod lines;
 mod logging;
 mod operators;
 mod quota;

@@ -7,9 +7,11 @@ use crate::status::ServerStatus;
 use crate::store::{Store, metric};
 use anyhow::Context;
 use serde_json::{Value, json};
+use std::fmt::Write;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_control::{Control, Following};
@@ -19,6 +21,9 @@ use tollgate_front::admin::{self, Admin, Door, LogLevels};
 
 /// Where operators come in if nothing else is said.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
+
+/// How long traffic waits for what is agreed with callers.
+const BEFORE_TRAFFIC: Duration = Duration::from_secs(5);
 
 /// Where decisions of operators are kept, if anywhere, and where operators come in, if anywhere.
 pub(crate) struct Operators {
@@ -36,7 +41,7 @@ impl Operators {
     /// Opens the database and the address.
     pub(crate) async fn open(config: &Config) -> anyhow::Result<Self> {
         let control = match &config.db {
-            Some(db) => Some(Control::open(&db.0, Arc::new(SystemClock::new())).await.context("--db")?),
+            Some(db) => Some(connect(&db.0).await.context("--db")?),
             None => None,
         };
         let listener = match (config.admin, &control) {
@@ -127,13 +132,32 @@ impl Running {
     }
 }
 
+/// Opens the database and reads what is agreed with callers. Where that is much, the rest is read while traffic flows: until
+/// all is there, requests are decided by what is, and the node says that it is not ready.
+async fn connect(db: &str) -> anyhow::Result<Arc<Control>> {
+    let control = Control::connect(db, Arc::new(SystemClock::new())).await?;
+    let reading = Arc::clone(&control);
+    let reading = tokio::spawn(async move { reading.catch_up().await });
+    match tokio::time::timeout(BEFORE_TRAFFIC, reading).await {
+        Ok(read) => {
+            read??;
+        }
+        Err(_) => tracing::info!(
+            "there are many quotas: reading goes on, and the node is not ready until all are read"
+        ),
+    }
+    Ok(control)
+}
+
 /// What `/readyz?verbose` says of it.
 pub(crate) fn details(control: &Control) -> Value {
     json!({
         "database": control.kind(),
         "revision": control.revision(),
         "quotas": control.book().len(),
+        "loaded": control.is_loaded(),
         "age_ms": control.age_millis(),
+        "propagation_ms": control.lag().last_millis(),
     })
 }
 
@@ -152,4 +176,13 @@ pub(crate) fn metrics(control: &Control, text: &mut String) {
     metric(text, "ratelimit_control_revision", "gauge", help, number(control.revision()));
     let help = "For how long this node has not been sure to know every change, in milliseconds.";
     metric(text, "ratelimit_control_age_milliseconds", "gauge", help, number(control.age_millis()));
+    let (name, lag) = ("ratelimit_propagation_seconds", control.lag());
+    let help = "From when an operator's change was made to when it acts on this node.";
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} histogram");
+    let seconds = |millis: i64| millis as f64 / 1_000.0;
+    for (end, count) in lag.cumulated() {
+        let _ = writeln!(text, "{name}_bucket{{le=\"{}\"}} {count}", seconds(end));
+    }
+    let (sum, count) = (seconds(lag.sum_millis()), lag.count());
+    let _ = writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {sum}\n{name}_count {count}");
 }

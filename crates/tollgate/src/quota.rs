@@ -1,10 +1,12 @@
 //! `tollgate quota`: what is agreed with single callers, by way of a running server.
 
 use crate::client::{self, AdminFlags, Client, cell, encoded};
+use crate::lines;
 use clap::{Args, Subcommand};
 use hyper::Method;
 use hyper::header::IF_MATCH;
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(Debug, Args)]
@@ -29,6 +31,9 @@ enum QuotaCommand {
         /// Those of this tier.
         #[arg(long, value_name = "TIER")]
         tier: Option<String>,
+        /// Those of keys that begin so.
+        #[arg(long, value_name = "TEXT")]
+        prefix: Option<String>,
         /// So many at most; 0 is all there are.
         #[arg(long, value_name = "N", default_value_t = 100)]
         most: usize,
@@ -40,6 +45,18 @@ enum QuotaCommand {
         /// Only if it is still as this revision left it.
         #[arg(long, value_name = "N")]
         revision: Option<i64>,
+    },
+    /// Agree on something with many callers: a file with one JSON text a line, or - for the standard input. Exits with 1 if
+    /// a line is wrong; the others act.
+    Import {
+        #[arg(value_name = "FILE|-")]
+        file: PathBuf,
+    },
+    /// All that is agreed, one JSON text a line, as `import` takes it.
+    Export {
+        /// Write to this file; to the output unless set.
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
     },
 }
 
@@ -90,7 +107,13 @@ fn parse_limit(text: &str) -> Result<Value, String> {
 }
 
 fn path(api_key: &str) -> String {
-    format!("/admin/v1/quotas/{}", encoded(api_key))
+    // These two stand for something else when they are written as they are.
+    let escaped = match api_key {
+        "import" => "%69mport".to_owned(),
+        "export" => "%65xport".to_owned(),
+        other => encoded(other),
+    };
+    format!("/admin/v1/quotas/{escaped}")
 }
 
 pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
@@ -104,7 +127,15 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
                 let body = set.body();
                 show(json, &change(&client, Method::PUT, &set.api_key, set.revision, Some(&body)).await?)?;
             }
-            QuotaCommand::List { tier, most } => list(&client, tier.as_deref(), *most, json).await?,
+            QuotaCommand::List { tier, prefix, most } => {
+                let [tier, prefix] = [tier, prefix].map(|word| encoded(word.as_deref().unwrap_or("")));
+                list(&client, &format!("tier={tier}&prefix={prefix}"), *most, json).await?;
+            }
+            QuotaCommand::Import { file } => return import(&client, file, json).await,
+            QuotaCommand::Export { file } => {
+                let out = client::output(file.as_deref())?;
+                lines::receive(&client, "/admin/v1/quotas/export", out).await?;
+            }
             QuotaCommand::Delete { api_key, revision } => {
                 change(&client, Method::DELETE, api_key, *revision, None).await?;
             }
@@ -134,13 +165,12 @@ async fn change(
     client.exchange(method, &path(api_key), &headers, body).await?.accepted()
 }
 
-async fn list(client: &Client, tier: Option<&str>, most: usize, json: bool) -> anyhow::Result<()> {
+async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::Result<()> {
     let most = if most == 0 { usize::MAX } else { most };
     let mut quotas: Vec<Value> = Vec::new();
     let mut cursor = String::new();
     loop {
-        let tier = encoded(tier.unwrap_or(""));
-        let path = format!("/admin/v1/quotas?tier={tier}&cursor={cursor}");
+        let path = format!("/admin/v1/quotas?{query}&cursor={}", encoded(&cursor));
         let mut page = client.ask(Method::GET, &path, None).await?;
         quotas.extend(page["quotas"].as_array_mut().map(std::mem::take).unwrap_or_default());
         match page["next_cursor"].as_str() {
@@ -160,6 +190,27 @@ async fn list(client: &Client, tier: Option<&str>, most: usize, json: bool) -> a
             }
         }
     }
+}
+
+async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<ExitCode> {
+    let told = lines::send(client, "/admin/v1/quotas/import", file).await?.accepted()?;
+    let number = |name: &str| told[name].as_u64().unwrap_or(0);
+    let (imported, failed) = (number("imported"), number("failed"));
+    if json {
+        client::print(&told)?;
+    } else {
+        let errors = told["errors"].as_array().map_or(&[][..], Vec::as_slice);
+        for error in errors {
+            let place = error["place"].as_str().map(|place| format!("{place}: ")).unwrap_or_default();
+            eprintln!("line {}: {place}{}", error["line"], cell(&error["detail"]));
+        }
+        let shown = errors.len() as u64;
+        if failed > shown {
+            eprintln!("and {} more", failed - shown);
+        }
+        client::table(["imported", "failed"], &[[imported.to_string(), failed.to_string()]])?;
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn show(json: bool, quota: &Value) -> anyhow::Result<()> {

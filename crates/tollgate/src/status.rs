@@ -91,7 +91,8 @@ impl ServerStatus {
 
 impl Status for ServerStatus {
     fn is_ready(&self) -> bool {
-        !self.draining.load(Ordering::Relaxed)
+        let known = self.control.get().is_none_or(|control| control.is_loaded());
+        known && !self.draining.load(Ordering::Relaxed)
     }
 
     fn details(&self) -> Value {

@@ -5,6 +5,7 @@ mod databases;
 
 mod access;
 mod acting;
+mod bulk;
 mod nodes;
 mod quotas;
 
@@ -32,6 +33,10 @@ fn cases() -> Vec<(&'static str, Case)> {
         quotas::lists_come_in_pages,
         quotas::what_cannot_act_is_refused_and_says_where,
         quotas::no_key_is_kept,
+        quotas::what_was_deleted_goes_a_week_later,
+        bulk::an_import_acts_and_its_export_can_be_imported_again,
+        bulk::an_import_meets_what_is_there,
+        bulk::keys_are_found_by_their_beginning,
         nodes::nodes_that_start_at_once_make_the_tables_once,
         nodes::two_nodes_converge,
         nodes::writers_at_once_lose_nothing,

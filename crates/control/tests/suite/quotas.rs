@@ -2,7 +2,8 @@
 
 use crate::{draft, open, rules, somebody};
 use serde_json::json;
-use tollgate_control::{ControlError, Expected, KeyHash};
+use tollgate_control::{ControlError, Cursor, Expected, Wanted};
+use tollgate_core::Span;
 
 pub(crate) async fn what_is_put_is_read_until_it_is_deleted(address: String) {
     let (control, _) = open(&address).await;
@@ -66,14 +67,15 @@ pub(crate) async fn lists_come_in_pages(address: String) {
     for (tier, count, pages) in
         [(None, 205, 3), (Some("free"), 52, 1), (Some("pro"), 153, 2), (Some("none"), 0, 1)]
     {
-        let (mut cursor, mut ids, mut seen) = (None, Vec::new(), 0);
+        let (mut ids, mut seen) = (Vec::new(), 0);
+        let mut wanted = Wanted { tier: tier.map(str::to_owned), ..Wanted::default() };
         loop {
-            let page = control.quotas(tier, cursor).await.expect("a page");
+            let page = control.quotas(&wanted).await.expect("a page");
             assert!(page.quotas.iter().all(|quota| tier.is_none() || quota.tier.as_deref() == tier));
             ids.extend(page.quotas.into_iter().map(|quota| quota.id));
             seen += 1;
             let Some(next) = page.next_cursor else { break };
-            cursor = Some(KeyHash::parse(&next).expect("a cursor"));
+            wanted.after = Some(Cursor::parse(&next).expect("a cursor"));
         }
         ids.sort();
         ids.dedup();
@@ -142,4 +144,26 @@ pub(crate) async fn no_key_is_kept(address: String) {
         let mode = std::fs::metadata(path).expect("a file").permissions().mode();
         assert_eq!(mode & 0o077, 0, "only its owner may read {path}");
     }
+}
+
+pub(crate) async fn what_was_deleted_goes_a_week_later(address: String) {
+    let (one, clock) = open(&address).await;
+    let (late, late_clock) = open(&address).await;
+    for key in ["gone", "stays"] {
+        let sent = draft(&json!({"tier": "pro"}));
+        let put = one.put_quota(key, sent, &rules(), Expected::Anything, &somebody()).await;
+        put.expect("a database").expect("a quota");
+    }
+    late.catch_up().await.expect("an answer");
+    one.delete_quota("gone", Expected::Anything, &somebody()).await.expect("a deletion");
+    assert_eq!(one.purge().await.expect("an answer"), 0, "others may not have heard of it");
+    let week = Span::from_secs(7 * 86_400 + 1);
+    clock.advance(week);
+    assert_eq!(one.purge().await.expect("an answer"), 1);
+    assert_eq!(one.purge().await.expect("an answer"), 0);
+    // A node that was cut off all that time cannot read of the deletion any more, and forgets it all the same.
+    assert_eq!(late.book().len(), 2);
+    late_clock.advance(week);
+    late.catch_up().await.expect("an answer");
+    assert_eq!(late.book().len(), 1);
 }

@@ -2,17 +2,22 @@
 //!
 //! | path | file | who | answers |
 //! |---|---|---|---|
-//! | `GET /admin/v1/quotas[?tier=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
+//! | `POST /admin/v1/quotas/import`, `GET /admin/v1/quotas/export` | `bulk` | operator; viewer | many of them, one a line |
+//! | `GET /admin/v1/quotas[?tier=&prefix=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
 //! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}` | `quotas` | viewer; operator | with one of them |
 //! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
+//! | `GET /admin/v1/audit/export[?after=]` | `audit` | admin | all of it in order, one a line |
 //! | `GET`, `PUT /admin/v1/log` | `log` | viewer; operator | which messages are written |
 //! | `GET /metrics` | `process` | viewer | the figures of the process |
 //! | `GET /healthz`, `/readyz` | `process` | anybody | is it well? |
 //!
-//! `routes` matches paths, `access` says who asks and what they may do, `query` reads what stands in the address.
+//! `routes` matches paths, `access` says who asks and what they may do, `query` reads what stands in the address,
+//! `lines` answers one JSON text a line.
 
 mod access;
 mod audit;
+mod bulk;
+mod lines;
 mod log;
 mod process;
 mod query;
@@ -81,13 +86,13 @@ pub async fn serve(listener: TcpListener, admin: Admin, drain: impl Future<Outpu
     serve_each(listener, BOUNDS, drain, serving).await;
 }
 
-/// All paths, file by file.
-const ROUTES: [&[Route]; 4] = [quotas::ROUTES, audit::ROUTES, log::ROUTES, process::ROUTES];
+/// All paths, file by file; of two that match, the first answers.
+const ROUTES: &[&[Route]] = &[bulk::ROUTES, quotas::ROUTES, audit::ROUTES, log::ROUTES, process::ROUTES];
 
 async fn answer(admin: Arc<Admin>, peer: IpAddr, request: Request<Incoming>) -> Result<Reply, Problem> {
     let (head, body) = request.into_parts();
     access::refuse_other_sites(&head)?;
-    let (route, named) = routes::find(ROUTES.into_iter().flatten(), &head.method, head.uri.path())?;
+    let (route, named) = routes::find(ROUTES.iter().copied().flatten(), &head.method, head.uri.path())?;
     let answering = async {
         let actor = access::enter(&admin, peer, &head, route.role).await?;
         (route.handler)(Asked { admin, head, named, body, actor }).await

@@ -10,7 +10,7 @@ use hyper::header::{ETAG, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 use serde_json::{Value, json};
-use tollgate_control::{Expected, KeyHash, Quota, QuotaDraft, Role};
+use tollgate_control::{Cursor, Expected, Quota, QuotaDraft, Role, Wanted};
 
 const ONE: &str = "/admin/v1/quotas/{api_key}";
 
@@ -22,10 +22,10 @@ pub(super) const ROUTES: &[Route] = &[
 ];
 
 async fn list(asked: Asked) -> Result<Reply, Problem> {
-    let [tier, cursor] = query::words(&asked.head.uri, ["tier", "cursor"])?;
+    let [tier, prefix, cursor] = query::words(&asked.head.uri, ["tier", "prefix", "cursor"])?;
     let wrong = || Problem::bad("write a `next_cursor` of a page before, or leave it out").at("cursor");
-    let after = cursor.map(|cursor| KeyHash::parse(&cursor).ok_or_else(wrong)).transpose()?;
-    let page = asked.admin.control()?.quotas(tier.as_deref(), after).await.map_err(problem)?;
+    let after = cursor.map(|cursor| Cursor::parse(&cursor).ok_or_else(wrong)).transpose()?;
+    let page = asked.admin.control()?.quotas(&Wanted { tier, prefix, after }).await.map_err(problem)?;
     Ok(whole(json_answer(StatusCode::OK, format!("{:#}\n", json!(page)).into_bytes())))
 }
 

@@ -58,6 +58,12 @@ impl Route {
         Self { method, path, role: Some(role), handler, patience: LONGEST }
     }
 
+    /// One whose answer may take longer to begin.
+    pub(super) const fn patient(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
     /// One that anybody may ask.
     pub(super) const fn open(path: &'static str, handler: fn(Asked) -> Answering) -> Self {
         Self { method: Method::GET, path, role: None, handler, patience: LONGEST }

@@ -5,6 +5,7 @@ mod databases;
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod bulk;
 mod command_line;
 
 use databases::{Place, Postgres};
@@ -169,7 +170,7 @@ fn what_is_wrong_says_where_and_what_to_do() {
         ("PUT", "/admin/v1/quotas/", own(1), 400, "1 to 512 bytes"),
         ("PUT", "/admin/v1/quotas/%zz", own(1), 400, "percent-encoded"),
         ("POST", key, own(1), 405, "use GET"),
-        ("GET", "/admin/v1/quotas?teir=pro", Value::Null, 400, "there is tier, cursor"),
+        ("GET", "/admin/v1/quotas?teir=pro", Value::Null, 400, "there is tier, prefix, cursor"),
         ("GET", "/admin/v1/quotas?cursor=zzz", Value::Null, 400, "next_cursor"),
         ("GET", "/admin/v1/audit?limit=0", Value::Null, 400, "from 1 to 1000"),
         ("GET", "/admin/v1/nothing", Value::Null, 404, "try GET /admin/v1/quotas"),

@@ -1,0 +1,157 @@
+//! Many agreements at once: in, out, and in again.
+
+use crate::{draft, open, rules, somebody};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tollgate_control::{Control, Cursor, Expected, Import, ImportLine, Imported, Quota, Verified, Wanted};
+
+async fn import(node: &Arc<Control>, lines: &[Value]) -> Imported {
+    let mut import = Import::begin(node, rules(), somebody()).expect("no other import");
+    assert!(Import::begin(node, rules(), somebody()).is_none(), "one at a time");
+    for (line, sent) in (1..).zip(lines) {
+        let text = sent.to_string();
+        let read: ImportLine = serde_json::from_str(&text).expect("a line");
+        import.line(line, text.as_bytes(), read).await.expect("a database");
+    }
+    import.finish().await.expect("a database")
+}
+
+async fn export(node: &Control) -> Vec<Quota> {
+    let mut all: Vec<Quota> = Vec::new();
+    loop {
+        let after = all.last().map(|last| last.id.parse().expect("an id"));
+        let page = node.export(after).await.expect("an answer");
+        if page.is_empty() {
+            return all;
+        }
+        all.extend(page);
+    }
+}
+
+fn as_line(quota: &Quota, installation: &str) -> Value {
+    let mut line = json!(quota);
+    line["installation"] = installation.into();
+    line
+}
+
+pub(crate) async fn an_import_acts_and_its_export_can_be_imported_again(address: String) {
+    let (one, _) = open(&address).await;
+    let (two, _) = open(&address).await;
+    let lines: Vec<Value> = (0..9_001)
+        .map(|i| match i {
+            17 => json!({"api_key": "x", "tier": "gold"}),
+            4_500 => json!({"tier": "pro"}),
+            _ => json!({"api_key": format!("key-{i}"), "tier": "pro", "reason": format!("line {i}")}),
+        })
+        .collect();
+    let told = import(&one, &lines).await;
+    assert_eq!((told.imported, told.failed), (8_999, 2));
+    let wrong: Vec<_> = told.errors.iter().map(|error| (error.line, error.place.as_deref())).collect();
+    assert_eq!(wrong, [(18, Some("tier")), (4_501, Some("api_key"))]);
+    assert_eq!(one.book().len(), 8_999, "it acts where it was sent");
+    two.catch_up().await.expect("an answer");
+    assert_eq!((two.book().len(), two.revision()), (8_999, one.revision()));
+
+    // Every row has a revision of its own, so that pages of those who follow can end anywhere.
+    let before = export(&one).await;
+    let revisions: BTreeSet<i64> = before.iter().map(|quota| quota.revision).collect();
+    assert_eq!((before.len(), revisions.len()), (8_999, 8_999));
+    assert_eq!(revisions.last(), Some(&one.revision()));
+    assert_eq!(one.quota("key-3").await.expect("an answer").expect("a quota").reason, "line 3");
+    let audit = one.audit(None, 10).await.expect("an answer");
+    assert_eq!(audit.len(), 3, "an entry a batch");
+    assert!(audit.iter().all(|entry| entry.action == "quota.import" && entry.after.contains("sha256")));
+
+    let lines: Vec<Value> = before.iter().map(|quota| as_line(quota, &one.installation())).collect();
+    let told = import(&two, &lines).await;
+    assert_eq!((told.imported, told.failed), (8_999, 0), "{:?}", told.errors.first());
+    let same = |quota: &Quota| {
+        let Quota { id, key_prefix, tier, overrides, reason, author, .. } = quota.clone();
+        (id, key_prefix, tier, overrides, reason, author)
+    };
+    let after = export(&one).await;
+    assert!(before.iter().map(same).eq(after.iter().map(same)), "nothing is lost on the way");
+    assert!(matches!(one.verify_audit().await, Ok(Verified::Whole { entries: 6, .. })));
+}
+
+async fn put(node: &Control, key: &str) {
+    let sent = draft(&json!({"tier": "free"}));
+    let put = node.put_quota(key, sent, &rules(), Expected::Anything, &somebody()).await;
+    put.expect("a database").expect("a quota");
+}
+
+pub(crate) async fn an_import_meets_what_is_there(address: String) {
+    let (one, _) = open(&address).await;
+    let (two, _) = open(&address).await;
+    put(&two, "there").await;
+    two.delete_quota("there", Expected::Anything, &somebody()).await.expect("a deletion");
+    // Of several lines about one key the last counts; one about a deleted key brings it back.
+    let line = |key: &str, reason: &str| json!({"api_key": key, "tier": "pro", "reason": reason});
+    let told = import(&one, &[line("a", "1"), line("there", "2"), line("a", "3")]).await;
+    assert_eq!((told.imported, told.failed), (3, 0));
+    assert_eq!(one.book().len(), 2);
+    let found = one.quota("a").await.expect("an answer").expect("a quota");
+    assert_eq!((found.reason.as_str(), found.author.as_str()), ("3", "ada"));
+
+    // Others write meanwhile, and everybody ends with the same.
+    let writing = tokio::spawn(async move {
+        for _ in 0..20 {
+            put(&two, "other").await;
+        }
+        two
+    });
+    let lines: Vec<Value> = (0..5_000).map(|i| line(&format!("k{i}"), "")).collect();
+    import(&one, &lines).await;
+    let two = writing.await.expect("a writer");
+    for node in [&one, &two] {
+        node.catch_up().await.expect("an answer");
+        assert_eq!(node.book().len(), 5_003);
+    }
+    assert_eq!(one.revision(), two.revision());
+    assert!(matches!(one.verify_audit().await, Ok(Verified::Whole { .. })));
+
+    let foreign = json!({"id": found.id, "installation": "0123456789ab", "tier": "pro"});
+    let swapped = json!({"api_key": "b", "id": found.id, "tier": "pro"});
+    let nonsense = json!({"id": "zz", "tier": "pro"});
+    let told = import(&one, &[foreign, swapped, nonsense]).await;
+    let places: Vec<_> = told.errors.iter().filter_map(|error| error.place.as_deref()).collect();
+    assert_eq!((told.imported, places), (0, vec!["installation", "id", "id"]));
+}
+
+pub(crate) async fn keys_are_found_by_their_beginning(address: String) {
+    let (node, _) = open(&address).await;
+    let line = |key: String, tier: &str| json!({"api_key": key, "tier": tier});
+    let mut lines: Vec<Value> = (0..250).map(|i| line(format!("live_abcdefghij{i:0>10}"), "pro")).collect();
+    lines.extend((0..5).map(|i| line(format!("test_%abcdefghi{i:0>10}"), "free")));
+    lines.push(line("k".to_owned(), "pro"));
+    import(&node, &lines).await;
+    let find = async |prefix: &str, tier: Option<&str>| {
+        let mut wanted =
+            Wanted { prefix: Some(prefix.to_owned()), tier: tier.map(str::to_owned), after: None };
+        let mut found = BTreeSet::new();
+        loop {
+            let page = node.quotas(&wanted).await.expect("an answer");
+            assert!(page.quotas.len() <= 100);
+            for quota in page.quotas {
+                assert!(found.insert(quota.id), "each once");
+            }
+            match page.next_cursor {
+                None => return found.len(),
+                Some(cursor) => wanted.after = Some(Cursor::parse(&cursor).expect("a cursor")),
+            }
+        }
+    };
+    assert_eq!(find("live_", None).await, 250);
+    assert_eq!(
+        find("live_abcdefghij0000000001", None).await,
+        250,
+        "no more of a key is kept than six characters"
+    );
+    assert_eq!(find("test_", Some("free")).await, 5);
+    assert_eq!(find("test_", Some("pro")).await, 0);
+    assert_eq!(find("test_%", None).await, 5, "what is sought is no pattern");
+    assert_eq!(find("%", None).await, 0);
+    assert_eq!(find("k", None).await, 1, "a short key has a beginning too");
+    assert_eq!(find("zzz", None).await, 0);
+}

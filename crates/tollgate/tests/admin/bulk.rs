@@ -1,0 +1,79 @@
+//! Many quotas at once through the real binary, and the audit log as a file.
+
+use crate::Node;
+use crate::databases::Place;
+use crate::harness::{Folder, run};
+use serde_json::{Value, json};
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+#[test]
+fn what_is_exported_can_be_imported_again() {
+    let place = Place::new();
+    let db = place.sqlite("bulk");
+    let node = Node::start(&db);
+    let url = format!("http://{}", node.admin);
+    let folder = Folder::new();
+    let mut sent = String::new();
+    for i in 0..4_100 {
+        sent.push_str(&format!("{}\n", json!({"api_key": format!("key-{i}"), "tier": "pro"})));
+    }
+    sent.push_str("\n{\"api_key\": \"a\", \"teir\": \"pro\"}\nnonsense\n");
+    sent.push_str(&format!("{}\n", json!({"api_key": "b", "tier": "pro", "reason": "x".repeat(70_000)})));
+    // Names that stand for something else in the path; and no newline at the end.
+    sent.push_str(&format!("{}\n", json!({"api_key": "export", "tier": "pro"})));
+    sent.push_str(&json!({"api_key": "last", "overrides": [{"descriptor": "default", "requests_per_unit": 7, "unit": "hour"}]}).to_string());
+    let file = folder.write("quotas.ndjson", sent);
+    let file = file.to_str().expect("a plain path");
+
+    let imported = run(&["quota", "import", file, "--admin", &url, "--json"]);
+    assert_eq!(imported.code, Some(1), "some lines are wrong: {}", imported.err);
+    let told: Value = serde_json::from_str(&imported.out).expect("JSON");
+    assert_eq!((&told["imported"], &told["failed"]), (&json!(4_102), &json!(3)), "{told}");
+    let wrong: Vec<_> =
+        told["errors"].as_array().expect("errors").iter().map(|error| &error["line"]).collect();
+    assert_eq!(wrong, [4_102, 4_103, 4_104]);
+    assert!(
+        told["errors"][0]["detail"].as_str().is_some_and(|why| why.contains("unknown field `teir`")),
+        "{told}"
+    );
+    assert!(told["errors"][2]["detail"].as_str().is_some_and(|why| why.contains("65536 bytes")), "{told}");
+    assert_eq!(node.passes(&json!({"api_key": "last"})), 7, "it acts when the answer is there");
+    assert_eq!(node.passes(&json!({"api_key": "key-4099"})), 5);
+    let shown = run(&["quota", "import", file, "--admin", &url]);
+    assert!(shown.err.contains("line 4102: teir: unknown field"), "{}", shown.err);
+    assert!(shown.out.contains("4102") && shown.out.contains("failed"), "{}", shown.out);
+    assert_eq!(
+        run(&["quota", "get", "export", "--admin", &url]).code,
+        Some(0),
+        "a key of this name can be read"
+    );
+
+    let exported = folder.join("export.ndjson");
+    let exported = exported.to_str().expect("a plain path");
+    assert_eq!(run(&["quota", "export", "--file", exported, "--admin", &url]).code, Some(0));
+    let all = lines(&std::fs::read_to_string(exported).expect("an export"));
+    assert_eq!(all.len(), 4_102);
+    assert!(all.iter().all(|line| line.get("api_key").is_none() && line["id"].as_str().is_some()));
+    for line in &all[..3_000] {
+        assert!(line["key_prefix"].as_str().is_some_and(|prefix| prefix.len() < 3), "{line}");
+    }
+    assert_eq!(run(&["quota", "delete", "last", "--admin", &url]).code, Some(0));
+    assert_eq!(node.passes(&json!({"api_key": "last"})), 0, "the rule's own three are used up");
+    let again = run(&["quota", "import", exported, "--admin", &url]);
+    assert_eq!(again.code, Some(0), "{}{}", again.out, again.err);
+    assert_eq!(run(&["quota", "get", "last", "--admin", &url]).code, Some(0), "it is back, by its hash");
+
+    let audit = run(&["audit", "export", "--db", &db]);
+    assert_eq!(audit.code, Some(0), "{}", audit.err);
+    let audit = lines(&audit.out);
+    let by_server = node.ask("GET", "/admin/v1/audit/export", &[], &Value::Null);
+    assert_eq!(lines(&by_server.text()), audit, "the server tells the same");
+    let seqs: Vec<_> = audit.iter().map(|entry| entry["seq"].as_i64()).collect();
+    assert!(seqs.is_sorted() && audit.iter().any(|entry| entry["action"] == "quota.import"));
+    let after = (audit.len() - 1).to_string();
+    assert_eq!(lines(&run(&["audit", "export", "--db", &db, "--after", &after]).out).len(), 1);
+    assert!(run(&["audit", "verify", "--db", &db]).out.contains("is whole"));
+}
