@@ -1,9 +1,11 @@
 # Each command does its own set-up, and nothing twice: on a Debian machine with a Rust toolchain,
 #   make run     builds the server and starts it on its sample rules (make run ARGS="--rules my.yaml")
+#   make demo    drives a little real traffic against it, for two minutes (make demo ARGS="--seconds 600")
 #   make test    every check there is; what CI runs
 #   make bench   the short benchmarks
 #   make sim     leases in virtual time, SEEDS=100000 runs of them
 #   make fmt     formats the code
+#   make screenshots   pictures of the dashboard, taken from the real server, into docs/images
 #   make setup   all of the set-up, for working without a network afterwards
 
 SHELL := bash
@@ -29,6 +31,13 @@ FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/traefik/
 THROTTLECRAB := .tools/bin/throttlecrab-server
 RATELIMIT := $(if $(shell command -v go),.tools/bin/service_cmd)
 
+# The dashboard, which the server embeds. Where there is no Node (or an old one) the server is built without, and says so.
+NODE := $(VENVS)/node/bin
+export PATH := $(NODE):$(PATH)
+DASHBOARD_MODULES := dashboard/node_modules/.package-lock.json
+DASHBOARD_PAGE := dashboard/dist/index.html
+DASHBOARD := $(if $(shell scripts/setup has-node && echo yes),$(DASHBOARD_PAGE))
+
 # Rule files among the examples, and the tests of them.
 EXAMPLE_TESTS := $(sort $(wildcard examples/*.test.yaml examples/*/*.test.yaml))
 EXAMPLE_RULES := $(filter-out $(EXAMPLE_TESTS) %/envoy.yaml %/ext_authz.yaml %/gateway.yaml,$(sort $(wildcard examples/*.yaml examples/*/*.yaml)))
@@ -38,9 +47,15 @@ help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
 
 .PHONY: run
-run: toolchain
+run: toolchain $(DASHBOARD)
 	$(CARGO) build --release --locked -p tollgate
 	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} exec $(RELEASE) serve $(ARGS)
+
+# Against a server that runs; on loopback only.
+.PHONY: demo
+demo:
+	@scripts/setup packages python3=python3
+	@python3 examples/demo.py $(ARGS)
 
 .PHONY: test
 test: format lint unit model examples deploy
@@ -56,7 +71,7 @@ lint: toolchain
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit
-unit: toolchain test-tools $(FOREIGN)
+unit: toolchain test-tools $(FOREIGN) $(DASHBOARD)
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 # The counter table under every order of its threads' steps. The flags are others than the tests', so are the files.
@@ -109,13 +124,40 @@ bench-memory: toolchain bench-tools
 	$(CARGO) build --release --locked -p tollgate -p bench
 	$(TARGET)/release/bench gateway --memory
 
+$(DASHBOARD_MODULES): dashboard/package-lock.json dashboard/.npmrc
+	cd dashboard && npm ci --no-fund --no-audit --loglevel=error
+	@touch $@
+
+$(DASHBOARD_PAGE): $(DASHBOARD_MODULES) dashboard/index.html dashboard/vite.config.ts dashboard/svelte.config.js dashboard/tsconfig.json $(shell find dashboard/src -type f)
+	cd dashboard && npm run --silent build -- --logLevel=warn
+
+# The dashboard in Debian's chromium, on the real server; its types before that.
+.PHONY: dashboard-test
+dashboard-test: toolchain dashboard-tools
+	@$(MAKE) --no-print-directory $(DASHBOARD_PAGE)
+	cd dashboard && npm run --silent check
+	$(CARGO) build --workspace --bin tollgate --locked
+	cd dashboard && TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm run --silent test
+
+.PHONY: screenshots
+screenshots: toolchain dashboard-tools
+	@$(MAKE) --no-print-directory $(DASHBOARD_PAGE)
+	$(CARGO) build --workspace --bin tollgate --locked
+	cd dashboard && TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm run --silent screenshots
+
+.PHONY: dashboard-tools
+dashboard-tools:
+	@scripts/setup packages chromium=chromium python3=python3
+	@scripts/setup node $(VENVS)/node
+
 .PHONY: fmt
 fmt: toolchain
 	$(CARGO) fmt --all
 
 .PHONY: setup
-setup: toolchain test-tools bench-tools $(THROTTLECRAB) $(RATELIMIT) $(FOREIGN)
+setup: toolchain test-tools bench-tools dashboard-tools $(THROTTLECRAB) $(RATELIMIT) $(FOREIGN)
 	$(CARGO) fetch --locked
+	@$(MAKE) --no-print-directory $(DASHBOARD_MODULES)
 
 .PHONY: toolchain
 toolchain:

@@ -108,6 +108,8 @@ const INSERT: &str = "INSERT INTO tokens (id, name, role, salt, hash, created_at
      VALUES ($1, $2, $3, $4, $5, $6, $7)";
 const VALID: &str = "SELECT name, role, salt, hash FROM tokens
      WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
+const HOLDER: &str = "SELECT name, role FROM tokens
+     WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
 const LIST: &str =
     "SELECT id, name, role, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id";
 
@@ -231,6 +233,19 @@ impl Control {
         let role = role.parse().map_err(ControlError::Broken)?;
         let proven = self.is_proven(id, secret, salt, hash).await?;
         Ok(proven.then_some(Identity { name, role }))
+    }
+
+    /// Who has the token with this id, which was proven before; nobody, if it is not valid any more.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn holder(&self, id: &str) -> Result<Option<Identity>, ControlError> {
+        let now = self.now_millis();
+        let row: Option<(String, String)> = on!(&self.db, pool => {
+            sqlx::query_as(HOLDER).bind(id.to_owned()).bind(now).fetch_optional(pool).await?
+        });
+        let Some((name, role)) = row else { return Ok(None) };
+        Ok(Some(Identity { name, role: role.parse().map_err(ControlError::Broken)? }))
     }
 
     async fn is_proven(

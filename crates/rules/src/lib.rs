@@ -9,6 +9,7 @@
 //! | `compile`, `scope`, [`rule`](Rule), [`unit`](Unit) | what a descriptor means in its domain; the names of counters |
 //! | `tree`, `pattern`, `network`, `walk`, [`plan`](Plan) | which rules a request meets |
 //! | `lint`, [`explain`](Explanation) | what will never act; why a rule did or did not match |
+//! | [`outline`](Outlined) | how the descriptors of a domain stand under each other |
 //! | [`tenant`](Tenant) | what is agreed with one caller in place of the rules' own limits |
 //! | [`ruleset`](Ruleset) | all of it, loaded and read |
 
@@ -20,6 +21,7 @@ mod explain;
 mod keeping;
 mod lint;
 mod network;
+mod outline;
 mod pattern;
 mod period;
 mod plan;
@@ -37,6 +39,7 @@ mod walk;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use explain::{Clause, Explained, Explanation, Finding};
+pub use outline::Outlined;
 pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
 pub use rule::{
     Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, Soft, SoftAction,

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tollgate_control::{Control, Following};
 use tollgate_core::SystemClock;
 use tollgate_engine::{Limiter, Tenants};
-use tollgate_front::admin::{self, Admin, Door, LogLevels};
+use tollgate_front::admin::{self, Admin, Door, LogLevels, Sessions};
 
 /// Where operators come in if nothing else is said.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
@@ -97,7 +97,8 @@ impl Operators {
         let Some(listener) = self.listener else { return Ok(Running { following, serving: None }) };
         let door = Door::at(&listener.local_addr()?);
         let rules = Box::new(move || limiter.rules());
-        let admin = Admin { control: self.control, rules, status: Arc::clone(status) as _, log, door };
+        let (control, status) = (self.control, Arc::clone(status) as _);
+        let admin = Admin { control, rules, status, log, door, sessions: Sessions::default() };
         let serving = Some(tokio::spawn(admin::serve(listener, admin, drain)));
         Ok(Running { following, serving })
     }

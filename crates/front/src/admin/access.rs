@@ -1,7 +1,7 @@
 //! Who asks, and what they may do.
 //!
 //! On loopback and before the first token is made, whoever is on the machine may do everything; from then on, and on any
-//! other address always, a token is needed. Browsers are held off in both cases: a page of another site may neither send
+//! other address always, a token is needed, or the session that a browser was given for one. Other sites are held off: a page of another site may neither send
 //! a request here nor, by a name that it has pointed at loopback, read an answer.
 
 use super::{Admin, problem};
@@ -47,7 +47,7 @@ pub(super) async fn enter(
     Ok(Actor { name: who.name, origin })
 }
 
-async fn identify(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {
+pub(super) async fn identify(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {
     let refused = |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail);
     if let Some(given) = head.headers.get(AUTHORIZATION) {
         let token = given.to_str().ok().and_then(|given| {
@@ -57,6 +57,12 @@ async fn identify(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {
         let token = token.ok_or_else(|| refused("write `Authorization: Bearer TOKEN`"))?;
         let found = admin.control()?.identify(token).await.map_err(problem)?;
         return found.ok_or_else(|| refused("the token is wrong, has expired or is revoked"));
+    }
+    if let Some(token) = admin.sessions.token(head) {
+        proven_same_origin(head)?;
+        let found = admin.control()?.holder(&token).await.map_err(problem)?;
+        return found
+            .ok_or_else(|| refused("the token of this session has expired or is revoked; log in again"));
     }
     let had_tokens = match &admin.control {
         Some(control) => control.had_tokens().await.map_err(problem)?,
@@ -91,4 +97,14 @@ pub(super) fn refuse_other_sites(head: &Parts) -> Result<(), Problem> {
         return Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail));
     }
     Ok(())
+}
+
+/// A browser adds its cookies by itself, so what would change something must say where it was made; all browsers do.
+fn proven_same_origin(head: &Parts) -> Result<(), Problem> {
+    let says = head.headers.contains_key(ORIGIN) || head.headers.contains_key("sec-fetch-site");
+    if head.method.is_safe() || says {
+        return Ok(());
+    }
+    let detail = "a change by a session's cookie needs the header `Origin`; programs send `Authorization: Bearer TOKEN`";
+    Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail))
 }

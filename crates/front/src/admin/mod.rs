@@ -9,10 +9,13 @@
 //! | `GET /admin/v1/audit/export[?after=]` | `audit` | admin | all of it in order, one a line |
 //! | `GET`, `PUT /admin/v1/log` | `log` | viewer; operator | which messages are written |
 //! | `GET /metrics` | `process` | viewer | the figures of the process |
+//! | `GET`, `POST`, `DELETE /admin/v1/session` | `session` | anybody | a browser logs in and out |
+//! | `GET /admin/v1/rules/tree` | `tree` | viewer | the rules that act now, as a tree |
+//! | `GET /`, `/assets/*` | `dashboard` | anybody | the page itself, which knows nothing |
 //! | `GET /healthz`, `/readyz` | `process` | anybody | is it well? |
 //!
-//! `routes` matches paths, `access` says who asks and what they may do, `query` reads what stands in the address,
-//! `lines` answers one JSON text a line.
+//! `routes` matches paths, `access` says who asks and what they may do, `sessions` remembers browsers, `query` reads what
+//! stands in the address, `lines` answers one JSON text a line.
 
 mod access;
 mod audit;
@@ -23,11 +26,16 @@ mod process;
 mod query;
 mod quotas;
 mod routes;
+mod session;
+mod sessions;
+mod tree;
 
 pub use access::Door;
 pub use log::{LogLevels, LogSettings};
+pub use sessions::Sessions;
 
 use crate::Status;
+use crate::dashboard;
 use crate::http::problem::Problem;
 use crate::http::server::{Bounds, serve_each};
 use hyper::body::Incoming;
@@ -56,6 +64,8 @@ pub struct Admin {
     pub log: Arc<dyn LogLevels>,
     /// Who is let in.
     pub door: Door,
+    /// Browsers that have logged in.
+    pub sessions: Sessions,
 }
 
 impl Admin {
@@ -87,10 +97,21 @@ pub async fn serve(listener: TcpListener, admin: Admin, drain: impl Future<Outpu
 }
 
 /// All paths, file by file; of two that match, the first answers.
-const ROUTES: &[&[Route]] = &[bulk::ROUTES, quotas::ROUTES, audit::ROUTES, log::ROUTES, process::ROUTES];
+const ROUTES: &[&[Route]] = &[
+    session::ROUTES,
+    tree::ROUTES,
+    bulk::ROUTES,
+    quotas::ROUTES,
+    audit::ROUTES,
+    log::ROUTES,
+    process::ROUTES,
+];
 
 async fn answer(admin: Arc<Admin>, peer: IpAddr, request: Request<Incoming>) -> Result<Reply, Problem> {
     let (head, body) = request.into_parts();
+    if let Some(page) = dashboard::page(&head) {
+        return Ok(routes::whole(page));
+    }
     access::refuse_other_sites(&head)?;
     let (route, named) = routes::find(ROUTES.iter().copied().flatten(), &head.method, head.uri.path())?;
     let answering = async {
@@ -125,16 +146,16 @@ fn away() -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Database away", detail)
 }
 
-/// Answers are for those who asked, and no page of a browser.
+/// Answers are for those who asked, and no page of a browser; a page says itself what it is.
 fn guarded(mut answer: Reply) -> Reply {
     let unknown = answer.status() == StatusCode::UNAUTHORIZED;
     let headers = answer.headers_mut();
     if unknown {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    let nothing = "default-src 'none'; frame-ancestors 'none'";
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(nothing));
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
+    headers.entry(CONTENT_SECURITY_POLICY).or_insert(nothing);
     answer
 }

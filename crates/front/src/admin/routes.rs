@@ -66,7 +66,16 @@ impl Route {
 
     /// One that anybody may ask.
     pub(super) const fn open(path: &'static str, handler: fn(Asked) -> Answering) -> Self {
-        Self { method: Method::GET, path, role: None, handler, patience: LONGEST }
+        Self::for_anybody(Method::GET, path, handler)
+    }
+
+    /// The same, by any method.
+    pub(super) const fn for_anybody(
+        method: Method,
+        path: &'static str,
+        handler: fn(Asked) -> Answering,
+    ) -> Self {
+        Self { method, path, role: None, handler, patience: LONGEST }
     }
 }
 

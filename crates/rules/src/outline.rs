@@ -1,0 +1,48 @@
+//! The rules of a domain as people see them in the file: descriptor under descriptor.
+
+use crate::rule::Rule;
+use crate::ruleset::Domain;
+
+/// One descriptor.
+#[derive(Clone, Debug)]
+pub struct Outlined<'r> {
+    /// What it asks: `endpoint=POST /orders`.
+    pub element: String,
+    /// How many descriptors it stands under.
+    pub depth: u32,
+    /// Its rule, if it limits or exempts anything.
+    pub rule: Option<&'r Rule>,
+}
+
+impl Domain {
+    /// Its descriptors, each after the one it stands under, in the order of the file.
+    ///
+    /// ```
+    /// # use tollgate_rules::{Options, Ruleset, Source};
+    /// let text = "
+    /// domain: d
+    /// descriptors:
+    ///   - key: api_key
+    ///     descriptors:
+    ///       - {key: endpoint, value: POST /login, limit: 5/minute}
+    /// ";
+    /// let rules = Ruleset::load(&[Source::new("d.yaml", text)], &Options::default()).unwrap();
+    /// let outline = rules.domain("d").unwrap().outline();
+    /// let told: Vec<_> = outline.iter().map(|node| (node.depth, &*node.element, node.rule.is_some())).collect();
+    /// assert_eq!(told, [(0, "api_key", false), (1, "endpoint=POST /login", true)]);
+    /// ```
+    #[must_use]
+    pub fn outline(&self) -> Vec<Outlined<'_>> {
+        let mut depths = vec![0; self.tree.len()];
+        let mut outline = Vec::with_capacity(self.tree.len().saturating_sub(1));
+        for (at, node) in self.tree.iter().enumerate().skip(1) {
+            depths[at] = depths[node.parent as usize] + 1;
+            outline.push(Outlined {
+                element: node.element.to_string(),
+                depth: depths[at] - 1,
+                rule: node.rule.map(|id| &self.rules[id as usize]),
+            });
+        }
+        outline
+    }
+}

@@ -1,0 +1,19 @@
+// The page in a real browser (Debian's chromium) on the real server. Each test file starts servers of its own.
+import { defineConfig } from '@playwright/test';
+
+export default defineConfig({
+  testDir: 'tests',
+  testMatch: process.env.TOLLGATE_SCREENSHOTS ? 'screenshots.ts' : '*.spec.ts',
+  fullyParallel: false,
+  workers: 2,
+  timeout: 60_000,
+  expect: { timeout: 15_000 },
+  forbidOnly: true,
+  retries: 0,
+  reporter: 'list',
+  outputDir: 'node_modules/.cache/playwright',
+  use: {
+    browserName: 'chromium',
+    launchOptions: { executablePath: process.env.TOLLGATE_TEST_CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-background-networking'] },
+  },
+});

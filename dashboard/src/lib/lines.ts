@@ -1,0 +1,65 @@
+// Lines of two texts beside each other: what went, what came, what stayed. The longest common part by Myers' greedy walk,
+// which is quick where little has changed.
+export interface Line {
+  kind: 'same' | 'gone' | 'new';
+  text: string;
+  /** Its number in the text it is from; in the new one, if it stayed. */
+  number: number;
+}
+
+/** Beyond so many changes a walk would take long, and nobody would read it. */
+const MOST = 2_000;
+
+export function compare(before: string, after: string): Line[] {
+  const a = before.split('\n');
+  const b = after.split('\n');
+  let head = 0;
+  while (head < a.length && head < b.length && a[head] === b[head]) head++;
+  let tail = 0;
+  while (tail < a.length - head && tail < b.length - head && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail++;
+  const same = (from: number, to: number): Line[] => b.slice(from, to).map((text, i) => ({ kind: 'same', text, number: from + i + 1 }));
+  const middle = walk(a.slice(head, a.length - tail), b.slice(head, b.length - tail)).map((line) => ({ ...line, number: line.number + head }));
+  return [...same(0, head), ...middle, ...same(b.length - tail, b.length)];
+}
+
+function walk(a: string[], b: string[]): Line[] {
+  const gone = (i: number): Line => ({ kind: 'gone', text: a[i] ?? '', number: i + 1 });
+  const came = (i: number): Line => ({ kind: 'new', text: b[i] ?? '', number: i + 1 });
+  const most = Math.min(a.length + b.length, MOST);
+  const trace: Map<number, number>[] = [];
+  let ends = new Map<number, number>([[1, 0]]);
+  for (let d = 0; d <= most; d++) {
+    trace.push(new Map(ends));
+    for (let k = -d; k <= d; k += 2) {
+      const down = k === -d || (k !== d && (ends.get(k - 1) ?? -1) < (ends.get(k + 1) ?? -1));
+      let x = down ? (ends.get(k + 1) ?? 0) : (ends.get(k - 1) ?? 0) + 1;
+      while (x < a.length && x - k < b.length && a[x] === b[x - k]) x++;
+      ends.set(k, x);
+      if (x >= a.length && x - k >= b.length) return back(trace, a, b, gone, came);
+    }
+  }
+  return [...a.map((_, i) => gone(i)), ...b.map((_, i) => came(i))];
+}
+
+function back(trace: Map<number, number>[], a: string[], b: string[], gone: (i: number) => Line, came: (i: number) => Line): Line[] {
+  const lines: Line[] = [];
+  let x = a.length;
+  let y = b.length;
+  for (let d = trace.length - 1; d >= 0; d--) {
+    const ends = trace[d] ?? new Map<number, number>();
+    const k = x - y;
+    const down = k === -d || (k !== d && (ends.get(k - 1) ?? -1) < (ends.get(k + 1) ?? -1));
+    const from = down ? k + 1 : k - 1;
+    const startX = d === 0 ? 0 : (ends.get(from) ?? 0);
+    const startY = d === 0 ? 0 : startX - from;
+    while (x > startX && y > startY && a[x - 1] === b[y - 1]) {
+      x--;
+      y--;
+      lines.push({ kind: 'same', text: b[y] ?? '', number: y + 1 });
+    }
+    if (d === 0) break;
+    if (down) lines.push(came(--y));
+    else lines.push(gone(--x));
+  }
+  return lines.reverse();
+}

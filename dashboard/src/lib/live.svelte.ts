@@ -1,0 +1,142 @@
+// What happens now: history from /stats, then a step a second by server-sent events. A tab that nobody sees lets go of its
+// connection (browsers have only six for a server) and fills the gap when it is seen again.
+import { asProblem, get, type Problem } from './api';
+import type { Series, Stats, Tick } from './types';
+
+const FIELDS = ['t', 'allow', 'deny', 'shadow_deny', 'fail_open', 'delayed', 'p50_us', 'p99_us', 'p999_us'] as const;
+const RELOAD = 5_000;
+
+function none(): Series {
+  return { t: [], allow: [], deny: [], shadow_deny: [], fail_open: [], delayed: [], p50_us: [], p99_us: [], p999_us: [] };
+}
+
+class Live {
+  /** How much of the past is shown. */
+  seconds = $state(300);
+  series = $state.raw<Series>(none());
+  stats = $state.raw<Stats | null>(null);
+  /** By domain and rule. */
+  rates = $state.raw(new Map<string, { allow: number; deny: number }>());
+  problem = $state.raw<Problem | null>(null);
+  status = $state<'off' | 'connecting' | 'live' | 'broken'>('off');
+  /** Each counts up when the server says that something of its kind has changed. */
+  changed = $state({ rules: 0, emergency: 0, quota: 0 });
+
+  private source: EventSource | null = null;
+  private reload: ReturnType<typeof setInterval> | null = null;
+  private wanted = false;
+
+  constructor() {
+    document.addEventListener('visibilitychange', () => {
+      if (!this.wanted) return;
+      if (document.hidden) this.close();
+      else this.open();
+    });
+  }
+
+  start(): void {
+    this.wanted = true;
+    if (!document.hidden) this.open();
+  }
+
+  stop(): void {
+    this.wanted = false;
+    this.close();
+  }
+
+  async show(seconds: number): Promise<void> {
+    this.seconds = seconds;
+    await this.history();
+  }
+
+  private open(): void {
+    if (this.source) return;
+    // What changed while nobody looked is not told again.
+    for (const kind of ['rules', 'emergency', 'quota'] as const) this.changed[kind] += 1;
+    this.status = 'connecting';
+    void this.history();
+    this.reload = setInterval(() => void this.history(), RELOAD);
+    const source = new EventSource('/admin/v1/events');
+    this.source = source;
+    source.onopen = () => {
+      this.status = 'live';
+    };
+    source.onerror = () => {
+      this.status = source.readyState === EventSource.CLOSED ? 'broken' : 'connecting';
+    };
+    source.addEventListener('tick', (event) => this.push(JSON.parse((event as MessageEvent<string>).data) as Tick));
+    for (const kind of ['rules', 'emergency', 'quota'] as const) {
+      source.addEventListener(kind, () => (this.changed[kind] += 1));
+    }
+  }
+
+  private close(): void {
+    this.source?.close();
+    this.source = null;
+    if (this.reload) clearInterval(this.reload);
+    this.reload = null;
+    this.status = 'off';
+  }
+
+  private async history(): Promise<void> {
+    try {
+      const stats = await get<Stats>(`/admin/v1/stats?seconds=${this.seconds}`);
+      this.measure(stats);
+      this.stats = stats;
+      this.series = stats.series;
+      this.problem = null;
+    } catch (error) {
+      this.problem = asProblem(error);
+    }
+    // A stream that the server has refused does not come back by itself.
+    if (this.source?.readyState === EventSource.CLOSED && !this.problem) {
+      this.close();
+      this.open();
+    }
+  }
+
+  /** What each rule did between this answer and the one before, a second. */
+  private measure(stats: Stats): void {
+    const before = this.stats;
+    const seconds = before ? (new Date(stats.now).getTime() - new Date(before.now).getTime()) / 1_000 : 0;
+    if (!before || seconds < 1) return;
+    const old = new Map(before.rules.map((row) => [`${row.domain}\n${row.rule}`, row]));
+    const grown = (now: number, then: number | undefined) => Math.max(0, now - (then ?? 0)) / seconds;
+    this.rates = new Map(
+      stats.rules.map((row) => {
+        const name = `${row.domain}\n${row.rule}`;
+        const last = old.get(name);
+        return [name, { allow: grown(row.allow, last?.allow), deny: grown(row.deny, last?.deny) }];
+      }),
+    );
+  }
+
+  private push(tick: Tick): void {
+    const old = this.series;
+    const last = old.t.at(-1);
+    if (last !== undefined && tick.t <= last) return;
+    const next = none();
+    const from = Math.max(0, old.t.length + 1 - this.seconds);
+    for (const field of FIELDS) {
+      (next[field] as (number | null)[]) = [...old[field].slice(from), tick[field] ?? null];
+    }
+    this.series = next;
+    this.status = 'live';
+  }
+
+  /** The mean over the last steps, for figures that would flicker else. */
+  recent(field: 'allow' | 'deny' | 'shadow_deny' | 'fail_open' | 'delayed', steps = 5): number | null {
+    const values = this.series[field].slice(-steps);
+    return values.length === 0 ? null : values.reduce((sum, value) => sum + value, 0) / values.length;
+  }
+
+  latest(field: 'p50_us' | 'p99_us' | 'p999_us'): number | null {
+    for (let i = this.series[field].length - 1; i >= 0 && i >= this.series[field].length - 10; i--) {
+      const value = this.series[field][i];
+      if (value !== null && value !== undefined && value > 0) return value;
+    }
+    return null;
+  }
+}
+
+export const live = new Live();

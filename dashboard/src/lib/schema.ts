@@ -1,0 +1,44 @@
+// The schema of rule files, as help: each key with what it is for and what may stand there.
+export interface Help {
+  name: string;
+  text: string;
+  values: string[];
+}
+
+interface Schema {
+  properties?: Record<string, Schema>;
+  $defs?: Record<string, Schema>;
+  $ref?: string;
+  description?: string;
+  enum?: unknown[];
+  examples?: unknown[];
+  default?: unknown;
+  anyOf?: Schema[];
+  type?: string | string[];
+}
+
+export function helpOf(schema: Schema): Help[] {
+  const defs = schema.$defs ?? {};
+  const found = new Map<string, Help>();
+  const follow = (part: Schema): Schema => {
+    const name = part.$ref?.replace('#/$defs/', '');
+    return name && defs[name] ? { ...defs[name], ...part } : part;
+  };
+  const collect = (part: Schema) => {
+    for (const [name, own] of Object.entries(part.properties ?? {})) {
+      const whole = follow(own);
+      const options = [whole, ...(whole.anyOf ?? []).map(follow)];
+      const listed = options.flatMap((option) => option.enum ?? []);
+      const values = (listed.length > 0 ? listed : options.flatMap((option) => option.examples ?? [])).filter((value) => value !== null).map(String);
+      const text = (whole.description ?? '') + (whole.default === undefined ? '' : ` Unless set: ${String(whole.default)}.`);
+      const known = found.get(name);
+      if (!known || (!known.text && text)) found.set(name, { name, text: text.trim(), values: [...new Set(values)] });
+    }
+  };
+  collect(schema);
+  for (const name of ['descriptor', ...Object.keys(defs)]) {
+    const part = defs[name];
+    if (part) for (const option of [part, ...(part.anyOf ?? [])]) collect(option);
+  }
+  return [...found.values()];
+}

@@ -1,0 +1,249 @@
+// What the admin API answers, as far as the page reads it.
+export interface Session {
+  name: string | null;
+  role: 'viewer' | 'operator' | 'admin' | null;
+  needs_login: boolean;
+}
+
+export interface Override {
+  descriptor: string;
+  requests_per_unit: number;
+  unit: string;
+  burst?: number;
+}
+
+export interface Quota {
+  api_key?: string;
+  id: string;
+  key_prefix: string;
+  tier: string | null;
+  overrides: Override[];
+  effective_at: string | null;
+  expires_at: string | null;
+  reason: string;
+  author: string;
+  updated_at: string;
+  revision: number;
+}
+
+export interface AuditEntry {
+  seq: number;
+  at: string;
+  actor: string;
+  origin: string;
+  action: string;
+  target: string;
+  before: string;
+  after: string;
+  hash: string;
+}
+
+export interface Tick {
+  t: number;
+  allow: number;
+  deny: number;
+  shadow_deny: number;
+  fail_open: number;
+  delayed: number;
+  p50_us: number | null;
+  p99_us: number | null;
+  p999_us: number | null;
+}
+
+export type Series = { [K in keyof Tick]: Tick[K][] };
+
+export interface RuleCount {
+  rule: string;
+  domain: string;
+  allow: number;
+  deny: number;
+  shadow_deny: number;
+}
+
+export interface NodeState {
+  name: string;
+  version: string;
+  region?: string | null;
+  started_at: string;
+  rules_revision: string;
+  rules_age_ms: number | null;
+  control_age_ms: number | null;
+  propagation_lag_ms: number | null;
+  store: string;
+  breakers: { shard: string; state: string }[];
+  leases: Record<string, unknown> | null;
+  concurrency: { rule: string; in_flight: number }[];
+}
+
+export interface Stats {
+  now: string;
+  step_ms: number;
+  series: Series;
+  rules: RuleCount[];
+  tiers: { tier: string; histogram: number[] }[];
+  node: NodeState;
+}
+
+export interface Top {
+  window_s: number;
+  by_rate: { key_masked: string; key_id: string; rate: number; share: number }[];
+  by_denials: { key_masked: string; key_id: string; rule: string; denied: number }[];
+  near_limit: {
+    key_masked: string;
+    key_id: string;
+    rule: string;
+    utilisation: number;
+    minutes: number;
+    tier: string | null;
+    tier_above: string | null;
+  }[];
+  shared_address: { prefix: string; keys: number; near_limit: number }[];
+}
+
+export interface ClusterNode {
+  name: string;
+  revision: number | string | null;
+  rules_revision: string | null;
+  seen_at: string | null;
+  lag_ms: number | null;
+}
+
+export interface Decision {
+  id: string;
+  at: string;
+  domain: string;
+  attributes: Record<string, string>;
+  front: string;
+  verdict: string;
+  origin: string;
+  rule?: string | null;
+  limit?: { limit: number; window: string; burst?: number; algorithm: string } | null;
+  used_before?: number | null;
+  remaining?: number | null;
+  retry_after_ms?: number | null;
+  revision: string;
+  node: string;
+  region?: string | null;
+  why: string;
+  explanation?: string[];
+  would_pass_at?: string | null;
+}
+
+export interface RuleFile {
+  name: string;
+  text: string;
+}
+
+export interface Finding {
+  file: string;
+  line: number;
+  column: number;
+  message: string;
+  help?: string | null;
+}
+
+export interface RuleChange {
+  rule: string;
+  change: 'added' | 'removed' | 'changed';
+  before?: unknown;
+  after?: unknown;
+}
+
+export interface Rehearsal {
+  requests: number;
+  weight: number;
+  newly_denied_share: number;
+  newly_allowed_share: number;
+  tenants_affected_share: number;
+  top: { key_masked: string; rule: string; share: number; before_denied: number; after_denied: number }[];
+  window_s: number;
+}
+
+export interface RuleCheck {
+  errors: Finding[];
+  warnings: Finding[];
+  diff: RuleChange[];
+  rehearsal: Rehearsal | null;
+}
+
+export interface RuleRevision {
+  rev: number;
+  revision: string;
+  author: string;
+  reason: string;
+  created_at: string;
+  status: 'active' | 'superseded' | 'pending_approval' | 'rejected' | 'rolled_back';
+  approved_by?: string | null;
+  rolled_back_because?: string | null;
+  files?: RuleFile[];
+}
+
+export interface RuleList {
+  active: { rev: number | null; revision: string; source: 'files' | 'database'; files: (string | RuleFile)[] };
+  revisions: RuleRevision[];
+}
+
+export interface TreeLimit {
+  limit: string;
+  role: string;
+}
+
+export interface TreeRule {
+  name: string;
+  file: string;
+  line: number;
+  limits: TreeLimit[];
+  tiers: { tier: string; limits: TreeLimit[] }[];
+  unlimited: boolean;
+  class: string;
+  action: string;
+}
+
+export interface RuleTree {
+  revision: string;
+  domains: {
+    domain: string;
+    tier_key: string;
+    descriptors: { element: string; depth: number; rule: TreeRule | null }[];
+    left_out: number;
+  }[];
+}
+
+export interface UsageLimit {
+  rule: string;
+  descriptor?: string;
+  limit: number;
+  window: string;
+  algorithm: string;
+  used: number;
+  remaining: number;
+  reset_ms: number;
+  burst?: number | null;
+  source: string;
+}
+
+export interface Usage {
+  api_key: string;
+  tier: string | null;
+  limits: UsageLimit[];
+}
+
+export type EmergencyAction = 'block' | 'tighten' | 'exempt' | 'disable_rule' | 'allow_all' | 'shadow_all';
+
+export interface Emergency {
+  id: string | number;
+  action: EmergencyAction;
+  target: { kind: string; value: string | null } | null;
+  factor?: number | null;
+  reason: string;
+  author: string;
+  created_at: string;
+  expires_at: string;
+  revision: number;
+}
+
+export interface ImportReport {
+  imported: number;
+  failed: number;
+  errors: { line: number; detail: string; place?: string | null }[];
+}

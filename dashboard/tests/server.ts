@@ -1,0 +1,129 @@
+// The real binary on free ports of loopback, ended by its own process; and a page that may talk to nobody else.
+import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { test as base, expect, type Page } from '@playwright/test';
+
+const BINARY = process.env.TOLLGATE_TEST_BINARY ?? join(import.meta.dirname, '../../target/debug/tollgate');
+
+export const RULES = `domain: sample
+descriptors:
+  # Every API key.
+  - key: api_key
+    name: per-key
+    limit: 5/hour
+    tiers: {pro: 100/hour}
+    descriptors:
+      - key: endpoint
+        value: POST /login
+        name: log-ins
+        class: security
+        limit: 2/hour
+  - key: remote_address/24/64
+    name: per-network
+    limit: 30/minute
+`;
+
+export class Server {
+  readonly folder = mkdtempSync(join(tmpdir(), 'tollgate-dashboard-'));
+  readonly db = `sqlite:${join(this.folder, 'test.db')}`;
+  admin = '';
+  http = '';
+  private child: ChildProcess | null = null;
+
+  async start(rules = RULES): Promise<this> {
+    const file = join(this.folder, 'rules.yaml');
+    writeFileSync(file, rules);
+    const any = '127.0.0.1:0';
+    const child = spawn(BINARY, ['serve', '--rules', file, '--db', this.db, '--admin', any, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB'], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    this.child = child;
+    let greeting = '';
+    await new Promise<void>((ready, failed) => {
+      child.once('error', failed);
+      child.once('exit', (code) => failed(new Error(`the server ended with ${code}`)));
+      child.stdout.on('data', (data: Buffer) => {
+        greeting += data.toString();
+        if (/^ +admin /m.test(greeting) && /^ +rules /m.test(greeting)) ready();
+      });
+    });
+    this.admin = `http://${/^ +admin (\S+)/m.exec(greeting)?.[1]}`;
+    this.http = `http://${/^ +http +(\S+)/m.exec(greeting)?.[1]}`;
+    return this;
+  }
+
+  async stop(): Promise<void> {
+    const child = this.child;
+    if (child && child.exitCode === null) {
+      const ended = new Promise((done) => child.once('exit', done));
+      child.kill('SIGTERM');
+      await ended;
+    }
+    rmSync(this.folder, { recursive: true, force: true });
+  }
+
+  /** Runs a command of the binary; its output. */
+  run(...words: string[]): string {
+    const ran = spawnSync(BINARY, words, { encoding: 'utf8' });
+    if (ran.status !== 0) throw new Error(`tollgate ${words.join(' ')}: ${ran.stderr}`);
+    return ran.stdout.trim();
+  }
+
+  token(name: string, role: string): string {
+    return this.run('token', 'create', '--db', this.db, '--name', name, '--role', role);
+  }
+
+  /** Asks whether a request may pass. */
+  async check(attributes: Record<string, string>): Promise<boolean> {
+    const answer = await fetch(`${this.http}/v1/check`, { method: 'POST', body: JSON.stringify({ domain: 'sample', attributes }) });
+    if (answer.status !== 200 && answer.status !== 429) throw new Error(`status ${answer.status}: ${await answer.text()}`);
+    return answer.status === 200;
+  }
+
+  /** Asks until somebody is turned away, so that there is a denial to look at. */
+  async exhaust(attributes: Record<string, string>): Promise<void> {
+    for (let i = 0; i < 1_000; i++) if (!(await this.check(attributes))) return;
+    throw new Error('nothing limits this');
+  }
+}
+
+interface Made {
+  server: Server;
+  /** A page whose every request and every complaint is looked at in the end. */
+  page: Page;
+}
+
+export const test = base.extend<Made, { own: Server }>({
+  own: [
+    async ({}, use) => {
+      const server = await new Server().start();
+      await use(server);
+      await server.stop();
+    },
+    { scope: 'worker' },
+  ],
+  server: async ({ own }, use) => use(own),
+  page: async ({ page }, use) => {
+    const complaints: string[] = [];
+    const hosts = new Set<string>();
+    page.on('request', (request) => hosts.add(new URL(request.url()).host));
+    page.on('pageerror', (error) => complaints.push(error.message));
+    page.on('console', (message) => {
+      // A refused request is told by the browser too; the page shows those itself.
+      if (message.type() === 'error' && !message.text().startsWith('Failed to load resource')) complaints.push(message.text());
+    });
+    await use(page);
+    hosts.delete('');
+    for (const host of hosts) expect(host, 'no request goes to another host').toMatch(/^127\.0\.0\.1:/);
+    expect(complaints, 'the browser complains of nothing').toEqual([]);
+  },
+});
+
+export { expect };
+
+export async function open(page: Page, server: Server, view: string): Promise<void> {
+  await page.goto(`${server.admin}/#/${view}`);
+  await expect(page.getByRole('heading', { level: 1 })).toBeVisible();
+}

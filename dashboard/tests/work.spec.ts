@@ -1,0 +1,132 @@
+// What operators do on the page, seen in what the server then decides.
+import { expect, open, RULES, Server, test } from './server';
+
+test('who is denied is listed, explained, and given a limit of their own', async ({ page, server }) => {
+  const key = 'override-me-0123456789';
+  await server.exhaust({ api_key: key });
+  await open(page, server, 'overview');
+  const row = page.getByRole('row').filter({ hasText: 'per-key' }).first();
+  await expect(row).toBeVisible();
+
+  await row.getByRole('button', { name: /^Why/ }).click();
+  const dialog = page.getByRole('dialog');
+  await expect(dialog.getByText('denied', { exact: true })).toBeVisible();
+  await expect(dialog.getByText('per-key').first()).toBeVisible();
+  await expect(dialog, 'no page shows a whole key').not.toContainText(key);
+  await page.keyboard.press('Escape');
+
+  await row.getByRole('button', { name: /^Override/ }).click();
+  await dialog.getByLabel('API key').fill(key);
+  await dialog.getByLabel('Count').fill('50');
+  await dialog.getByLabel('Per', { exact: true }).fill('hour');
+  await dialog.getByLabel('Reason').fill('ticket 12');
+  await expect(dialog.getByLabel('Until'), 'it ends by itself').not.toHaveValue('');
+  await dialog.getByRole('button', { name: 'Agree', exact: true }).click();
+  await expect(dialog).toHaveCount(0);
+  expect(await server.check({ api_key: key }), 'it acts').toBe(true);
+
+  await open(page, server, 'quotas');
+  await expect(page.getByRole('row').filter({ hasText: 'ticket 12' })).toContainText('50 / hour');
+  await page.getByLabel("One caller's whole key").fill(key);
+  await page.getByRole('button', { name: 'Find' }).click();
+  await page.getByRole('button', { name: 'Usage' }).click();
+  await expect(dialog.getByRole('row').filter({ hasText: 'per-key' })).toContainText('override');
+  await page.keyboard.press('Escape');
+  await page.getByRole('button', { name: 'End…' }).click();
+  await dialog.getByRole('button', { name: 'End it' }).click();
+  await expect(page.getByText('Nothing is agreed with anybody')).toBeVisible();
+  expect(await server.check({ api_key: key }), 'the rules act alone again').toBe(false);
+
+  await open(page, server, 'audit');
+  await expect(page.getByText('quota.delete').first()).toBeVisible();
+});
+
+test('a denial is found in the log and explained', async ({ page, server }) => {
+  await server.exhaust({ api_key: 'look-me-up-0123456789', endpoint: 'POST /login' });
+  await open(page, server, 'decisions');
+  await page.getByLabel('Verdict').selectOption('denied');
+  await page.getByLabel('Rule').fill('log-ins');
+  await page.getByRole('button', { name: 'Search' }).click();
+  await expect(page.getByRole('row').nth(1)).toContainText('log-ins');
+  await page.getByRole('button', { name: /^Why, at/ }).first().click();
+  await expect(page.getByRole('dialog')).toContainText('log-ins');
+});
+
+test('quotas come from a file, and wrong lines are told', async ({ page, server }) => {
+  await open(page, server, 'quotas');
+  await page.getByRole('button', { name: 'Import…' }).click();
+  const lines = ['{"api_key":"imported-0123456789","tier":"pro","reason":"a file"}', '{"api_key":"imported-2","tier":7}'];
+  await page.getByLabel('File').setInputFiles({ name: 'quotas.ndjson', mimeType: 'application/x-ndjson', buffer: Buffer.from(lines.join('\n')) });
+  await page.getByRole('dialog').getByRole('button', { name: 'Import' }).click();
+  await expect(page.getByRole('dialog')).toContainText('1 imported, 1 refused.');
+  await expect(page.getByRole('dialog').getByRole('row').filter({ hasText: 'tier' })).toContainText('2');
+  await page.keyboard.press('Escape');
+  await expect(page.getByRole('row').filter({ hasText: 'a file' })).toBeVisible();
+  for (let i = 0; i < 20; i++) expect(await server.check({ api_key: 'imported-0123456789' })).toBe(true);
+});
+
+test('rules are mended, published and gone back from', async ({ page }) => {
+  const server = await new Server().start();
+  try {
+    await open(page, server, 'rules');
+    const row = page.getByRole('row').filter({ hasText: 'per-key' });
+    await expect(row).toContainText('5/h');
+    await row.getByRole('button').click();
+    const text = page.getByRole('textbox', { name: /^Rule file/ });
+    await expect(text, 'the line is shown').toBeFocused();
+
+    await text.fill(RULES.replace('limit: 5/hour', 'lmit: 5/hour'));
+    const error = page.getByRole('button', { name: /^Error/ }).first();
+    await expect(error).toContainText('line 6');
+    await error.click();
+    await expect(text).toBeFocused();
+    const line = await text.evaluate((area: HTMLTextAreaElement) => area.value.slice(0, area.selectionStart).split('\n').length);
+    expect(line, 'an error leads to its line').toBe(6);
+    await expect(page.getByRole('button', { name: 'Publish…' })).toBeDisabled();
+
+    await text.fill(RULES.replace('limit: 5/hour', 'limit: 7/hour'));
+    await expect(page.getByText('no errors')).toBeVisible();
+    await page.getByRole('button', { name: 'Publish…' }).click();
+    const dialog = page.getByRole('dialog');
+    await dialog.getByLabel('Reason').fill('ticket 13');
+    await dialog.getByRole('button', { name: 'Publish', exact: true }).click();
+    await expect(dialog).toHaveCount(0);
+    await expect.poll(async () => (await passes(server, 'first')) === 7, { message: 'they act' }).toBe(true);
+
+    await page.getByRole('tab', { name: 'History' }).click();
+    await expect(page.getByRole('row').filter({ hasText: 'ticket 13' })).toContainText('acts now');
+  } finally {
+    await server.stop();
+  }
+});
+
+test('a switch acts, counts down and ends', async ({ page, server }) => {
+  const key = 'block-me-0123456789';
+  expect(await server.check({ api_key: key })).toBe(true);
+  await open(page, server, 'emergency');
+  await page.getByLabel('Which API key').fill(key);
+  await page.getByLabel('For minutes').fill('5');
+  await page.getByLabel('Reason').fill('incident 7');
+  await page.getByRole('button', { name: 'Switch now' }).click();
+  const left = page.getByRole('timer');
+  await expect(left).toHaveText(/^[45]:\d\d$/);
+  const first = await left.textContent();
+  await expect(left, 'it counts down').not.toHaveText(first ?? '');
+  expect(await server.check({ api_key: key }), 'it acts').toBe(false);
+  await open(page, server, 'overview');
+  await expect(page.getByText('incident 7'), 'every view says so').toBeVisible();
+  await open(page, server, 'emergency');
+  await page.getByRole('button', { name: 'Renew' }).click();
+  await page.getByRole('button', { name: 'End…' }).click();
+  await page.getByRole('button', { name: 'End it now' }).click();
+  await expect(page.getByText('Nothing is switched by hand')).toBeVisible();
+  expect(await server.check({ api_key: key }), 'it has ended').toBe(true);
+});
+
+let turn = 0;
+/** How many requests of a new caller pass. */
+async function passes(server: Server, name: string): Promise<number> {
+  const key = `${name}-${turn++}-0123456789`;
+  for (let i = 0; i < 50; i++) if (!(await server.check({ api_key: key }))) return i;
+  return 50;
+}
