@@ -31,8 +31,9 @@ mod line;
 
 pub use facts::{Facts, Policy, Ruled};
 
+use crate::fields::PutFields;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap};
+use http::header::CONTENT_TYPE;
 use http::{Response, StatusCode};
 use serde::Deserialize;
 use tollgate_core::Timestamp;
@@ -132,14 +133,20 @@ impl AnswerSettings {
     }
 
     /// Adds all fields, in place of any of the same names. `now` is only asked for by `legacy: epoch`.
-    pub fn write(&self, facts: &Facts<'_>, now: Timestamp, headers: &mut HeaderMap) {
+    pub fn write(&self, facts: &Facts<'_>, now: Timestamp, headers: &mut impl PutFields) {
         headers::write(self, facts, now, headers);
     }
 
     /// The body of a denial and its type; nothing for what may pass.
     #[must_use]
     pub fn body(&self, facts: &Facts<'_>) -> Option<(&'static str, Bytes)> {
-        (facts.ruled != Ruled::Allowed).then(|| body::of(self, facts))
+        let mut bytes = Vec::new();
+        self.write_body(facts, &mut bytes).map(|kind| (kind, Bytes::from(bytes)))
+    }
+
+    /// Writes the body of a denial and tells its type; nothing for what may pass.
+    pub fn write_body(&self, facts: &Facts<'_>, out: &mut Vec<u8>) -> Option<&'static str> {
+        (facts.ruled != Ruled::Allowed).then(|| body::write(self, facts, out))
     }
 
     /// The whole answer: 200 without a body, or the denial with its own.
@@ -159,6 +166,6 @@ impl AnswerSettings {
 
 /// Adds the marks of a request that passes in a lesser way (`X-RateLimit-Degraded`) or has been warned
 /// (`X-RateLimit-Warning`), each with the rule's name: for the upstream, which should act on them.
-pub fn mark(facts: &Facts<'_>, headers: &mut HeaderMap) {
+pub fn mark(facts: &Facts<'_>, headers: &mut impl PutFields) {
     headers::mark(facts, headers);
 }

@@ -1,5 +1,6 @@
 //! The `Date` of answers that are our own.
 
+use bytes::BufMut;
 use http::HeaderValue;
 use std::cell::RefCell;
 use tollgate_core::Timestamp;
@@ -11,6 +12,15 @@ const MONTHS: [&str; 12] =
 /// The date as HTTP writes it; made once a second.
 #[must_use]
 pub fn now(now: Timestamp) -> HeaderValue {
+    with(now, Clone::clone)
+}
+
+/// Writes the date as HTTP does.
+pub fn write(now: Timestamp, out: &mut impl BufMut) {
+    with(now, |value| out.put_slice(value.as_bytes()));
+}
+
+fn with<T>(now: Timestamp, say: impl FnOnce(&HeaderValue) -> T) -> T {
     thread_local! {
         static LAST: RefCell<(u64, HeaderValue)> = const { RefCell::new((u64::MAX, HeaderValue::from_static(""))) };
     }
@@ -19,7 +29,7 @@ pub fn now(now: Timestamp) -> HeaderValue {
             *second = now.as_secs();
             *value = HeaderValue::from_str(&text(*second)).unwrap_or_else(|_| HeaderValue::from_static(""));
         }
-        value.clone()
+        say(value)
     })
 }
 

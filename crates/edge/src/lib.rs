@@ -1,16 +1,21 @@
-//! What HTTP says of a decision and of a caller: shared by every front, layer and gateway that speaks HTTP. Types of the
-//! `http` crate in and out; no server, no store.
+//! What HTTP says of a decision and of a caller, and how it is read: shared by every front, layer and gateway that speaks
+//! HTTP. No server, no store.
 //!
 //! | module | answers |
 //! |---|---|
 //! | [`answer`] | what is a caller told: status, `RateLimit` fields, `Retry-After`, body? |
 //! | [`who`] | who is asking for what: address, key, user, endpoint? |
+//! | [`fields`] | how are header fields looked up, wherever they lie? |
 //! | [`h1`] | what has a stranger sent: how are heads and chunks read? |
+//! | [`alarm`], [`drain`] | how long may a connection take, and when must it go? |
 //! | [`date`] | what day is it, as HTTP writes it? |
 //! | [`proxy_protocol`] | whom does a load balancer's first line name? |
 
+pub mod alarm;
 pub mod answer;
 pub mod date;
+pub mod drain;
+pub mod fields;
 pub mod h1;
 mod hex;
 pub mod proxy_protocol;

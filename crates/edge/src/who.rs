@@ -24,7 +24,7 @@
 //! let who = Who::new(&settings)?;
 //! let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
 //! headers.insert("x-forwarded-for", "198.51.100.7".parse()?);
-//! let asked = Asked { peer: "203.0.113.9".parse()?, method: &Method::GET, uri: &uri, headers: &headers };
+//! let asked = Asked::new("203.0.113.9".parse()?, &Method::GET, &uri, &headers);
 //! let caller = who.direct(&asked, Timestamp::ZERO);
 //! assert_eq!(caller.get("remote_address"), Some("203.0.113.9")); // the peer is nobody that we trust
 //! assert_eq!(caller.get("endpoint"), Some("GET /users/{id}"));
@@ -45,6 +45,7 @@ pub use settings::{
 };
 pub use token::Tokens;
 
+use crate::fields::Fields;
 use address::Address;
 use http::header::{HOST, HeaderMap, HeaderName};
 use http::{Method, Uri};
@@ -58,15 +59,26 @@ use tollgate_core::Timestamp;
 
 /// The head of a request, and who handed it to us.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'r> {
+pub struct Asked<'r, F = HeaderMap> {
     /// The other end of the connection; what a PROXY line said of it, where that is trusted.
     pub peer: IpAddr,
     /// The method.
-    pub method: &'r Method,
-    /// The target.
-    pub uri: &'r Uri,
+    pub method: &'r str,
+    /// The target's path.
+    pub path: &'r str,
+    /// The target's host, where it has one.
+    pub authority: Option<&'r str>,
     /// The header fields.
-    pub headers: &'r HeaderMap,
+    pub headers: &'r F,
+}
+
+impl<'r> Asked<'r> {
+    /// The head as the types of the `http` crate have it.
+    #[must_use]
+    pub fn new(peer: IpAddr, method: &'r Method, uri: &'r Uri, headers: &'r HeaderMap) -> Self {
+        let authority = uri.authority().map(http::uri::Authority::as_str);
+        Self { peer, method: method.as_str(), path: uri.path(), authority, headers }
+    }
 }
 
 /// Reads callers by one set of settings. Made once, then shared.
@@ -180,40 +192,39 @@ impl Who {
 
     /// The client's whole address, through trusted proxies: for logs of what is not read any further.
     #[must_use]
-    pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    pub fn address(&self, peer: IpAddr, headers: &impl Fields) -> IpAddr {
         self.address.client(peer, headers)
     }
 
     /// Who asks for this very request: for a gateway, which is what the caller wanted to reach.
     #[must_use]
-    pub fn direct<'r>(&'r self, asked: &Asked<'r>, now: Timestamp) -> Caller<'r> {
-        let target = Target { method: asked.method.as_str(), path: asked.uri.path(), host: own_host(asked) };
+    pub fn direct<'r>(&'r self, asked: &Asked<'r, impl Fields>, now: Timestamp) -> Caller<'r> {
+        let target = Target { method: asked.method, path: asked.path, host: own_host(asked) };
         self.read(asked, &target, now)
     }
 
     /// Who asks for the request that a proxy tells about; `prefix` is where the proxy was sent to ask.
     pub fn forwarded<'r>(
         &'r self,
-        asked: &Asked<'r>,
+        asked: &Asked<'r, impl Fields>,
         prefix: &str,
         now: Timestamp,
     ) -> Result<Caller<'r>, Ambiguous> {
-        let own = asked.uri.path();
-        let own = own.strip_prefix(prefix).unwrap_or(own);
+        let own = asked.path.strip_prefix(prefix).unwrap_or(asked.path);
         let mut target = Target {
-            method: asked.method.as_str(),
+            method: asked.method,
             path: if own.is_empty() { "/" } else { own },
             host: own_host(asked),
         };
         if self.trusts(asked.peer) {
             let spelling = self.spelling(asked.headers)?;
-            if let Some(method) = spelling.told(asked.headers, "x-forwarded-method", "x-original-method")? {
+            if let Some(method) = spelling.told(asked.headers, &METHOD)? {
                 target.method = method;
             }
-            if let Some(uri) = spelling.told(asked.headers, "x-forwarded-uri", "x-original-uri")? {
+            if let Some(uri) = spelling.told(asked.headers, &URI)? {
                 target.path = path::of_target(uri);
             }
-            if let Some(host) = spelling.told(asked.headers, "x-forwarded-host", "x-original-host")? {
+            if let Some(host) = spelling.told(asked.headers, &ORIGINAL_HOST)? {
                 target.host = Some(host);
             }
         }
@@ -221,19 +232,20 @@ impl Who {
     }
 
     /// Which spelling is the proxy's: the one that it tells the path in. The other's headers are then its callers' own.
-    fn spelling(&self, headers: &HeaderMap) -> Result<OriginalRequest, Ambiguous> {
+    fn spelling(&self, headers: &impl Fields) -> Result<OriginalRequest, Ambiguous> {
         if self.original != OriginalRequest::Auto {
             return Ok(self.original);
         }
-        let uri = OriginalRequest::Auto.told(headers, "x-forwarded-uri", "x-original-uri")?;
-        Ok(match (uri, headers.contains_key("x-forwarded-uri"), headers.contains_key("x-original-uri")) {
+        let uri = OriginalRequest::Auto.told(headers, &URI)?;
+        let is_there = |name| headers.first(name).is_some();
+        Ok(match (uri, is_there(&URI.forwarded), is_there(&URI.original)) {
             (Some(_), true, false) => OriginalRequest::XForwarded,
             (Some(_), false, true) => OriginalRequest::XOriginal,
             _ => OriginalRequest::Auto,
         })
     }
 
-    fn read<'r>(&'r self, asked: &Asked<'r>, target: &Target<'r>, now: Timestamp) -> Caller<'r> {
+    fn read<'r>(&'r self, asked: &Asked<'r, impl Fields>, target: &Target<'r>, now: Timestamp) -> Caller<'r> {
         let is_trusted = self.trusts(asked.peer);
         let address = self.address.client(asked.peer, asked.headers);
         let mut caller = Caller { address, is_trusted, pairs: SmallVec::new() };
@@ -256,8 +268,8 @@ impl Who {
             caller.add("api_key", key);
         }
         for mapped in self.headers.iter().filter(|mapped| is_trusted || !mapped.only_trusted) {
-            if let Some(value) = asked.headers.get_all(&mapped.header).iter().next_back() {
-                caller.add(&mapped.attribute, String::from_utf8_lossy(value.as_bytes()));
+            if let Some(value) = asked.headers.last(&mapped.header) {
+                caller.add(&mapped.attribute, String::from_utf8_lossy(value));
             }
         }
         caller
@@ -266,30 +278,44 @@ impl Who {
 
 impl OriginalRequest {
     /// What a proxy says of the original request, in this spelling.
-    fn told<'r>(
-        self,
-        headers: &'r HeaderMap,
-        forwarded: &'static str,
-        original: &'static str,
-    ) -> Result<Option<&'r str>, Ambiguous> {
-        let last = |name| last(headers, name);
+    fn told<'r>(self, headers: &'r impl Fields, names: &'static Told) -> Result<Option<&'r str>, Ambiguous> {
+        let last = |name| headers.last(name).and_then(visible);
         match self {
             Self::Path => Ok(None),
-            Self::XForwarded => Ok(last(forwarded)),
-            Self::XOriginal => Ok(last(original)),
-            Self::Auto => match (last(forwarded), last(original)) {
-                (Some(one), Some(other)) if one != other => Err(Ambiguous(forwarded, original)),
+            Self::XForwarded => Ok(last(&names.forwarded)),
+            Self::XOriginal => Ok(last(&names.original)),
+            Self::Auto => match (last(&names.forwarded), last(&names.original)) {
+                (Some(one), Some(other)) if one != other => {
+                    Err(Ambiguous(names.forwarded.as_str(), names.original.as_str()))
+                }
                 (one, other) => Ok(one.or(other)),
             },
         }
     }
 }
 
-/// The last of a header's values: the one that the nearest proxy wrote.
-fn last<'r>(headers: &'r HeaderMap, name: &str) -> Option<&'r str> {
-    headers.get_all(name).iter().next_back().and_then(|value| value.to_str().ok())
+/// The two spellings of what proxies tell of a request.
+struct Told {
+    forwarded: HeaderName,
+    original: HeaderName,
 }
 
-fn own_host<'r>(asked: &Asked<'r>) -> Option<&'r str> {
-    asked.uri.authority().map(http::uri::Authority::as_str).or_else(|| asked.headers.get(HOST)?.to_str().ok())
+impl Told {
+    const fn new(forwarded: &'static str, original: &'static str) -> Self {
+        Self { forwarded: HeaderName::from_static(forwarded), original: HeaderName::from_static(original) }
+    }
+}
+
+static METHOD: Told = Told::new("x-forwarded-method", "x-original-method");
+static URI: Told = Told::new("x-forwarded-uri", "x-original-uri");
+static ORIGINAL_HOST: Told = Told::new("x-forwarded-host", "x-original-host");
+
+/// A value of visible ASCII; any other says nothing that can be relied on.
+fn visible(value: &[u8]) -> Option<&str> {
+    let is_visible = |byte: &u8| (b' '..=b'~').contains(byte) || *byte == b'\t';
+    std::str::from_utf8(value).ok().filter(|_| value.iter().all(is_visible))
+}
+
+fn own_host<'r>(asked: &Asked<'r, impl Fields>) -> Option<&'r str> {
+    asked.authority.or_else(|| asked.headers.first(&HOST).and_then(visible))
 }

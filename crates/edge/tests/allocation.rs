@@ -69,7 +69,7 @@ fn a_caller_without_a_key_allocates_its_address_alone() {
     headers.insert("host", "api.example".parse().expect("a value"));
     headers.insert("x-forwarded-for", "198.51.100.7, 203.0.113.9".parse().expect("a value"));
     let peer = "127.0.0.1".parse().expect("an address");
-    let asked = Asked { peer, method: &Method::GET, uri: &uri, headers: &headers };
+    let asked = Asked::new(peer, &Method::GET, &uri, &headers);
     let made = allocations(|| {
         let caller = who.direct(&asked, Timestamp::ZERO);
         assert_eq!(caller.attributes().len(), 6);

@@ -27,8 +27,7 @@ fn headers(lines: &[(&str, &str)]) -> HeaderMap {
 fn read(who: &Who, peer: &str, method: &str, uri: &str, lines: &[(&str, &str)]) -> Vec<(String, String)> {
     let headers = headers(lines);
     let (method, uri): (Method, Uri) = (method.parse().expect("a method"), uri.parse().expect("a target"));
-    let asked =
-        Asked { peer: peer.parse().expect("an address"), method: &method, uri: &uri, headers: &headers };
+    let asked = Asked::new(peer.parse().expect("an address"), &method, &uri, &headers);
     let caller = who.direct(&asked, Timestamp::from_secs(1_001_000));
     caller.attributes().iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
@@ -71,7 +70,7 @@ proptest! {
         let plain = read(&who, &peer.to_string(), "GET", "/users/1", &[]);
         prop_assert_eq!(&read(&who, &peer.to_string(), "GET", "/users/1", &lines), &plain);
         let (all, uri) = (headers(&lines), Uri::from_static("/check/users/1"));
-        let asked = Asked { peer, method: &Method::GET, uri: &uri, headers: &all };
+        let asked = Asked::new(peer, &Method::GET, &uri, &all);
         let caller = who.forwarded(&asked, "/check", Timestamp::ZERO).expect("nothing that counts can disagree");
         let found: Vec<_> = caller.attributes().iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         prop_assert_eq!(&found, &plain);
@@ -252,12 +251,7 @@ fn a_proxy_says_which_request_it_asks_about() {
     let who = who("{routes: ['GET /users/{id}', 'POST /login']}");
     let ask = |peer: &str, uri: &str, lines: &[(&str, &str)]| {
         let (headers, uri): (_, Uri) = (headers(lines), uri.parse().expect("a target"));
-        let asked = Asked {
-            peer: peer.parse().expect("an address"),
-            method: &Method::GET,
-            uri: &uri,
-            headers: &headers,
-        };
+        let asked = Asked::new(peer.parse().expect("an address"), &Method::GET, &uri, &headers);
         let caller = who.forwarded(&asked, "/check", Timestamp::ZERO);
         caller
             .map(|caller| [caller.get("endpoint"), caller.get("host")].map(|found| found.map(str::to_owned)))

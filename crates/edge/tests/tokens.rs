@@ -37,7 +37,7 @@ fn user(who: &Who, peer: &str, token: &str, now: u64) -> [Option<String>; 3] {
     let mut headers = HeaderMap::new();
     headers.insert("authorization", format!("Bearer {token}").parse().expect("a value"));
     let (uri, peer) = (Uri::from_static("/"), peer.parse().expect("an address"));
-    let asked = Asked { peer, method: &Method::GET, uri: &uri, headers: &headers };
+    let asked = Asked::new(peer, &Method::GET, &uri, &headers);
     let caller = who.direct(&asked, Timestamp::from_secs(now));
     ["user_id", "tier", "api_key"].map(|name| caller.get(name).map(str::to_owned))
 }

@@ -1,7 +1,6 @@
 //! What the proxy hands on: a request's body from whichever protocol it came by, and an answer's body with everything
 //! that must end when it does.
 
-use crate::alarm::Alarm;
 use crate::finish::Finish;
 use crate::h1::body::{BodyError, RequestBody};
 use crate::h1::client::UpstreamBody;
@@ -11,6 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tollgate_edge::alarm::Alarm;
 
 /// A request's body.
 pub(crate) enum Incoming {

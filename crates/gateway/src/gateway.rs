@@ -1,7 +1,6 @@
 //! The gateway as a whole: bound to its addresses, serving, drained.
 
 use crate::config::GatewayConfig;
-use crate::drain::Drain;
 use crate::h1::server as h1;
 use crate::h2;
 use crate::health;
@@ -17,6 +16,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tollgate_core::CounterStore;
+use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::HeadLimits;
 use tollgate_engine::Limiter;
 

@@ -1,7 +1,6 @@
 //! HTTP/2, both sides of it, by hyper: framing and flow control are its affair; what a message may say is ours.
 
 use crate::body::{Incoming, Outgoing, StreamBody};
-use crate::drain::Drain;
 use crate::h1::body::BodyError;
 use crate::io::{Io, Rewound};
 use crate::pool::{ConnectError, Endpoint};
@@ -21,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
+use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::{self, HeadError};
 
 /// What an HTTP/2 connection begins with.

@@ -11,15 +11,12 @@
 //! | `headers` | what is taken out of it and added to it? |
 //! | `hold` | what does it hold while it is under way? |
 //! | `upstream`, `pool`, `health` | who answers it, and who instead? |
-//! | `tls`, `io`, `body`, `alarm` | the means |
+//! | `tls`, `io`, `body` | the means |
 //! | `finish`, `access_log`, `problem` | what is said of it and to its caller? |
-//! | `drain` | how does it all end? |
 
 mod access_log;
-mod alarm;
 mod body;
 mod config;
-mod drain;
 mod finish;
 mod gateway;
 mod h1;

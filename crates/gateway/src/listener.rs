@@ -1,6 +1,5 @@
 //! Accepting callers: bounded in number, each with little time to say what it speaks.
 
-use crate::drain::Drain;
 use crate::h1::server as h1;
 use crate::h2;
 use crate::headers::Peer;
@@ -18,6 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_rustls::TlsStream;
 use tollgate_core::CounterStore;
+use tollgate_edge::drain::Drain;
 use tollgate_edge::proxy_protocol;
 
 /// What the connections of one listener share.

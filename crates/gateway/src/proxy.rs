@@ -136,8 +136,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
     /// Who asks for what, and whether they may have it. Where the store has to be waited for, `Wait` tells how.
     fn rule(&self, parts: &Parts, peer: &Peer, now: Timestamp) -> Result<Ruled<'_>, Unruled> {
         let site = self.routes.site(host(&parts.uri, &parts.headers)).ok_or(Unruled::Nowhere)?;
-        let asked =
-            Asked { peer: peer.address, method: &parts.method, uri: &parts.uri, headers: &parts.headers };
+        let asked = Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers);
         let caller = site.who.direct(&asked, now);
         let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
         let remote = caller.address;
@@ -157,8 +156,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
     /// not need.
     async fn rule_later(&self, parts: &Parts, peer: &Peer, now: Timestamp) -> Result<Ruled<'_>, Unruled> {
         let site = self.routes.site(host(&parts.uri, &parts.headers)).ok_or(Unruled::Nowhere)?;
-        let asked =
-            Asked { peer: peer.address, method: &parts.method, uri: &parts.uri, headers: &parts.headers };
+        let asked = Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers);
         let caller = site.who.direct(&asked, now);
         let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
         let remote = caller.address;

@@ -36,7 +36,7 @@ fn app() -> Result<Router, Box<dyn Error>> {
     let layer = TollgateLayer::new(limits, move |request: &Parts| {
         let peer = request.extensions.get::<ConnectInfo<SocketAddr>>();
         let peer = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |info| info.0.ip());
-        let asked = Asked { peer, method: &request.method, uri: &request.uri, headers: &request.headers };
+        let asked = Asked::new(peer, &request.method, &request.uri, &request.headers);
         let caller = who.direct(&asked, time.clock().now());
         let attributes = caller.attributes();
         Some(Ask::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))

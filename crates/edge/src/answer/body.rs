@@ -1,16 +1,16 @@
 //! The body of a denial, written straight into its bytes: who is turned away by the million should cost little.
 
 use super::{AnswerSettings, BodyForm, Facts, Policy, Ruled};
-use bytes::Bytes;
 use std::io::Write;
 use tollgate_engine::Window;
 
 /// Most bodies have less.
 const ROOM: usize = 384;
 
-pub(super) fn of(settings: &AnswerSettings, facts: &Facts<'_>) -> (&'static str, Bytes) {
-    let mut json = Json(Vec::with_capacity(ROOM));
-    let kind = match settings.body {
+pub(super) fn write(settings: &AnswerSettings, facts: &Facts<'_>, out: &mut Vec<u8>) -> &'static str {
+    out.reserve(ROOM);
+    let mut json = Json(out);
+    match settings.body {
         BodyForm::Problem => {
             problem(settings, facts, &mut json);
             "application/problem+json"
@@ -19,14 +19,13 @@ pub(super) fn of(settings: &AnswerSettings, facts: &Facts<'_>) -> (&'static str,
             plain(facts, &mut json);
             "application/json"
         }
-    };
-    (kind, Bytes::from(json.0))
+    }
 }
 
 /// JSON while it is written.
-struct Json(Vec<u8>);
+struct Json<'o>(&'o mut Vec<u8>);
 
-impl Json {
+impl Json<'_> {
     /// What is JSON already, or needs no escapes within a string.
     fn raw(&mut self, text: &str) -> &mut Self {
         self.0.extend_from_slice(text.as_bytes());
@@ -45,12 +44,12 @@ impl Json {
 
     /// Text of anyone's making, in quotes.
     fn string(&mut self, text: &str) -> &mut Self {
-        let _ = serde_json::to_writer(&mut self.0, text);
+        let _ = serde_json::to_writer(&mut *self.0, text);
         self
     }
 }
 
-fn problem(settings: &AnswerSettings, facts: &Facts<'_>, json: &mut Json) {
+fn problem(settings: &AnswerSettings, facts: &Facts<'_>, json: &mut Json<'_>) {
     let (kind, title) = match facts.ruled {
         Ruled::Unavailable => ("temporary-reduced-capacity", "Temporarily not decidable"),
         _ if facts.is_abnormal => ("abnormal-usage-detected", "Unusually many requests"),
@@ -76,7 +75,7 @@ fn problem(settings: &AnswerSettings, facts: &Facts<'_>, json: &mut Json) {
 }
 
 /// The policy's name as the fields have it.
-fn policy_name(policy: &Policy<'_>, json: &mut Json) {
+fn policy_name(policy: &Policy<'_>, json: &mut Json<'_>) {
     for char in policy.rule.chars() {
         match char {
             '"' | '\\' => json.0.extend_from_slice(&[b'\\', char as u8]),
@@ -89,7 +88,7 @@ fn policy_name(policy: &Policy<'_>, json: &mut Json) {
     }
 }
 
-fn plain(facts: &Facts<'_>, json: &mut Json) {
+fn plain(facts: &Facts<'_>, json: &mut Json<'_>) {
     let code = if facts.ruled == Ruled::Over { "RATE_LIMITED" } else { "UNAVAILABLE" };
     message(facts, json.raw(r#"{"error":{"code":""#).raw(code).raw(r#"","message":""#));
     json.raw(r#"","retry_after":"#).number(facts.retry_after);
@@ -103,7 +102,7 @@ fn plain(facts: &Facts<'_>, json: &mut Json) {
     json.raw("}}");
 }
 
-fn message(facts: &Facts<'_>, json: &mut Json) {
+fn message(facts: &Facts<'_>, json: &mut Json<'_>) {
     let is_over = facts.ruled == Ruled::Over;
     json.raw(if is_over { "Rate limit exceeded. " } else { "No decision can be made. " });
     if let Some(nearest) = facts.nearest().filter(|_| is_over) {

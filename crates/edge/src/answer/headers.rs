@@ -2,21 +2,27 @@
 
 use super::line::Line;
 use super::{AnswerSettings, Dialect, Facts, Legacy, Policy, Ruled};
-use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use crate::fields::PutFields;
+use http::header::{HeaderName, RETRY_AFTER};
 use tollgate_core::Timestamp;
 use tollgate_engine::Window;
 
-const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-const X_POLICY: HeaderName = HeaderName::from_static("x-ratelimit-policy");
-const X_DENIED_BY: HeaderName = HeaderName::from_static("x-ratelimit-denied-by");
-const X_DEGRADED: HeaderName = HeaderName::from_static("x-ratelimit-degraded");
-const X_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
+static LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+static X_POLICY: HeaderName = HeaderName::from_static("x-ratelimit-policy");
+static X_DENIED_BY: HeaderName = HeaderName::from_static("x-ratelimit-denied-by");
+static X_DEGRADED: HeaderName = HeaderName::from_static("x-ratelimit-degraded");
+static X_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
 
-pub(super) fn write(settings: &AnswerSettings, facts: &Facts<'_>, now: Timestamp, headers: &mut HeaderMap) {
+pub(super) fn write(
+    settings: &AnswerSettings,
+    facts: &Facts<'_>,
+    now: Timestamp,
+    headers: &mut impl PutFields,
+) {
     if let Some(nearest) = facts.nearest() {
         match settings.ratelimit {
             Dialect::Draft11 => draft_11(facts, nearest, headers),
@@ -27,34 +33,38 @@ pub(super) fn write(settings: &AnswerSettings, facts: &Facts<'_>, now: Timestamp
         }
     }
     if facts.ruled != Ruled::Allowed {
-        headers.insert(RETRY_AFTER, HeaderValue::from(facts.retry_after));
+        number(headers, &RETRY_AFTER, facts.retry_after);
         if let Some(rule) = facts.denied_by.filter(|_| settings.denied_by) {
-            insert_name(headers, X_DENIED_BY, rule);
+            insert_name(headers, &X_DENIED_BY, rule);
         }
     }
     mark(facts, headers);
 }
 
-pub(super) fn mark(facts: &Facts<'_>, headers: &mut HeaderMap) {
-    for (field, rule) in [(X_DEGRADED, facts.degraded_by), (X_WARNING, facts.warned_by)] {
+pub(super) fn mark(facts: &Facts<'_>, headers: &mut impl PutFields) {
+    for (field, rule) in [(&X_DEGRADED, facts.degraded_by), (&X_WARNING, facts.warned_by)] {
         if let Some(rule) = rule {
             insert_name(headers, field, rule);
         }
     }
 }
 
-fn insert_name(headers: &mut HeaderMap, field: HeaderName, rule: &str) {
+fn insert_name(headers: &mut impl PutFields, field: &HeaderName, rule: &str) {
     insert(headers, field, Line::default().name(rule));
 }
 
-fn insert(headers: &mut HeaderMap, field: HeaderName, line: &Line) {
-    if let Some(value) = line.value() {
-        headers.insert(field, value);
+fn insert(headers: &mut impl PutFields, field: &HeaderName, line: &Line) {
+    if !line.is_empty() {
+        headers.put(field, line.bytes());
     }
 }
 
+fn number(headers: &mut impl PutFields, field: &HeaderName, number: u64) {
+    headers.put(field, itoa::Buffer::new().format(number).as_bytes());
+}
+
 /// `RateLimit-Policy: "a";q=100;w=60, "b";q=1000;w=86400` and `RateLimit: "a";r=50;t=30`.
-fn draft_11(facts: &Facts<'_>, nearest: &Policy<'_>, headers: &mut HeaderMap) {
+fn draft_11(facts: &Facts<'_>, nearest: &Policy<'_>, headers: &mut impl PutFields) {
     let mut line = Line::default();
     for policy in &facts.policies {
         if !line.is_empty() {
@@ -68,11 +78,11 @@ fn draft_11(facts: &Facts<'_>, nearest: &Policy<'_>, headers: &mut HeaderMap) {
             line.text(";qu=\"concurrent-requests\"");
         }
     }
-    insert(headers, POLICY, &line);
+    insert(headers, &POLICY, &line);
     let mut line = Line::default();
     quoted_name(&mut line, nearest).text(";r=").number(nearest.remaining);
     line.text(";t=").number(nearest.reset);
-    insert(headers, LIMIT, &line);
+    insert(headers, &LIMIT, &line);
 }
 
 fn quoted_name<'l>(line: &'l mut Line, policy: &Policy<'_>) -> &'l mut Line {
@@ -84,15 +94,21 @@ fn quoted_name<'l>(line: &'l mut Line, policy: &Policy<'_>) -> &'l mut Line {
     line.text("\"")
 }
 
-fn legacy(form: Legacy, facts: &Facts<'_>, nearest: &Policy<'_>, now: Timestamp, headers: &mut HeaderMap) {
-    headers.insert(X_LIMIT, HeaderValue::from(nearest.quota));
-    headers.insert(X_REMAINING, HeaderValue::from(nearest.remaining));
+fn legacy(
+    form: Legacy,
+    facts: &Facts<'_>,
+    nearest: &Policy<'_>,
+    now: Timestamp,
+    headers: &mut impl PutFields,
+) {
+    number(headers, &X_LIMIT, nearest.quota);
+    number(headers, &X_REMAINING, nearest.remaining);
     let reset = match form {
         // Rounded up, so that who waits until then has waited long enough.
         Legacy::Epoch => now.as_micros().div_ceil(1_000_000) + nearest.reset,
         Legacy::Delta | Legacy::None => nearest.reset,
     };
-    headers.insert(X_RESET, HeaderValue::from(reset));
+    number(headers, &X_RESET, reset);
     let mut line = Line::default();
     for policy in &facts.policies {
         if !line.is_empty() {
@@ -103,5 +119,5 @@ fn legacy(form: Legacy, facts: &Facts<'_>, nearest: &Policy<'_>, now: Timestamp,
             line.text(";w=").number(seconds);
         }
     }
-    insert(headers, X_POLICY, &line);
+    insert(headers, &X_POLICY, &line);
 }

@@ -1,6 +1,5 @@
 //! A field's value while it is written: on the stack, and copied once when it is done.
 
-use http::HeaderValue;
 use smallvec::SmallVec;
 
 /// Structured fields have integers of at most 15 digits.
@@ -52,8 +51,8 @@ impl Line {
         self.0.is_empty()
     }
 
-    /// The value; nothing for an empty line, which is no field.
-    pub(crate) fn value(&self) -> Option<HeaderValue> {
-        if self.is_empty() { None } else { HeaderValue::from_bytes(&self.0).ok() }
+    /// What has been written.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }

@@ -4,8 +4,9 @@
 //! twice or beside `Transfer-Encoding`. None of these is repaired here. Written for this place rather than taken from a
 //! general parser, because those accept several of them for the sake of old clients. Pure: bytes in, a head out.
 
+use super::scan::{Field, Marks, Scan, Twins, scan_fields};
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode, Uri, Version};
 
 /// How much of a head is read.
@@ -165,52 +166,29 @@ pub fn end_of_head(bytes: &[u8], seen: &mut usize, limits: &HeadLimits) -> Resul
     if bytes.len() >= limits.bytes { Err(HeadError::TooLarge) } else { Ok(None) }
 }
 
-/// Reads a whole request head, its last empty line included.
+/// Reads a whole request head, its last empty line included, and whatever a proxy must refuse on top of what [`Scan`]
+/// does: targets that hide their path, and hosts that are none.
 ///
 /// # Errors
 /// [`HeadError`] for whatever could be read in two ways.
 pub fn request(head: &Bytes, limits: &HeadLimits) -> Result<RequestHead, HeadError> {
-    let line = line_at(head, 0)?;
-    let mut words = head[..line].splitn(3, |byte| *byte == b' ');
-    let (Some(method), Some(target), Some(version)) = (words.next(), words.next(), words.next()) else {
-        return Err(HeadError::RequestLine);
-    };
-    let version = match version {
-        b"HTTP/1.1" => Version::HTTP_11,
-        b"HTTP/1.0" => Version::HTTP_10,
-        other if other.starts_with(b"HTTP/") && !other.contains(&b' ') => return Err(HeadError::Version),
-        _ => return Err(HeadError::RequestLine),
-    };
-    if method.is_empty() || !method.iter().all(|byte| is_token(*byte)) {
-        return Err(HeadError::RequestLine);
-    }
-    let start = method.len() + 1;
-    let method = Method::from_bytes(method).map_err(|_| HeadError::RequestLine)?;
+    let scan = Scan::new(head, limits)?;
+    let method = Method::from_bytes(scan.method(head)).map_err(|_| HeadError::RequestLine)?;
     if method == Method::CONNECT {
         return Err(HeadError::Method);
     }
-    if target.len() > limits.target {
-        return Err(HeadError::TargetTooLong);
-    }
-    let uri = target_uri(head.slice(start..start + target.len()), &method)?;
-    let headers = fields(head, line + 2, limits)?;
-    check_host(&headers, &uri, version)?;
-    let framing = match (content_length(&headers, false)?, chunked(&headers)?) {
-        (Some(_), true) => return Err(HeadError::TwoLengths),
-        (None, true) if version == Version::HTTP_10 => return Err(HeadError::TransferEncoding),
-        (None, true) => Framing::Chunked,
-        (Some(0) | None, false) => Framing::None,
-        (Some(length), false) => Framing::Length(length),
-    };
-    let expects_continue = match headers.get(EXPECT) {
-        None => false,
-        Some(value) if value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
-            framing != Framing::None && version == Version::HTTP_11
-        }
-        Some(_) => return Err(HeadError::Expect),
-    };
-    let keep_alive = connection(&headers)? && version == Version::HTTP_11;
-    Ok(RequestHead { method, uri, version, headers, framing, keep_alive, expects_continue })
+    let version = scan.version;
+    let uri = target_uri(head.slice(scan.target.range()), &method)?;
+    check_host(scan.host.map(|host| host.of(head)), &uri, version)?;
+    Ok(RequestHead {
+        method,
+        uri,
+        version,
+        headers: header_map(head, &scan.fields)?,
+        framing: scan.framing,
+        keep_alive: scan.keep_alive && version == Version::HTTP_11,
+        expects_continue: scan.expects_continue,
+    })
 }
 
 /// Reads a whole answer's head. `asked` is the method that it answers.
@@ -230,12 +208,13 @@ pub fn response(head: &Bytes, limits: &HeadLimits, asked: &Method) -> Result<Res
         return Err(HeadError::StatusLine);
     }
     let status = StatusCode::from_bytes(digits).map_err(|_| HeadError::StatusLine)?;
-    let headers = fields(head, line + 2, limits)?;
+    let mut marks = Marks::new(Twins::MayAgree);
+    let fields = scan_fields(head, line + 2, limits, &mut marks)?;
     let bodiless = asked == Method::HEAD
         || status.is_informational()
         || status == StatusCode::NO_CONTENT
         || status == StatusCode::NOT_MODIFIED;
-    let framing = match (content_length(&headers, true)?, chunked(&headers)?) {
+    let framing = match (marks.length, marks.chunked) {
         (Some(_), true) => return Err(HeadError::TwoLengths),
         _ if bodiless => Framing::None,
         (None, true) => Framing::Chunked,
@@ -243,48 +222,32 @@ pub fn response(head: &Bytes, limits: &HeadLimits, asked: &Method) -> Result<Res
         (Some(length), false) => Framing::Length(length),
         (None, false) => Framing::UntilClose,
     };
-    let keep_alive = connection(&headers)? && version == Version::HTTP_11 && framing != Framing::UntilClose;
-    Ok(ResponseHead { status, headers, framing, keep_alive })
+    let keep_alive = !marks.close && version == Version::HTTP_11 && framing != Framing::UntilClose;
+    Ok(ResponseHead { status, headers: header_map(head, &fields)?, framing, keep_alive })
 }
 
 /// The fields from `at` to the empty line that ends `head`.
-pub fn fields(head: &Bytes, mut at: usize, limits: &HeadLimits) -> Result<HeaderMap, HeadError> {
-    let mut headers = HeaderMap::with_capacity(16);
-    let mut count = 0;
-    loop {
-        let end = line_at(head, at)?;
-        if end == at {
-            return if end + 2 == head.len() { Ok(headers) } else { Err(HeadError::LineEnding) };
-        }
-        if matches!(head[at], b' ' | b'\t') {
-            return Err(HeadError::Folded);
-        }
-        count += 1;
-        if count > limits.fields {
-            return Err(HeadError::TooLarge);
-        }
-        let line = &head[at..end];
-        let colon = line.iter().position(|byte| !is_token(*byte)).unwrap_or(line.len());
-        if colon == 0 || line.get(colon) != Some(&b':') {
-            return Err(HeadError::FieldName);
-        }
-        let name = HeaderName::from_bytes(&line[..colon]).map_err(|_| HeadError::FieldName)?;
-        let (mut start, mut stop) = (colon + 1, line.len());
-        while start < stop && matches!(line[start], b' ' | b'\t') {
-            start += 1;
-        }
-        while stop > start && matches!(line[stop - 1], b' ' | b'\t') {
-            stop -= 1;
-        }
-        let value = HeaderValue::from_maybe_shared(head.slice(at + start..at + stop))
-            .map_err(|_| HeadError::FieldValue)?;
-        headers.append(name, value);
-        at = end + 2;
+///
+/// # Errors
+/// [`HeadError`] for a line that is no field.
+pub fn fields(head: &Bytes, at: usize, limits: &HeadLimits) -> Result<HeaderMap, HeadError> {
+    // What frames a message has no meaning behind one: it is read, and left out by who asks.
+    let fields = scan_fields(head, at, limits, &mut ())?;
+    header_map(head, &fields)
+}
+
+fn header_map(head: &Bytes, fields: &[Field]) -> Result<HeaderMap, HeadError> {
+    let mut headers = HeaderMap::with_capacity(fields.len().max(12));
+    for field in fields {
+        let name = HeaderName::from_bytes(field.name.of(head)).map_err(|_| HeadError::FieldName)?;
+        let value = HeaderValue::from_maybe_shared(head.slice(field.value.range()));
+        headers.append(name, value.map_err(|_| HeadError::FieldValue)?);
     }
+    Ok(headers)
 }
 
 /// Where the line that starts at `at` ends: the place of its CR LF.
-fn line_at(head: &[u8], at: usize) -> Result<usize, HeadError> {
+pub(super) fn line_at(head: &[u8], at: usize) -> Result<usize, HeadError> {
     let rest = head.get(at..).ok_or(HeadError::LineEnding)?;
     let end = memchr::memchr2(b'\r', b'\n', rest).ok_or(HeadError::LineEnding)?;
     if rest[end] == b'\r' && rest.get(end + 1) == Some(&b'\n') {
@@ -295,9 +258,6 @@ fn line_at(head: &[u8], at: usize) -> Result<usize, HeadError> {
 }
 
 fn target_uri(target: Bytes, method: &Method) -> Result<Uri, HeadError> {
-    if target.is_empty() || !target.iter().all(|byte| (0x21..0x7f).contains(byte) && *byte != b'#') {
-        return Err(HeadError::Target);
-    }
     let asterisk = &target[..] == b"*";
     if asterisk && method != Method::OPTIONS {
         return Err(HeadError::Target);
@@ -334,12 +294,11 @@ pub fn check_path(path: &str) -> Result<(), HeadError> {
     if text.contains("%00") || hidden.next().is_some() { Err(HeadError::Target) } else { Ok(()) }
 }
 
-fn check_host(headers: &HeaderMap, uri: &Uri, version: Version) -> Result<(), HeadError> {
-    let mut hosts = headers.get_all(HOST).iter();
-    let host = match (hosts.next(), hosts.next()) {
-        (Some(host), None) => host.as_bytes(),
-        (None, _) if version == Version::HTTP_10 => return Ok(()),
-        _ => return Err(HeadError::Host),
+fn check_host(host: Option<&[u8]>, uri: &Uri, version: Version) -> Result<(), HeadError> {
+    let host = match host {
+        Some(host) => host,
+        None if version == Version::HTTP_10 => return Ok(()),
+        None => return Err(HeadError::Host),
     };
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte);
     if host.is_empty() || !host.iter().all(plain) {
@@ -351,46 +310,8 @@ fn check_host(headers: &HeaderMap, uri: &Uri, version: Version) -> Result<(), He
     }
 }
 
-/// Twins are refused in requests even if they agree; servers in the wild send them, so in answers agreement will do.
-fn content_length(headers: &HeaderMap, twins: bool) -> Result<Option<u64>, HeadError> {
-    let mut values = headers.get_all(CONTENT_LENGTH).iter();
-    let Some(first) = values.next() else { return Ok(None) };
-    if values.any(|other| !twins || other != first) {
-        return Err(HeadError::ContentLength);
-    }
-    let digits = first.as_bytes();
-    if digits.is_empty() || digits.len() > 18 || !digits.iter().all(u8::is_ascii_digit) {
-        return Err(HeadError::ContentLength);
-    }
-    Ok(Some(digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))))
-}
-
-fn chunked(headers: &HeaderMap) -> Result<bool, HeadError> {
-    let mut values = headers.get_all(TRANSFER_ENCODING).iter();
-    match (values.next(), values.next()) {
-        (None, _) => Ok(false),
-        (Some(value), None) if value.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(true),
-        _ => Err(HeadError::TransferEncoding),
-    }
-}
-
-/// Whether the connection may be kept.
-fn connection(headers: &HeaderMap) -> Result<bool, HeadError> {
-    let mut keep = true;
-    for value in headers.get_all(CONNECTION) {
-        for option in value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
-            keep &= !option.eq_ignore_ascii_case(b"close");
-            let framing = ["host", "content-length", "transfer-encoding"];
-            if framing.iter().any(|name| option.eq_ignore_ascii_case(name.as_bytes())) {
-                return Err(HeadError::Connection);
-            }
-        }
-    }
-    Ok(keep)
-}
-
 /// The characters of names.
-const fn is_token(byte: u8) -> bool {
+pub(super) const fn is_token(byte: u8) -> bool {
     const TOKENS: [bool; 256] = {
         let mut table = [false; 256];
         let mut at = 0;
@@ -411,6 +332,6 @@ const fn is_token(byte: u8) -> bool {
 }
 
 /// The characters of values.
-pub(crate) const fn is_value(byte: u8) -> bool {
+pub(super) const fn is_value(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }

@@ -4,9 +4,16 @@
 //! | file | does |
 //! |---|---|
 //! | [`head`] | reads request and answer heads, refuses what is ambiguous |
+//! | `scan` | the same of a request, in place, for who answers by itself |
+//! | `answer` | an answer of our own, until it is written |
 //! | [`chunked`] | reads bodies in chunks |
 //! | [`laws`] | what must hold of any bytes: for fuzzers and property tests |
 
+mod answer;
 pub mod chunked;
 pub mod head;
 pub mod laws;
+mod scan;
+
+pub use answer::{After, Answer, Wants};
+pub use scan::{FieldsOf, Scan};

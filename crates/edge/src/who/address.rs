@@ -5,13 +5,15 @@
 //! Taking the leftmost address, as many do, lets anyone be anyone.
 
 use super::settings::{ForwardedBy, WhoError, WhoSettings};
-use http::HeaderMap;
-use http::header::FORWARDED;
+use crate::fields::Fields;
+use http::header::{FORWARDED, HeaderName};
 use ipnet::{IpNet, Ipv6Net};
 use std::net::{IpAddr, SocketAddr};
 
 /// Proxies in a row that are believed. No real chain is as long.
 const LONGEST: usize = 64;
+
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 #[derive(Debug)]
 pub(super) struct Address {
@@ -38,7 +40,7 @@ impl Address {
     }
 
     /// The address of the client.
-    pub(super) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    pub(super) fn client(&self, peer: IpAddr, headers: &impl Fields) -> IpAddr {
         let peer = peer.to_canonical();
         if !self.trusts(peer) {
             return peer;
@@ -46,14 +48,14 @@ impl Address {
         match self.forwarded {
             ForwardedBy::None => peer,
             ForwardedBy::XForwardedFor => {
-                let lines = headers.get_all("x-forwarded-for").iter().rev();
-                let hops = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
+                let lines = headers.all(&X_FORWARDED_FOR).rev();
+                let hops = lines.flat_map(|line| line.rsplit(|byte| *byte == b','));
                 self.first_stranger(peer, hops.map(|hop| std::str::from_utf8(hop).ok().and_then(parse)))
             }
             ForwardedBy::Forwarded => {
-                let lines = headers.get_all(FORWARDED).iter().rev();
+                let lines = headers.all(&FORWARDED).rev();
                 let hops = lines.flat_map(|line| {
-                    let mut hops = line.to_str().map_or_else(|_| vec![None], forwarded_for);
+                    let mut hops = super::visible(line).map_or_else(|| vec![None], forwarded_for);
                     hops.reverse();
                     hops
                 });

@@ -7,7 +7,8 @@
 
 use super::settings::{self, ApiKeySettings, WhoError};
 use super::token;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
+use crate::fields::Fields;
+use http::header::{AUTHORIZATION, HeaderName};
 use ring::{digest, hmac};
 use std::borrow::Cow;
 
@@ -49,11 +50,10 @@ impl ApiKey {
     }
 
     /// The hash of the caller's key. Where tokens are read, what looks like one is no key.
-    pub(super) fn read(&self, headers: &HeaderMap, tokens: bool) -> Option<String> {
-        let own = self.header.as_ref().and_then(|name| headers.get(name)).map(http::HeaderValue::as_bytes);
+    pub(super) fn read(&self, headers: &impl Fields, tokens: bool) -> Option<String> {
+        let own = self.header.as_ref().and_then(|name| headers.first(name));
         let bearer = || {
-            let value = headers.get(AUTHORIZATION).filter(|_| self.bearer)?;
-            let value = token::bearer(value.as_bytes())?;
+            let value = token::bearer(headers.first(&AUTHORIZATION).filter(|_| self.bearer)?)?;
             (!(tokens && token::looks_like_one(value))).then_some(value)
         };
         let key = own.map(<[u8]>::trim_ascii).filter(|key| !key.is_empty()).or_else(bearer)?;

@@ -10,10 +10,11 @@ use super::key;
 use super::keys::Keys;
 use super::settings::{self, JwtSettings, WhoError, WhoSettings};
 use super::verified::{Validity, Values, Verified};
+use crate::fields::Fields;
 use arc_swap::ArcSwap;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use http::header::{HeaderMap, HeaderName};
+use http::header::HeaderName;
 use ring::digest;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -134,7 +135,7 @@ impl Tokens {
 
     pub(super) fn read<'r>(
         &'r self,
-        headers: &'r HeaderMap,
+        headers: &'r impl Fields,
         is_trusted: bool,
         now: Timestamp,
         caller: &mut Caller<'r>,
@@ -142,8 +143,8 @@ impl Tokens {
         if self.verification.is_none() && !is_trusted {
             return;
         }
-        let Some(value) = headers.get(&self.header) else { return };
-        let token = bearer(value.as_bytes()).unwrap_or(value.as_bytes());
+        let Some(value) = headers.first(&self.header) else { return };
+        let token = bearer(value).unwrap_or(value);
         let Some(values) = self.values_of(token, now.as_secs()) else { return };
         for ((attribute, _), value) in self.claims.iter().zip(values.iter()) {
             if let Some(value) = value {

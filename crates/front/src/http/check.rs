@@ -2,14 +2,15 @@
 
 use super::body::Object;
 use super::problem::Problem;
-use super::{Answer, App, body, decision};
+use super::{App, body, decision};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
 use tollgate_core::{Cost, CounterStore};
-use tollgate_engine::{Check, Request};
+use tollgate_edge::h1::Answer;
+use tollgate_engine::{Check, Decision, Request};
 use tollgate_rules::{Descriptor, Unit};
 
 const MOST: usize = 64;
@@ -240,6 +241,15 @@ impl Laid<'_> {
     }
 }
 
+/// Decides without waiting, where the store need not be waited for. The wait is in a box of its own: it takes room that
+/// most connections do not need.
+pub(super) async fn decide<S: CounterStore>(app: &App<S>, check: &Check<'_>) -> Decision {
+    match app.limiter.check_now(check) {
+        Some(decision) => decision,
+        None => Box::pin(app.limiter.check(check)).await,
+    }
+}
+
 pub(crate) async fn answer<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<Answer, Problem> {
     let ask: Ask<'_> = body::decode(body)?;
     for (place, there) in
@@ -251,6 +261,6 @@ pub(crate) async fn answer<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result
     }
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();
-    let decision = app.limiter.check(&laid.check(&descriptors)).await;
+    let decision = decide(app, &laid.check(&descriptors)).await;
     Ok(decision::answer(app, &decision, &decision::Body::new(&decision)))
 }

@@ -1,10 +1,11 @@
 //! A decision as JSON: the same body for allowed and denied.
 
-use super::{Answer, App, json_answer};
+use super::App;
 use serde::Serialize;
 use serde::ser::SerializeSeq;
 use tollgate_core::{CounterStore, Verdict};
 use tollgate_edge::answer::Facts;
+use tollgate_edge::h1::Answer;
 use tollgate_engine::{Decision, DecisionId, LimitStatus, Window};
 use tollgate_rules::Role;
 
@@ -109,7 +110,7 @@ pub(crate) fn answer<S: CounterStore>(app: &App<S>, decision: &Decision, body: &
     let mut bytes = Vec::with_capacity(ROOM);
     // Nothing here can fail to be written, and memory takes it.
     let _ = serde_json::to_writer(&mut bytes, body);
-    let mut answer = json_answer(facts.ruled.status(), bytes);
-    app.answers.write(&facts, app.limiter.clock().now(), answer.headers_mut());
+    let mut answer = Answer::json(facts.ruled.status(), bytes);
+    app.answers.write(&facts, app.limiter.clock().now(), &mut answer);
     answer
 }

@@ -8,26 +8,26 @@
 //! What `action: delay` holds back is answered when its turn comes (`turn`): all these proxies wait for an answer, and
 //! telling them how long to wait instead is nothing that they would act upon. Who would wait for too long is denied.
 
+use super::App;
 use super::problem::Problem;
+use super::request::Request;
 use super::turn::{Turn, Turns};
-use super::{Answer, App};
 use arc_swap::ArcSwapOption;
-use http_body_util::Full;
-use hyper::header::{HeaderName, HeaderValue};
-use hyper::http::request::Parts;
-use hyper::{Response, StatusCode};
+use http::StatusCode;
+use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
-use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, Span, Verdict};
 use tollgate_edge::answer::{Facts, Ruled};
+use tollgate_edge::fields::PutFields;
+use tollgate_edge::h1::Answer;
 use tollgate_edge::who::{Asked, Tokens, Who, WhoError, WhoSettings};
 use tollgate_engine::{Check, Decision};
 use tollgate_rules::Ruleset;
 
 /// Where proxies ask.
 pub(crate) const PATH: &str = "/check";
-const X_ACCEL_REDIRECT: HeaderName = HeaderName::from_static("x-accel-redirect");
+static X_ACCEL_REDIRECT: HeaderName = HeaderName::from_static("x-accel-redirect");
 
 /// The longest that an answer can be set to be held: what nginx waits for one.
 const LONGEST_HOLD: u64 = 60_000;
@@ -172,16 +172,26 @@ pub(crate) fn is_at(path: &str) -> bool {
 
 pub(crate) async fn answer<S: CounterStore + 'static>(
     app: &App<S>,
-    peer: IpAddr,
-    head: &Parts,
+    request: &Request<'_>,
 ) -> Result<Answer, Problem> {
-    let asked = Asked { peer, method: &head.method, uri: &head.uri, headers: &head.headers };
+    let asked = Asked {
+        peer: request.peer,
+        method: request.method,
+        path: request.path,
+        authority: request.authority,
+        headers: &request.fields,
+    };
     let now = app.limiter.clock().now();
     let reader = app.forward.reader(app.limiter.rules())?;
     let caller = reader.who.forwarded(&asked, PATH, now);
     let caller = caller.map_err(|error| Problem::bad(error.to_string()))?;
     let domain = app.forward.domain(&reader.rules)?;
-    let (decision, held) = app.limiter.admit(&Check::attributes(domain, &caller.attributes())).await;
+    let attributes = caller.attributes();
+    let check = Check::attributes(domain, &attributes);
+    let (decision, held) = match app.limiter.admit_now(&check) {
+        Some(ruled) => ruled,
+        None => Box::pin(app.limiter.admit(&check)).await,
+    };
     let mut facts = Facts::of(&decision);
     // Permits are left to their deadline: nobody says when the request ends.
     if let (Some(held), true) = (held, decision.delay() > Span::ZERO) {
@@ -197,16 +207,16 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
             facts.retry_after = delay.ceil_secs().max(1);
         }
     }
-    let mut answer: Response<Full<_>> = app.answers.respond(&facts, now).map(Full::new);
+    let mut answer = Answer::ruled(&app.answers, &facts, now);
     match facts.ruled {
         Ruled::Allowed => {
             if let Some(location) = &app.forward.accel_redirect {
-                answer.headers_mut().insert(X_ACCEL_REDIRECT, location.clone());
+                answer.put(&X_ACCEL_REDIRECT, location.as_bytes());
             }
         }
         Ruled::Over => {
-            if let Some(status) = denial_status(head.uri.query().unwrap_or("")) {
-                *answer.status_mut() = status;
+            if let Some(status) = denial_status(request.query) {
+                answer.status = status;
             }
         }
         Ruled::Unavailable => {}

@@ -4,28 +4,29 @@
 
 use super::body::Object;
 use super::problem::Problem;
-use super::{Answer, App, body, json_answer};
+use super::{App, body};
 use crate::rls;
 use crate::rls::proto::envoy::extensions::common::ratelimit::v3::{
     RateLimitDescriptor, rate_limit_descriptor,
 };
 use crate::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, RateLimit, rate_limit};
 use crate::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use hyper::StatusCode;
+use http::StatusCode;
 use prost_types::value::Kind;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use serde_json::{Map, Value, json};
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::Facts;
+use tollgate_edge::h1::Answer;
 
 pub(crate) async fn answer<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<Answer, Problem> {
     let request: Request = body::decode(body)?;
     let decision =
         rls::decide(&app.limiter, &request.into()).await.map_err(|bad| Problem::bad(bad.to_string()))?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    let mut answer = json_answer(status, encode(&rls::response(&decision)).to_string().into_bytes());
-    app.answers.write(&Facts::of(&decision), app.limiter.clock().now(), answer.headers_mut());
+    let mut answer = Answer::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
+    app.answers.write(&Facts::of(&decision), app.limiter.clock().now(), &mut answer);
     Ok(answer)
 }
 

@@ -8,34 +8,40 @@
 //! | `POST /json` | `json` | the Envoy service's own JSON |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
 //!
-//! `turn` holds answers back, `server` accepts connections, `body` reads and decodes, `problem` says what was wrong, `decision` is the answer's form.
-//! hyper without a framework: few paths need no router, and this is where every request passes.
+//! `listen` accepts connections, `connection` reads requests and writes answers (`unread` reads unusual bodies), `body`
+//! decodes, `turn` holds answers back, `problem` says what was wrong, `decision` is the answer's form. Few paths need no
+//! router, and this is where every request passes. What the admin address needs of hyper is in `server`.
 
 pub(crate) mod body;
 mod check;
+mod connection;
 mod decision;
 mod forward;
 pub(crate) mod health;
 mod json;
+mod listen;
 pub(crate) mod problem;
+pub(crate) mod request;
 mod reserve;
 pub(crate) mod server;
 mod turn;
+mod unread;
 
 pub use forward::{Forward, ForwardError, ForwardSettings};
-pub use server::{HttpConfig, serve};
+pub use listen::{HttpConfig, serve};
 
 use crate::Status;
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Response, StatusCode};
+use listen::Service;
 use problem::Problem;
-use std::net::IpAddr;
+use request::Request;
 use std::sync::Arc;
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
+use tollgate_edge::h1;
 use tollgate_engine::Limiter;
 
 /// What every handler needs.
@@ -46,47 +52,44 @@ pub(crate) struct App<S> {
     pub(crate) forward: Forward,
 }
 
-pub(crate) type Answer = Response<Full<Bytes>>;
+/// Where programs ask, by POST.
+fn is_asked_of(path: &str) -> bool {
+    matches!(path, "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json")
+}
 
-/// One request, start to end.
-async fn handle<S: CounterStore + 'static>(app: &App<S>, peer: IpAddr, request: Request<Incoming>) -> Answer {
-    route(app, peer, request).await.unwrap_or_else(Problem::into_answer)
+impl<S: CounterStore + 'static> Service for App<S> {
+    fn wants_body(&self, request: &Request<'_>) -> bool {
+        request.method == "POST" && is_asked_of(request.path)
+    }
+
+    async fn answer(&self, request: &Request<'_>) -> h1::Answer {
+        route(self, request).await.unwrap_or_else(Problem::told)
+    }
 }
 
 async fn route<S: CounterStore + 'static>(
     app: &App<S>,
-    peer: IpAddr,
-    request: Request<Incoming>,
-) -> Result<Answer, Problem> {
-    let allowed = match request.uri().path() {
-        "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json" => Method::POST,
-        "/healthz" | "/readyz" | "/metrics" | "/v1/hot" => Method::GET,
-        path if forward::is_at(path) => {
-            let (head, body) = request.into_parts();
-            let answer = forward::answer(app, peer, &head).await;
-            if !body.is_end_stream() {
-                body::discard(body).await;
-            }
-            return answer;
+    request: &Request<'_>,
+) -> Result<h1::Answer, Problem> {
+    let body = request.body;
+    match (request.path, request.method) {
+        ("/v1/check", "POST") => check::answer(app, body).await,
+        (path, _) if forward::is_at(path) => forward::answer(app, request).await,
+        ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body)).await,
+        ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
+        ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,
+        ("/json", "POST") => Box::pin(json::answer(app, body)).await,
+        (path, _) if is_asked_of(path) => Err(Problem::wrong_method(&Method::POST)),
+        ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", "GET" | "HEAD") => {
+            Ok(health::told(&*app.status, request))
         }
-        path => return Err(Problem::not_found(path)),
-    };
-    if request.method() != allowed && !(allowed == Method::GET && request.method() == Method::HEAD) {
-        return Err(Problem::wrong_method(&allowed));
-    }
-    if allowed == Method::GET {
-        return Ok(health::answer(&*app.status, request.uri()));
-    }
-    let (head, body) = request.into_parts();
-    let body = body::read(body).await?;
-    match head.uri.path() {
-        "/v1/check" => check::answer(app, &body).await,
-        "/v1/reserve" => reserve::reserve(app, &body).await,
-        "/v1/settle" => reserve::settle(&app.limiter, &body).await,
-        "/v1/cancel" => reserve::cancel(&app.limiter, &body).await,
-        _ => json::answer(app, &body).await,
+        ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", _) => Err(Problem::wrong_method(&Method::GET)),
+        (path, _) => Err(Problem::not_found(path)),
     }
 }
+
+/// What the admin address answers.
+pub(crate) type Answer = Response<Full<Bytes>>;
 
 /// An answer with a JSON body.
 pub(crate) fn json_answer(status: StatusCode, body: Vec<u8>) -> Answer {

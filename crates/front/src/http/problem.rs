@@ -4,6 +4,10 @@ use super::{Answer, typed};
 use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, StatusCode};
 use serde_json::json;
+use tollgate_edge::fields::PutFields;
+use tollgate_edge::h1;
+
+const KIND: &str = "application/problem+json";
 
 /// An error that goes to the caller.
 #[derive(Debug)]
@@ -46,17 +50,31 @@ impl Problem {
         problem
     }
 
-    pub(crate) fn into_answer(self) -> Answer {
+    fn body(&self) -> String {
         let mut body = json!({
             "type": "about:blank",
             "title": self.title,
             "status": self.status.as_u16(),
             "detail": self.detail,
         });
-        if let Some(place) = self.place {
-            body["place"] = place.into();
+        if let Some(place) = &self.place {
+            body["place"] = place.as_str().into();
         }
-        let mut answer = typed(self.status, "application/problem+json", body.to_string());
+        body.to_string()
+    }
+
+    /// On the HTTP address.
+    pub(super) fn told(self) -> h1::Answer {
+        let mut answer = h1::Answer::new(self.status, KIND, self.body());
+        if let Some(method) = self.allow {
+            answer.put(&ALLOW, method.as_str().as_bytes());
+        }
+        answer
+    }
+
+    /// On the admin address.
+    pub(crate) fn into_answer(self) -> Answer {
+        let mut answer = typed(self.status, KIND, self.body());
         if let Some(method) = self.allow
             && let Ok(value) = HeaderValue::from_str(method.as_str())
         {

@@ -2,11 +2,12 @@
 
 use super::check::Ask;
 use super::problem::Problem;
-use super::{Answer, App, body, decision, json_answer};
-use hyper::StatusCode;
+use super::{App, body, decision};
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tollgate_core::{CounterStore, Span};
+use tollgate_edge::h1::Answer;
 use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement};
 
 const DEFAULT: u64 = 60_000;
@@ -88,5 +89,5 @@ fn ended(result: Result<Settlement, SettleError>) -> Result<Answer, Problem> {
             return Err(Problem::new(status, title, error.to_string()));
         }
     };
-    Ok(json_answer(StatusCode::OK, body.to_string().into_bytes()))
+    Ok(Answer::json(StatusCode::OK, body.to_string().into_bytes()))
 }

@@ -1,6 +1,5 @@
 //! Bodies as they come from a connection: pulled frame by frame, so that nobody is read faster than the other reads.
 
-use crate::alarm::Alarm;
 use crate::io::ReadHalf;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
@@ -9,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::Notify;
+use tollgate_edge::alarm::Alarm;
 use tollgate_edge::h1::chunked::{Chunk, Chunks};
 use tollgate_edge::h1::head::Framing;
 

@@ -2,7 +2,6 @@
 
 use super::body::{BodyError, Reader, Source};
 use super::write::{self, Frames};
-use crate::alarm::Alarm;
 use crate::body::Incoming;
 use crate::io::{Io, ReadHalf, WriteHalf};
 use crate::pool::InFlight;
@@ -14,6 +13,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
+use tollgate_edge::alarm::Alarm;
 use tollgate_edge::h1::head::{self, HeadError, HeadLimits, ResponseHead};
 
 /// Upstreams are ours: they may say more than strangers.

@@ -6,9 +6,7 @@
 use super::body::{Home, Reader, RequestBody, Source};
 use super::tunnel;
 use super::write::{self, Frames};
-use crate::alarm::Alarm;
 use crate::body::{Incoming, Outgoing, Source as BodySource};
-use crate::drain::Drain;
 use crate::io::{Io, WriteHalf};
 use crate::problem;
 use bytes::{Buf, Bytes, BytesMut};
@@ -19,6 +17,8 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tollgate_edge::alarm::Alarm;
+use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::{self, Framing, HeadError, HeadLimits, RequestHead};
 
 /// What callers may do.

@@ -1,7 +1,6 @@
 //! A connection that has stopped speaking HTTP: bytes are passed both ways until both sides have ended.
 
 use super::body::Source;
-use crate::alarm::Alarm;
 use crate::io::WriteHalf;
 use crate::pool::InFlight;
 use bytes::{Bytes, BytesMut};
@@ -9,6 +8,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tollgate_edge::alarm::Alarm;
 
 const ROOM: usize = 16 * 1024;
 

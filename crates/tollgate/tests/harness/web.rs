@@ -71,6 +71,11 @@ impl Open {
         Ok(Self(BufReader::new(stream)))
     }
 
+    /// The same connection once more, for sending while answers are read.
+    pub(crate) fn again(&self) -> std::io::Result<Self> {
+        self.0.get_ref().try_clone().map(|stream| Self(BufReader::new(stream)))
+    }
+
     pub(crate) fn send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.0.get_mut().write_all(bytes)
     }

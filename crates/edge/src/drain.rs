@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Notify;
 
 /// Shared by all connections.
-#[derive(Default)]
-pub(crate) struct Drain {
+#[derive(Debug, Default)]
+pub struct Drain {
     begun: AtomicBool,
     begin: Notify,
     open: AtomicUsize,
@@ -14,30 +14,36 @@ pub(crate) struct Drain {
 }
 
 /// One connection that is open.
-pub(crate) struct Present(Arc<Drain>);
+#[derive(Debug)]
+pub struct Present(Arc<Drain>);
 
 impl Drain {
     /// Counts a connection for as long as the answer lives.
-    pub(crate) fn enter(self: &Arc<Self>) -> Present {
+    #[must_use]
+    pub fn enter(self: &Arc<Self>) -> Present {
         self.open.fetch_add(1, Ordering::SeqCst);
         Present(Arc::clone(self))
     }
 
-    pub(crate) fn open(&self) -> usize {
+    /// Connections that are open.
+    #[must_use]
+    pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn has_begun(&self) -> bool {
+    /// Whether it is time to go.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Acquire)
     }
 
     /// Wakes the task that polls it once, when draining begins: enough for a task that then asks `has_begun`.
-    pub(crate) fn begin(&self) -> &Notify {
+    pub fn begin(&self) -> &Notify {
         &self.begin
     }
 
     /// Tells everyone, and waits until all have gone.
-    pub(crate) async fn run(&self) {
+    pub async fn run(&self) {
         self.begun.store(true, Ordering::Release);
         self.begin.notify_waiters();
         loop {

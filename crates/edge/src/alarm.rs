@@ -9,28 +9,35 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
-pub(crate) struct Alarm {
+/// A timeout of one task: it wakes whoever asked last.
+#[derive(Debug)]
+pub struct Alarm {
     sleep: Pin<Box<Sleep>>,
     due: Instant,
+    /// The timer has been asked since it was last moved, so it will wake its task.
+    is_watched: bool,
 }
 
 impl Alarm {
     /// One that is due after `wait`.
-    pub(crate) fn after(wait: Duration) -> Self {
+    #[must_use]
+    pub fn after(wait: Duration) -> Self {
         let due = Instant::now() + wait;
-        Self { sleep: Box::pin(tokio::time::sleep_until(due)), due }
+        Self { sleep: Box::pin(tokio::time::sleep_until(due)), due, is_watched: false }
     }
 
     /// Due after `wait` from now on.
-    pub(crate) fn set(&mut self, wait: Duration) {
+    pub fn set(&mut self, wait: Duration) {
         self.due = Instant::now() + wait;
         if self.sleep.deadline() > self.due {
             self.sleep.as_mut().reset(self.due);
+            self.is_watched = false;
         }
     }
 
     /// Ready when it is due.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.is_watched = true;
         while self.sleep.as_mut().poll(cx).is_ready() {
             if Instant::now() >= self.due {
                 return Poll::Ready(());
@@ -38,5 +45,12 @@ impl Alarm {
             self.sleep.as_mut().reset(self.due);
         }
         Poll::Pending
+    }
+
+    /// The same for a task that has just got on, and has always been the one that asked: it has no need to know whether
+    /// time is up, only to be woken when it is. Asking the timer costs as much as a small request.
+    pub fn watch(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // One that has gone off has woken somebody already, and would not again.
+        if self.is_watched && !self.sleep.is_elapsed() { Poll::Pending } else { self.poll(cx) }
     }
 }

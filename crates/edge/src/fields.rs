@@ -1,0 +1,44 @@
+//! Header fields, wherever they lie: in a map, or in the bytes of a head that nobody has made a map of.
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+/// Header fields that can be looked up by name.
+pub trait Fields {
+    /// All values of a field, in their order.
+    fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]>;
+
+    /// The first value of a field.
+    fn first(&self, name: &HeaderName) -> Option<&[u8]> {
+        self.all(name).next()
+    }
+
+    /// The last value of a field: the one that the nearest proxy wrote.
+    fn last(&self, name: &HeaderName) -> Option<&[u8]> {
+        self.all(name).next_back()
+    }
+}
+
+/// What header fields can be put into: a map, or an answer that is being written.
+pub trait PutFields {
+    /// Puts a field there, of which there is at most one.
+    fn put(&mut self, name: &HeaderName, value: &[u8]);
+}
+
+impl PutFields for HeaderMap {
+    /// A value that no field can have is left out.
+    fn put(&mut self, name: &HeaderName, value: &[u8]) {
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            self.insert(name, value);
+        }
+    }
+}
+
+impl Fields for HeaderMap {
+    fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
+        self.get_all(name).iter().map(HeaderValue::as_bytes)
+    }
+
+    fn first(&self, name: &HeaderName) -> Option<&[u8]> {
+        self.get(name).map(HeaderValue::as_bytes)
+    }
+}

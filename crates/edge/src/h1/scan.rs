@@ -1,0 +1,279 @@
+//! A request head as it lies in its bytes: read in one pass, in place, without a map and without copies.
+//!
+//! Whoever answers by itself needs no more. What frames the message is noted while the fields go by, so that a length told
+//! twice or beside `Transfer-Encoding` is refused whether or not anybody asks for it.
+
+use super::head::{Framing, HeadError, HeadLimits, is_token, is_value, line_at};
+use crate::fields::Fields;
+use http::Version;
+use http::header::HeaderName;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// A stretch of a head.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    start: u32,
+    end: u32,
+}
+
+impl Place {
+    fn new(start: usize, end: usize) -> Self {
+        // Heads are limited to far less.
+        let short = |at| u32::try_from(at).unwrap_or(u32::MAX);
+        Self { start: short(start), end: short(end) }
+    }
+
+    pub(super) fn range(self) -> Range<usize> {
+        self.start as usize..self.end as usize
+    }
+
+    pub(super) fn of(self, head: &[u8]) -> &[u8] {
+        &head[self.range()]
+    }
+}
+
+/// Where a field's name and value lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Field {
+    pub(super) name: Place,
+    pub(super) value: Place,
+}
+
+pub(super) type FieldPlaces = SmallVec<[Field; 16]>;
+
+/// What a request head says, by the places of its parts.
+#[derive(Debug)]
+pub struct Scan {
+    method: Place,
+    pub(super) target: Place,
+    pub(super) fields: FieldPlaces,
+    pub(super) host: Option<Place>,
+    /// Whether only the head of the answer is wanted.
+    pub asks_head: bool,
+    /// 1.0 or 1.1.
+    pub version: Version,
+    /// What follows.
+    pub framing: Framing,
+    /// Whether another request may follow on this connection.
+    pub keep_alive: bool,
+    /// Whether the caller waits to be told to go on before it sends its body.
+    pub expects_continue: bool,
+}
+
+impl Scan {
+    /// Reads a whole head, its last empty line included.
+    ///
+    /// # Errors
+    /// [`HeadError`] for whatever could be read in two ways.
+    pub fn new(head: &[u8], limits: &HeadLimits) -> Result<Self, HeadError> {
+        let line = line_at(head, 0)?;
+        let mut words = head[..line].splitn(3, |byte| *byte == b' ');
+        let (Some(method), Some(target), Some(version)) = (words.next(), words.next(), words.next()) else {
+            return Err(HeadError::RequestLine);
+        };
+        let version = match version {
+            b"HTTP/1.1" => Version::HTTP_11,
+            b"HTTP/1.0" => Version::HTTP_10,
+            other if other.starts_with(b"HTTP/") && !other.contains(&b' ') => return Err(HeadError::Version),
+            _ => return Err(HeadError::RequestLine),
+        };
+        if method.is_empty() || !method.iter().all(|byte| is_token(*byte)) {
+            return Err(HeadError::RequestLine);
+        }
+        if target.len() > limits.target {
+            return Err(HeadError::TargetTooLong);
+        }
+        if target.is_empty() || !target.iter().all(|byte| (0x21..0x7f).contains(byte) && *byte != b'#') {
+            return Err(HeadError::Target);
+        }
+        let mut marks = Marks::new(Twins::Refused);
+        let fields = scan_fields(head, line + 2, limits, &mut marks)?;
+        let framing = match (marks.length, marks.chunked) {
+            (Some(_), true) => return Err(HeadError::TwoLengths),
+            (None, true) if version == Version::HTTP_10 => return Err(HeadError::TransferEncoding),
+            (None, true) => Framing::Chunked,
+            (Some(0) | None, false) => Framing::None,
+            (Some(length), false) => Framing::Length(length),
+        };
+        let at = method.len();
+        Ok(Self {
+            method: Place::new(0, at),
+            target: Place::new(at + 1, at + 1 + target.len()),
+            fields,
+            host: marks.host,
+            asks_head: method == b"HEAD",
+            version,
+            framing,
+            keep_alive: !marks.close && (version == Version::HTTP_11 || marks.keep_alive),
+            expects_continue: marks.expects && framing != Framing::None && version == Version::HTTP_11,
+        })
+    }
+
+    /// The method, of the head that was read.
+    #[must_use]
+    pub fn method<'h>(&self, head: &'h [u8]) -> &'h [u8] {
+        self.method.of(head)
+    }
+
+    /// The target, of the head that was read: visible ASCII without a fragment.
+    #[must_use]
+    pub fn target<'h>(&self, head: &'h [u8]) -> &'h str {
+        std::str::from_utf8(self.target.of(head)).unwrap_or("/")
+    }
+
+    /// The fields, of the head that was read.
+    #[must_use]
+    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> FieldsOf<'h> {
+        FieldsOf { head, scan: self }
+    }
+}
+
+/// The fields of a head where they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldsOf<'h> {
+    head: &'h [u8],
+    scan: &'h Scan,
+}
+
+impl Fields for FieldsOf<'_> {
+    fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
+        let name = name.as_str().as_bytes();
+        let named = move |field: &&Field| field.name.of(self.head).eq_ignore_ascii_case(name);
+        self.scan.fields.iter().filter(named).map(|field| field.value.of(self.head))
+    }
+}
+
+/// Whether a length may be told twice. Refused in requests even if both agree; servers in the wild send such answers, so
+/// there agreement will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Twins {
+    Refused,
+    MayAgree,
+}
+
+/// Sees the fields go by.
+pub(super) trait Notes {
+    fn note(&mut self, field: Field, head: &[u8]) -> Result<(), HeadError>;
+}
+
+impl Notes for () {
+    fn note(&mut self, _: Field, _: &[u8]) -> Result<(), HeadError> {
+        Ok(())
+    }
+}
+
+/// What frames a message, as far as it has been read.
+#[derive(Debug)]
+pub(super) struct Marks {
+    twins: Twins,
+    pub(super) host: Option<Place>,
+    pub(super) length: Option<u64>,
+    pub(super) chunked: bool,
+    pub(super) close: bool,
+    pub(super) keep_alive: bool,
+    pub(super) expects: bool,
+}
+
+impl Marks {
+    pub(super) const fn new(twins: Twins) -> Self {
+        Self {
+            twins,
+            host: None,
+            length: None,
+            chunked: false,
+            close: false,
+            keep_alive: false,
+            expects: false,
+        }
+    }
+
+    fn connection(&mut self, value: &[u8]) -> Result<(), HeadError> {
+        for option in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+            self.close |= option.eq_ignore_ascii_case(b"close");
+            self.keep_alive |= option.eq_ignore_ascii_case(b"keep-alive");
+            let framing = ["host", "content-length", "transfer-encoding"];
+            if framing.iter().any(|name| option.eq_ignore_ascii_case(name.as_bytes())) {
+                return Err(HeadError::Connection);
+            }
+        }
+        Ok(())
+    }
+
+    fn content_length(&mut self, digits: &[u8]) -> Result<(), HeadError> {
+        if digits.is_empty() || digits.len() > 18 || !digits.iter().all(u8::is_ascii_digit) {
+            return Err(HeadError::ContentLength);
+        }
+        let length = digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
+        match self.length.replace(length) {
+            Some(other) if self.twins == Twins::Refused || other != length => Err(HeadError::ContentLength),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Notes for Marks {
+    #[inline]
+    fn note(&mut self, field: Field, head: &[u8]) -> Result<(), HeadError> {
+        let (name, value) = (field.name.of(head), field.value.of(head));
+        let is = |known: &str| name.eq_ignore_ascii_case(known.as_bytes());
+        match name.len() {
+            4 if is("host") && self.host.replace(field.value).is_some() => Err(HeadError::Host),
+            6 if self.twins == Twins::Refused && is("expect") => {
+                let understood = !self.expects && value.eq_ignore_ascii_case(b"100-continue");
+                self.expects = true;
+                if understood { Ok(()) } else { Err(HeadError::Expect) }
+            }
+            10 if is("connection") => self.connection(value),
+            14 if is("content-length") => self.content_length(value),
+            17 if is("transfer-encoding") => {
+                let understood = !self.chunked && value.eq_ignore_ascii_case(b"chunked");
+                self.chunked = true;
+                if understood { Ok(()) } else { Err(HeadError::TransferEncoding) }
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The fields from `at` to the empty line that ends `head`.
+#[inline]
+pub(super) fn scan_fields(
+    head: &[u8],
+    mut at: usize,
+    limits: &HeadLimits,
+    notes: &mut impl Notes,
+) -> Result<FieldPlaces, HeadError> {
+    let mut fields = FieldPlaces::new();
+    loop {
+        let end = line_at(head, at)?;
+        if end == at {
+            return if end + 2 == head.len() { Ok(fields) } else { Err(HeadError::LineEnding) };
+        }
+        if matches!(head[at], b' ' | b'\t') {
+            return Err(HeadError::Folded);
+        }
+        if fields.len() == limits.fields {
+            return Err(HeadError::TooLarge);
+        }
+        let line = &head[at..end];
+        let colon = line.iter().position(|byte| !is_token(*byte)).unwrap_or(line.len());
+        if colon == 0 || line.get(colon) != Some(&b':') {
+            return Err(HeadError::FieldName);
+        }
+        let (mut start, mut stop) = (colon + 1, line.len());
+        while start < stop && matches!(line[start], b' ' | b'\t') {
+            start += 1;
+        }
+        while stop > start && matches!(line[stop - 1], b' ' | b'\t') {
+            stop -= 1;
+        }
+        if !line[start..stop].iter().all(|byte| is_value(*byte)) {
+            return Err(HeadError::FieldValue);
+        }
+        let field = Field { name: Place::new(at, at + colon), value: Place::new(at + start, at + stop) };
+        notes.note(field, head)?;
+        fields.push(field);
+        at = end + 2;
+    }
+}
