@@ -199,7 +199,7 @@ impl Who {
     /// Who asks for this very request: for a gateway, which is what the caller wanted to reach.
     #[must_use]
     pub fn direct<'r>(&'r self, asked: &Asked<'r, impl Fields>, now: Timestamp) -> Caller<'r> {
-        let target = Target { method: asked.method, path: asked.path, host: own_host(asked) };
+        let target = Target { method: asked.method, path: asked.path, host: asked.host() };
         self.read(asked, &target, now)
     }
 
@@ -211,11 +211,8 @@ impl Who {
         now: Timestamp,
     ) -> Result<Caller<'r>, Ambiguous> {
         let own = asked.path.strip_prefix(prefix).unwrap_or(asked.path);
-        let mut target = Target {
-            method: asked.method,
-            path: if own.is_empty() { "/" } else { own },
-            host: own_host(asked),
-        };
+        let mut target =
+            Target { method: asked.method, path: if own.is_empty() { "/" } else { own }, host: asked.host() };
         if self.trusts(asked.peer) {
             let spelling = self.spelling(asked.headers)?;
             if let Some(method) = spelling.told(asked.headers, &METHOD)? {
@@ -316,6 +313,10 @@ fn visible(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value).ok().filter(|_| value.iter().all(is_visible))
 }
 
-fn own_host<'r>(asked: &Asked<'r, impl Fields>) -> Option<&'r str> {
-    asked.authority.or_else(|| asked.headers.first(&HOST).and_then(visible))
+impl<'r, F: Fields> Asked<'r, F> {
+    /// The host that it asks.
+    #[must_use]
+    pub fn host(&self) -> Option<&'r str> {
+        self.authority.or_else(|| self.headers.first(&HOST).and_then(visible))
+    }
 }

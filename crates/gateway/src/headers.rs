@@ -40,6 +40,10 @@ impl Peer {
 
 /// Takes out what is about one connection. `Upgrade` is the caller's to put back where it is passed on.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    // Most messages have none: looking over the few names that there are costs less than asking for each of those.
+    if !headers.keys().any(is_about_one_hop) {
+        return;
+    }
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = headers
             .get_all(CONNECTION)
@@ -54,6 +58,18 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
     for name in [&TE, &TRANSFER_ENCODING, &UPGRADE, &KEEP_ALIVE, &PROXY_CONNECTION] {
         headers.remove(name);
+    }
+}
+
+fn is_about_one_hop(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    match name.len() {
+        2 => name == "te",
+        7 => name == "upgrade",
+        10 => name == "connection" || name == "keep-alive",
+        16 => name == "proxy-connection",
+        17 => name == "transfer-encoding",
+        _ => false,
     }
 }
 
@@ -74,8 +90,10 @@ pub(crate) fn towards_upstream(
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
-    for name in [&EXPECT, &PROXY_AUTHORIZATION, &X_RATELIMIT_DEGRADED, &X_RATELIMIT_WARNING] {
-        headers.remove(name);
+    if headers.keys().any(is_ours_to_say) {
+        for name in [&EXPECT, &PROXY_AUTHORIZATION, &X_RATELIMIT_DEGRADED, &X_RATELIMIT_WARNING] {
+            headers.remove(name);
+        }
     }
     if !peer.is_trusted {
         for name in [&FORWARDED, &X_FORWARDED_FOR, &X_FORWARDED_HOST, &X_FORWARDED_PROTO] {
@@ -106,6 +124,11 @@ pub(crate) fn towards_upstream(
             append(headers, &FORWARDED, &element);
         }
     }
+}
+
+/// What no upstream may believe of a caller, or has no use for.
+fn is_ours_to_say(name: &HeaderName) -> bool {
+    matches!(name.as_str(), "expect" | "proxy-authorization" | "x-ratelimit-degraded" | "x-ratelimit-warning")
 }
 
 /// Adds to the end of a list.

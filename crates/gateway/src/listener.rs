@@ -164,14 +164,13 @@ impl<S: CounterStore + 'static> Listener<S> {
 
     async fn serve_io(&self, io: Io, first: BytesMut, peer: Peer, is_h2: bool) {
         if !is_h2 {
-            let handle = |request: Request<_>| self.proxy.handle(&peer, request);
-            h1::serve(io, first, &self.h1, &self.drain, handle).await;
+            h1::serve(io, first, &self.h1, &self.drain, &self.proxy, &peer).await;
             return;
         }
         let (peer, proxy) = (Arc::new(peer), Arc::clone(&self.proxy));
         let handle = move |request: Request<_>| {
             let (peer, proxy) = (Arc::clone(&peer), Arc::clone(&proxy));
-            async move { proxy.handle(&peer, request).await }
+            async move { proxy.handle(&peer, request, None).await }
         };
         Box::pin(h2::serve(io, first, self.h2, &self.drain, handle)).await;
     }

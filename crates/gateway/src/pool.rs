@@ -38,7 +38,9 @@ pub(crate) struct Endpoint {
     eject_for: Duration,
     places: Option<Arc<Semaphore>>,
     in_flight: AtomicUsize,
-    waiting: [Mutex<Vec<Connection>>; HEAPS],
+    /// In boxes: they change hands many times a request.
+    #[allow(clippy::vec_box, reason = "a box is what is handed around")]
+    waiting: [Mutex<Vec<Box<Connection>>>; HEAPS],
     /// What the health check found last.
     healthy: AtomicBool,
     failures: AtomicU32,
@@ -210,7 +212,7 @@ impl Endpoint {
     }
 
     /// A connection that waits, if one is still good.
-    pub(crate) fn take_waiting(&self) -> Option<Connection> {
+    pub(crate) fn take_waiting(&self) -> Option<Box<Connection>> {
         let own = heap();
         for step in 0..HEAPS {
             let heap = &self.waiting[(own + step) % HEAPS];
@@ -227,7 +229,7 @@ impl Endpoint {
     }
 
     /// Keeps a connection for the next request.
-    pub(crate) fn put_back(&self, mut connection: Connection) {
+    pub(crate) fn put_back(&self, mut connection: Box<Connection>) {
         connection.idle_since = Instant::now();
         let mut heap = self.waiting[heap()].lock().unwrap_or_else(PoisonError::into_inner);
         if heap.len() < self.most_waiting {
@@ -244,7 +246,7 @@ impl Endpoint {
     }
 
     /// A new connection.
-    pub(crate) async fn connect(&self) -> Result<Connection, ConnectError> {
+    pub(crate) async fn connect(&self) -> Result<Box<Connection>, ConnectError> {
         let deadline = Instant::now() + self.connect;
         let place = match &self.places {
             None => None,
@@ -258,7 +260,7 @@ impl Endpoint {
                 )
             }
         };
-        Ok(Connection::new(self.open(deadline).await?, place))
+        Ok(Box::new(Connection::new(self.open(deadline).await?, place)))
     }
 
     /// A bare stream, for whatever protocol.

@@ -20,6 +20,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
 use tollgate_edge::answer::{self, AnswerSettings, Facts};
+use tollgate_edge::fields::Fields;
+use tollgate_edge::h1::Answer;
 use tollgate_edge::who::Asked;
 use tollgate_engine::{Check, Decision, Limiter};
 
@@ -38,11 +40,21 @@ pub(crate) struct Proxy<S: CounterStore + 'static> {
 }
 
 /// What is known of a request by the time that it is decided.
-struct Ruled<'p> {
+pub(crate) struct Ruled<'p> {
     route: &'p Arc<Route>,
     decision: Option<Decision>,
     held: Option<tollgate_engine::Held>,
     remote: std::net::IpAddr,
+}
+
+/// What is known of a request before anything of it is kept.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
+pub(crate) enum Judged<'p> {
+    /// It is turned away.
+    Denied(Answer),
+    Ruled(Ruled<'p>),
+    /// It will have to be looked at again: it leads nowhere, or the store has to be waited for.
+    Open,
 }
 
 /// Why a request is not decided yet.
@@ -91,12 +103,35 @@ impl<S: CounterStore + 'static> Proxy<S> {
         self.routes.nobody().trusts(peer)
     }
 
-    /// One request, start to end.
-    pub(crate) async fn handle(&self, peer: &Peer, request: Request<Option<Incoming>>) -> Response<Outgoing> {
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Decides on a request where nothing has to be waited for. Who is turned away by the million should cost little: no
+    /// map of fields is made, and no task's room taken.
+    pub(crate) fn judge(&self, asked: &Asked<'_, impl Fields>, now: Timestamp) -> Judged<'_> {
+        let Ok(ruled) = self.rule(asked, now) else { return Judged::Open };
+        match &ruled.decision {
+            // Its line in the log needs more of the request.
+            Some(decision) if !decision.is_allowed() && self.log.is_none() => {
+                Judged::Denied(Answer::ruled(&self.answers, &Facts::of(decision), now))
+            }
+            _ => Judged::Ruled(ruled),
+        }
+    }
+
+    /// One request, start to end; `ruled` is what [`Self::judge`] has said of it, where it was asked.
+    pub(crate) async fn handle<'p>(
+        &'p self,
+        peer: &Peer,
+        request: Request<Option<Incoming>>,
+        ruled: Option<Ruled<'p>>,
+    ) -> Response<Outgoing> {
         let (mut parts, body) = request.into_parts();
         let now = self.clock.now();
-        let ruled = match self.rule(&parts, peer, now) {
-            Err(Unruled::Waits) => Box::pin(self.rule_later(&parts, peer, now)).await,
+        let asked = Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers);
+        let ruled = match ruled.map_or_else(|| self.rule(&asked, now), Ok) {
+            Err(Unruled::Waits) => Box::pin(self.rule_later(&asked, now)).await,
             ruled => ruled,
         };
         let Ok(Ruled { route, decision, held, remote }) = ruled else {
@@ -134,10 +169,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
     }
 
     /// Who asks for what, and whether they may have it. Where the store has to be waited for, `Wait` tells how.
-    fn rule(&self, parts: &Parts, peer: &Peer, now: Timestamp) -> Result<Ruled<'_>, Unruled> {
-        let site = self.routes.site(host(&parts.uri, &parts.headers)).ok_or(Unruled::Nowhere)?;
-        let asked = Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers);
-        let caller = site.who.direct(&asked, now);
+    fn rule(&self, asked: &Asked<'_, impl Fields>, now: Timestamp) -> Result<Ruled<'_>, Unruled> {
+        let site = self.routes.site(asked.host()).ok_or(Unruled::Nowhere)?;
+        let caller = site.who.direct(asked, now);
         let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
         let remote = caller.address;
         let (decision, held) = match &route.config.domain {
@@ -154,10 +188,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
 
     /// The same over a store that has to be waited for. In a box of its own: such a wait takes room that most requests do
     /// not need.
-    async fn rule_later(&self, parts: &Parts, peer: &Peer, now: Timestamp) -> Result<Ruled<'_>, Unruled> {
-        let site = self.routes.site(host(&parts.uri, &parts.headers)).ok_or(Unruled::Nowhere)?;
-        let asked = Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers);
-        let caller = site.who.direct(&asked, now);
+    async fn rule_later(&self, asked: &Asked<'_>, now: Timestamp) -> Result<Ruled<'_>, Unruled> {
+        let site = self.routes.site(asked.host()).ok_or(Unruled::Nowhere)?;
+        let caller = site.who.direct(asked, now);
         let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
         let remote = caller.address;
         let attributes = caller.attributes();

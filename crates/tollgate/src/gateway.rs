@@ -21,7 +21,7 @@ use tollgate_gateway::{Gateway, GatewayConfig};
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     let logs = logging::start(flags);
     let config = Config::new(flags)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = crate::serve::runtime()?;
     runtime.block_on(serve(config, logs))?;
     // What is still running past the drain is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));

@@ -20,13 +20,23 @@ use tollgate_front::{http, resp, rls};
 /// The longest that draining may take before the process ends all the same.
 const DRAIN: Duration = Duration::from_secs(15);
 
+/// Where there is one core, there is nobody to share work with: a scheduler that could costs every request.
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut builder = match cores {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    builder.enable_all().build()
+}
+
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     let logs = logging::start(flags);
     let config = Config::new(flags)?;
     if config.gateway.is_some() {
         anyhow::bail!("the file of --config has a `gateway` section: start it with `tollgate gateway`");
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = runtime()?;
     runtime.block_on(serve(config, logs))?;
     // What is still running past the drain is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));

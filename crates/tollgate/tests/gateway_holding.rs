@@ -31,6 +31,39 @@ fn what_is_too_early_waits_and_what_is_too_late_is_denied() {
     assert_eq!(origin.requests(), passed, "who was denied did not reach the upstream");
 }
 
+/// Denials are sent together with those behind them; nobody's answer may get lost, or into another's place.
+#[test]
+fn denials_among_requests_that_come_together_keep_their_places() {
+    let rules = "domain: d\ndescriptors:\n  - {key: path, value: /never, name: never, limit: 0/day}\n";
+    let origin = Origin::start();
+    let gateway = Gateway::start(rules, &plain(origin.address, ""));
+    let mut open = gateway.open();
+    let paths = ["/never", "/never", "/ok", "/never", "/ok", "/ok", "/never"];
+    let all: Vec<u8> = paths.iter().flat_map(|path| get(path, "k")).collect();
+    open.send(&all).expect("sent");
+    for path in paths {
+        let answer = open.answer().expect("an answer");
+        if path == "/ok" {
+            assert_eq!((answer.status, answer.text().starts_with("hello")), (200, true), "{}", answer.text());
+        } else {
+            assert_eq!(
+                (answer.status, answer.header("content-type")),
+                (429, Some("application/problem+json"))
+            );
+        }
+    }
+    open.send(
+        b"HEAD /never HTTP/1.1\r\nhost: t\r\n\r\nGET /never HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n",
+    )
+    .expect("sent");
+    let head = open.read_until(b"\r\n\r\n").expect("a head");
+    assert!(head.starts_with(b"HTTP/1.1 429 "), "{}", String::from_utf8_lossy(&head));
+    let last = open.answer().expect("an answer");
+    assert_eq!((last.status, last.header("connection")), (429, Some("close")));
+    assert!(open.is_at_end());
+    assert_eq!(origin.requests(), 3, "a denial costs no upstream connection");
+}
+
 /// A caller that leaves the queue does not cost those behind it anything, and its request is not carried out.
 #[test]
 fn whoever_leaves_the_queue_gives_its_turn_back() {

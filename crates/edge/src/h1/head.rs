@@ -4,7 +4,7 @@
 //! twice or beside `Transfer-Encoding`. None of these is repaired here. Written for this place rather than taken from a
 //! general parser, because those accept several of them for the sake of old clients. Pure: bytes in, a head out.
 
-use super::scan::{Field, Marks, Scan, Twins, scan_fields};
+use super::scan::{Field, FieldsOf, Marks, Scan, Twins, scan_fields};
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode, Uri, Version};
@@ -120,16 +120,11 @@ pub struct RequestHead {
     pub method: Method,
     /// The path and query; with an authority where the caller wrote one.
     pub uri: Uri,
-    /// 1.0 or 1.1.
-    pub version: Version,
-    /// Everything else.
-    pub headers: HeaderMap,
-    /// What follows.
-    pub framing: Framing,
     /// Whether another request may follow on this connection.
     pub keep_alive: bool,
-    /// Whether the caller waits to be told to go on before it sends its body.
-    pub expects_continue: bool,
+    /// Everything else.
+    pub scan: Scan,
+    bytes: Bytes,
 }
 
 /// An answer's head that has passed.
@@ -177,18 +172,27 @@ pub fn request(head: &Bytes, limits: &HeadLimits) -> Result<RequestHead, HeadErr
     if method == Method::CONNECT {
         return Err(HeadError::Method);
     }
-    let version = scan.version;
     let uri = target_uri(head.slice(scan.target.range()), &method)?;
-    check_host(scan.host.map(|host| host.of(head)), &uri, version)?;
-    Ok(RequestHead {
-        method,
-        uri,
-        version,
-        headers: header_map(head, &scan.fields)?,
-        framing: scan.framing,
-        keep_alive: scan.keep_alive && version == Version::HTTP_11,
-        expects_continue: scan.expects_continue,
-    })
+    check_host(scan.host.map(|host| host.of(head)), &uri, scan.version)?;
+    let keep_alive = scan.keep_alive && scan.version == Version::HTTP_11;
+    Ok(RequestHead { method, uri, keep_alive, scan, bytes: head.clone() })
+}
+
+impl RequestHead {
+    /// The fields where they lie.
+    #[must_use]
+    pub fn fields(&self) -> FieldsOf<'_> {
+        self.scan.fields(&self.bytes)
+    }
+
+    /// The method, the target and the fields as a map, for who keeps them.
+    ///
+    /// # Errors
+    /// [`HeadError`] for what no map can hold; the filter lets none of it through.
+    pub fn into_parts(self) -> Result<(Method, Uri, HeaderMap), HeadError> {
+        let headers = header_map(&self.bytes, &self.scan.fields)?;
+        Ok((self.method, self.uri, headers))
+    }
 }
 
 /// Reads a whole answer's head. `asked` is the method that it answers.

@@ -10,6 +10,9 @@ use http::header::HeaderName;
 use smallvec::SmallVec;
 use std::ops::Range;
 
+/// The longest name of a field: longer than any that is in use, and no map takes many times as much.
+const LONGEST_NAME: usize = 1024;
+
 /// A stretch of a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
@@ -136,6 +139,14 @@ pub struct FieldsOf<'h> {
     scan: &'h Scan,
 }
 
+impl FieldsOf<'_> {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.scan.fields.len()
+    }
+}
+
 impl Fields for FieldsOf<'_> {
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
         let name = name.as_str().as_bytes();
@@ -260,6 +271,9 @@ pub(super) fn scan_fields(
         let colon = line.iter().position(|byte| !is_token(*byte)).unwrap_or(line.len());
         if colon == 0 || line.get(colon) != Some(&b':') {
             return Err(HeadError::FieldName);
+        }
+        if colon > LONGEST_NAME {
+            return Err(HeadError::TooLarge);
         }
         let (mut start, mut stop) = (colon + 1, line.len());
         while start < stop && matches!(line[start], b' ' | b'\t') {

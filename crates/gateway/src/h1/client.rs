@@ -143,7 +143,7 @@ pub(crate) enum Answered {
 
 /// Sends a request and waits for the head of its answer.
 pub(crate) async fn exchange(
-    mut connection: Connection,
+    mut connection: Box<Connection>,
     in_flight: InFlight,
     request: Outbound<'_>,
     body: Option<Incoming>,
@@ -177,10 +177,11 @@ pub(crate) async fn exchange(
     }
     let head = std::future::poll_fn(|cx| poll_head(cx, &mut connection, &mut pumping, &request)).await?;
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
-        let Some(write) = connection.write.filter(|_| request.upgrades) else {
+        let Connection { read, write, buffer, .. } = *connection;
+        let Some(write) = write.filter(|_| request.upgrades) else {
             return Err(ExchangeError::Unasked);
         };
-        let source = Source { read: connection.read, buffer: connection.buffer };
+        let source = Source { read, buffer };
         return Ok(Answered::Switched(head, source, write));
     }
     let reader = Reader::new(head.framing);
@@ -254,7 +255,7 @@ fn poll_head(
 
 /// An answer's body. The connection goes back to its pool at the last byte, before the caller has read it.
 pub(crate) struct UpstreamBody {
-    connection: Option<Connection>,
+    connection: Option<Box<Connection>>,
     in_flight: Option<InFlight>,
     reader: Reader,
     /// The request, as far as it is still being sent.

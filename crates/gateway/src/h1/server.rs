@@ -7,19 +7,24 @@ use super::body::{Home, Reader, RequestBody, Source};
 use super::tunnel;
 use super::write::{self, Frames};
 use crate::body::{Incoming, Outgoing, Source as BodySource};
+use crate::headers::Peer;
 use crate::io::{Io, WriteHalf};
 use crate::problem;
+use crate::proxy::{Judged, Proxy};
 use bytes::{Buf, Bytes, BytesMut};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Request, StatusCode, Version};
 use http_body::{Body, Frame};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tollgate_core::{CounterStore, Timestamp};
 use tollgate_edge::alarm::Alarm;
 use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::{self, Framing, HeadError, HeadLimits, RequestHead};
+use tollgate_edge::h1::{After, Answer, Wants};
+use tollgate_edge::who::Asked;
 
 /// What callers may do.
 #[derive(Clone, Copy, Debug)]
@@ -40,11 +45,14 @@ const UNWANTED: usize = 256 * 1024;
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Serves one connection to its end.
-pub(crate) async fn serve<F, Fut>(io: Io, first: BytesMut, settings: &Settings, drain: &Drain, handle: F)
-where
-    F: Fn(Request<Option<Incoming>>) -> Fut,
-    Fut: Future<Output = Response<Outgoing>> + Send,
-{
+pub(crate) async fn serve<S: CounterStore + 'static>(
+    io: Io,
+    first: BytesMut,
+    settings: &Settings,
+    drain: &Drain,
+    proxy: &Proxy<S>,
+    peer: &Peer,
+) {
     let (read, write) = io.split();
     let mut begun = pin!(drain.begin().notified());
     // Once is enough: the task is woken, and asks.
@@ -63,7 +71,7 @@ where
         drain,
     };
     let mut fresh = true;
-    while line.serve_one(&handle, fresh).await {
+    while line.serve_one(proxy, peer, fresh).await {
         fresh = false;
     }
 }
@@ -82,8 +90,9 @@ struct Line<'a> {
 }
 
 /// What comes next on a connection.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
 enum Next {
-    Head(Box<RequestHead>),
+    Head(RequestHead),
     Refuse(StatusCode, HeadError),
     Slow,
     End,
@@ -91,11 +100,12 @@ enum Next {
 
 impl Line<'_> {
     /// Whether another request may follow.
-    async fn serve_one<F, Fut>(&mut self, handle: &F, fresh: bool) -> bool
-    where
-        F: Fn(Request<Option<Incoming>>) -> Fut,
-        Fut: Future<Output = Response<Outgoing>> + Send,
-    {
+    async fn serve_one<S: CounterStore + 'static>(
+        &mut self,
+        proxy: &Proxy<S>,
+        peer: &Peer,
+        fresh: bool,
+    ) -> bool {
         let head = match self.next_head(fresh).await {
             Next::Head(head) => head,
             Next::End => return false,
@@ -108,22 +118,30 @@ impl Line<'_> {
                 return false;
             }
         };
-        let asked_head = head.method == Method::HEAD;
-        let (version, keep_alive) = (head.version, head.keep_alive);
-        let mut expects = head.expects_continue;
-        let home = (head.framing != Framing::None).then(|| Arc::new(Home::default()));
+        let (asked_head, version, keep_alive) = (head.scan.asks_head, head.scan.version, head.keep_alive);
+        let (framing, mut expects) = (head.scan.framing, head.scan.expects_continue);
+        let mut ruled = None;
+        if framing == Framing::None {
+            match self.judge(proxy, peer, &head) {
+                Judged::Denied(answer) => return self.deny(&answer, &head, proxy.now()).await,
+                Judged::Ruled(known) => ruled = Some(known),
+                Judged::Open => {}
+            }
+        }
+        let Ok((method, uri, headers)) = head.into_parts() else { return false };
+        let home = (framing != Framing::None).then(|| Arc::new(Home::default()));
         let body = home.as_ref().and_then(|home| {
             let source = self.source.take()?;
             let idle = self.settings.body_timeout;
-            Some(Incoming::H1(RequestBody::new(source, head.framing, Arc::clone(home), idle)))
+            Some(Incoming::H1(RequestBody::new(source, framing, Arc::clone(home), idle)))
         });
         let mut request = Request::new(body);
-        *request.method_mut() = head.method;
-        *request.uri_mut() = head.uri;
-        *request.version_mut() = head.version;
-        *request.headers_mut() = head.headers;
+        *request.method_mut() = method;
+        *request.uri_mut() = uri;
+        *request.version_mut() = version;
+        *request.headers_mut() = headers;
         let response = {
-            let mut handling = Box::pin(handle(request));
+            let mut handling = Box::pin(proxy.handle(peer, request, ruled));
             let wanted = home.as_ref().map(|home| home.wanted.notified());
             let mut wanted = pin!(wanted);
             poll_fn(|cx| {
@@ -181,6 +199,38 @@ impl Line<'_> {
         false
     }
 
+    fn judge<'p, S: CounterStore + 'static>(
+        &self,
+        proxy: &'p Proxy<S>,
+        peer: &Peer,
+        head: &RequestHead,
+    ) -> Judged<'p> {
+        let asked = Asked {
+            peer: peer.address,
+            method: head.method.as_str(),
+            path: head.uri.path(),
+            authority: head.uri.authority().map(http::uri::Authority::as_str),
+            headers: &head.fields(),
+        };
+        proxy.judge(&asked, proxy.now())
+    }
+
+    /// Writes a denial of a request without a body. It is sent with those of other requests that are here already.
+    async fn deny(&mut self, answer: &Answer, head: &RequestHead, now: Timestamp) -> bool {
+        let keep = head.keep_alive && !self.drain.has_begun();
+        let wants = if head.scan.asks_head { Wants::Head } else { Wants::All };
+        answer.write(&mut self.out, wants, if keep { After::Keep } else { After::Close }, now);
+        let more = self.source.as_ref().is_some_and(|source| !source.buffer.is_empty());
+        if keep && more && self.out.len() < AHEAD {
+            return true;
+        }
+        let sent = self.flush(Bytes::new()).await;
+        if sent && !keep {
+            self.close().await;
+        }
+        sent && keep
+    }
+
     /// Takes the source back from a request's body that is done with it.
     fn bring_home(&mut self, home: Option<&Home>) {
         if self.source.is_none()
@@ -209,8 +259,10 @@ impl Line<'_> {
     }
 
     async fn next_head(&mut self, fresh: bool) -> Next {
-        let Self { source: Some(source), alarm, settings, drain, .. } = self else { return Next::End };
-        let mut seen = 0;
+        let Self { source: Some(source), write, out, alarm, settings, drain, .. } = self else {
+            return Next::End;
+        };
+        let (mut seen, mut has_waited) = (0, false);
         let mut waiting = source.buffer.is_empty();
         alarm.set(if waiting && !fresh { settings.idle_timeout } else { settings.header_timeout });
         poll_fn(|cx| {
@@ -224,7 +276,7 @@ impl Line<'_> {
                     Ok(Some(end)) => {
                         let head = source.buffer.split_to(end).freeze();
                         return Poll::Ready(match head::request(&head, &settings.head) {
-                            Ok(head) => Next::Head(Box::new(head)),
+                            Ok(head) => Next::Head(head),
                             Err(error) => Next::Refuse(error.status(), error),
                         });
                     }
@@ -237,6 +289,14 @@ impl Line<'_> {
                 if waiting && drain.has_begun() {
                     return Poll::Ready(Next::End);
                 }
+                // Denials that were kept for those behind them.
+                if !out.is_empty() {
+                    match write.poll_write_both(cx, out, &mut Bytes::new()) {
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(_)) => return Poll::Ready(Next::End),
+                        Poll::Pending => return alarm.poll(cx).map(|()| Next::End),
+                    }
+                }
                 if source.buffer.capacity() - source.buffer.len() < 1024 {
                     source.buffer.reserve(4096);
                 }
@@ -246,7 +306,9 @@ impl Line<'_> {
                     Poll::Pending => break,
                 }
             }
-            alarm.poll(cx).map(|()| if waiting { Next::End } else { Next::Slow })
+            let alarm = if has_waited { alarm.poll(cx) } else { alarm.watch(cx) };
+            has_waited = true;
+            alarm.map(|()| if waiting { Next::End } else { Next::Slow })
         })
         .await
     }
