@@ -131,6 +131,27 @@ impl Book {
         &self.parts[(word >> 58) as usize % PARTS]
     }
 
+    /// The terms of a caller that act now.
+    #[inline]
+    fn acting(&self, caller: &str, clock: &dyn Clock) -> Option<Arc<Terms>> {
+        let word = self.hasher.hash(caller).word();
+        let part = self.part(word).read().unwrap_or_else(PoisonError::into_inner);
+        let entry = part.get(&word)?;
+        if entry.from != 0 || entry.until != NEVER {
+            let now = u32::try_from(clock.now().as_secs()).unwrap_or(NEVER);
+            if now < entry.from || now >= entry.until {
+                return None;
+            }
+        }
+        Some(Arc::clone(&entry.terms))
+    }
+
+    /// What is agreed with a caller, against rules that do not act.
+    pub(crate) fn compile(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>> {
+        let said = Arc::clone(&self.acting(caller, clock)?.said);
+        Some(Arc::new(rules.tenant(said.tier.as_deref(), &said.overrides).0))
+    }
+
     /// The terms as others have them already, or new ones.
     fn terms_of(&self, tier: Option<String>, overrides: &[crate::quota::QuotaOverride]) -> Arc<Terms> {
         let overrides = overrides.iter().map(crate::quota::QuotaOverride::to_rule).collect();
@@ -155,19 +176,7 @@ impl Tenants for Book {
         if self.is_empty() {
             return None;
         }
-        let word = self.hasher.hash(caller).word();
-        let terms = {
-            let part = self.part(word).read().unwrap_or_else(PoisonError::into_inner);
-            let entry = part.get(&word)?;
-            if entry.from != 0 || entry.until != NEVER {
-                let now = u32::try_from(clock.now().as_secs()).unwrap_or(NEVER);
-                if now < entry.from || now >= entry.until {
-                    return None;
-                }
-            }
-            Arc::clone(&entry.terms)
-        };
-        Some(terms.against(rules))
+        Some(self.acting(caller, clock)?.against(rules))
     }
 }
 

@@ -5,10 +5,11 @@ use crate::db::{ControlError, Db, on};
 use crate::key::KeyHasher;
 use crate::lag::Lag;
 use crate::migrate::migrate;
+use crate::revision::PublishedRules;
 use crate::tokens::Proven;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tollgate_core::Clock;
 
 /// The database of operators' decisions, and the book that this node decides by.
@@ -29,6 +30,8 @@ pub struct Control {
     /// Whether the book has ever held all there is.
     pub(crate) loaded: AtomicBool,
     pub(crate) lag: Lag,
+    /// The revision of the rules that acts.
+    pub(crate) published: watch::Sender<Option<Arc<PublishedRules>>>,
 }
 
 impl Control {
@@ -53,7 +56,7 @@ impl Control {
             sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
         });
         let hasher = KeyHasher::new(&secret);
-        Ok(Arc::new(Self {
+        let control = Arc::new(Self {
             db,
             book: Arc::new(Book::new(hasher.clone())),
             hasher,
@@ -65,7 +68,11 @@ impl Control {
             importing: Arc::default(),
             loaded: AtomicBool::new(false),
             lag: Lag::default(),
-        }))
+            published: watch::Sender::new(None),
+        });
+        // These decide from the first request on.
+        control.catch_up_rules().await?;
+        Ok(control)
     }
 
     /// What the limiter asks.

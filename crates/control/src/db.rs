@@ -54,6 +54,9 @@ pub enum ControlError {
     /// Somebody else has changed it since the caller looked.
     #[error("it has been changed since you looked: read it again")]
     Changed,
+    /// Who wrote something cannot be the second person who approves of it.
+    #[error("whoever published it cannot approve of it: another person must")]
+    OwnWork,
     /// There is no such thing.
     #[error("there is no {0}")]
     Unknown(&'static str),

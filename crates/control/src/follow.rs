@@ -58,6 +58,9 @@ impl Control {
         })
         .await?;
         let mut seen = self.seen.load(Ordering::Relaxed);
+        if newest != seen {
+            timely(self.catch_up_rules()).await?;
+        }
         let cut_off = self.is_loaded() && asked_at - self.current_at.load(Ordering::Relaxed) > TRUSTED;
         if newest < seen || cut_off {
             tracing::warn!(
@@ -111,7 +114,7 @@ impl Control {
                 Db::Postgres(pool) => self.follow_server(pool, times).await,
             };
             if let Err(error) = failure {
-                tracing::warn!(%error, "quotas act as last known: the database does not answer");
+                tracing::warn!(%error, "quotas and rules act as last known: the database does not answer");
             }
             tokio::time::sleep(times.retry).await;
         }

@@ -1,5 +1,6 @@
-//! What operators decide while traffic flows, kept in SQLite or PostgreSQL: quotas of single callers, who may change them,
-//! and a log of every change. Knows SQL; nothing here is on the way of a request but [`Book`], which is memory alone.
+//! What operators decide while traffic flows, kept in SQLite or PostgreSQL: quotas of single callers, published
+//! rules, who may change them, and a log of every change. Knows SQL; nothing here is on the way of a request but [`Book`],
+//! which is memory alone.
 //!
 //! | file | answers |
 //! |---|---|
@@ -8,6 +9,12 @@
 //! | `change` | a change: one transaction, one revision, one entry of the audit log |
 //! | `quota`, `quotas` | what is agreed with a caller; how it is kept |
 //! | `bulk` | many of them at once |
+//! | `revision`, `published` | a revision of the rules; how all of them are kept |
+//! | [`desk`](Desk) | the rules that act on this node, and how others come in their place |
+//! | `publish` | what must be known of rules before they act |
+//! | [`sample`](Sample), [`rehearsal`](Rehearsal) | the last traffic; what other rules would have done to it |
+//! | [`denials`](Denials), [`guard`](Guardrails) | what new rules do to callers, and going back where it is too much |
+//! | `caller` | who asks, for those who watch |
 //! | `key` | how API keys are kept: as a keyed hash |
 //! | [`book`](Book) | all agreements in memory, for the limiter |
 //! | `follow`, `lag` | how this node learns of changes that others make, and how long that takes |
@@ -18,16 +25,25 @@
 mod audit;
 mod book;
 mod bulk;
+mod caller;
 mod change;
 mod control;
 mod db;
+mod denials;
+mod desk;
 mod follow;
+mod guard;
 mod key;
 mod lag;
 mod migrate;
+mod publish;
+mod published;
 mod purge;
 mod quota;
 mod quotas;
+mod rehearsal;
+mod revision;
+mod sample;
 mod tokens;
 
 pub use audit::{AuditEntry, Verified};
@@ -36,9 +52,16 @@ pub use bulk::{Import, ImportLine, Imported, LineError};
 pub use change::{Actor, Expected};
 pub use control::Control;
 pub use db::{ControlError, Db};
+pub use denials::Denials;
+pub use desk::{Acting, Desk, DeskError, RulesFrom};
 pub use follow::Following;
+pub use guard::Guardrails;
 pub use key::{KeyHash, KeyHasher};
 pub use lag::{LAG_CLASSES, Lag};
+pub use publish::{Change, Proposal, Publication, Refusal, Remark, Report};
 pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem};
 pub use quotas::{Cursor, Page, Wanted};
+pub use rehearsal::{Affected, Rehearsal, rehearse};
+pub use revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus};
+pub use sample::{Sample, Sampled};
 pub use tokens::{Identity, NewToken, Role, Token};

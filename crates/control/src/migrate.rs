@@ -13,7 +13,7 @@ struct Step {
     postgres: &'static str,
 }
 
-const STEPS: [Step; 2] = [
+const STEPS: [Step; 3] = [
     Step {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -24,6 +24,7 @@ const STEPS: [Step; 2] = [
         sqlite: "",
         postgres: include_str!("migrations/0002.postgres.sql"),
     },
+    Step { both: include_str!("migrations/0003.sql"), sqlite: "", postgres: "" },
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";

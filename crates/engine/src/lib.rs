@@ -14,6 +14,7 @@
 //! | `reserve` | charging an estimate now and the truth later |
 //! | `tenants` | what is agreed with single callers |
 //! | `observer` | who watches decisions |
+//! | `rehearse` | deciding a request that stands for many |
 //! | `throttle` | limits that callers bring themselves, apart from the rules |
 //! | `ids` | how a decision gets its name |
 
@@ -28,6 +29,7 @@ mod holding;
 mod ids;
 mod limiter;
 mod observer;
+mod rehearse;
 mod reserve;
 mod tenants;
 mod throttle;
@@ -38,5 +40,6 @@ pub use held::{Ending, GivingBack, Held};
 pub use ids::DecisionId;
 pub use limiter::Limiter;
 pub use observer::Observer;
+pub use rehearse::Stands;
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
 pub use tenants::Tenants;

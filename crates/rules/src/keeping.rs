@@ -29,7 +29,8 @@ const NOBODYS: [&str; 9] = [
 ];
 
 /// Whether values of this key tell who asks.
-pub(crate) fn tells_who(key: &str) -> bool {
+#[must_use]
+pub fn tells_who(key: &str) -> bool {
     !NOBODYS.contains(&key)
 }
 

@@ -9,6 +9,7 @@
 //! | `compile`, `scope`, [`rule`](Rule), [`unit`](Unit) | what a descriptor means in its domain; the names of counters |
 //! | `tree`, `pattern`, `network`, `walk`, [`plan`](Plan) | which rules a request meets |
 //! | `lint`, [`explain`](Explanation) | what will never act; why a rule did or did not match |
+//! | [`diff`](RuleChange) | what other rules would change |
 //! | [`outline`](Outlined) | how the descriptors of a domain stand under each other |
 //! | [`tenant`](Tenant) | what is agreed with one caller in place of the rules' own limits |
 //! | [`ruleset`](Ruleset) | all of it, loaded and read |
@@ -16,6 +17,7 @@
 mod compile;
 mod decode;
 mod diagnostic;
+mod diff;
 mod draft;
 mod explain;
 mod keeping;
@@ -38,7 +40,9 @@ mod unit;
 mod walk;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use diff::RuleChange;
 pub use explain::{Clause, Explained, Explanation, Finding};
+pub use keeping::tells_who;
 pub use outline::Outlined;
 pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
 pub use rule::{

@@ -167,7 +167,7 @@ impl Ruleset {
 
 impl Domain {
     /// The nodes from the first level down to this one.
-    fn path(&self, node: u32) -> Vec<u32> {
+    pub(crate) fn path(&self, node: u32) -> Vec<u32> {
         let mut path = vec![node];
         while let Some(above) =
             path.last().map(|last| self.tree[*last as usize].parent).filter(|above| *above != 0)

@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate_core::{Clock, SystemClock};
-use tollgate_engine::{Limiter, Tenants};
+use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
 
@@ -29,14 +29,14 @@ pub(crate) struct Built {
 }
 
 /// Rules and store that decide together: what every way to run begins with.
-pub(crate) fn limiter(
-    config: &Config,
-    tenants: Option<Arc<dyn Tenants>>,
-) -> anyhow::Result<Arc<Limiter<Store>>> {
-    let sources =
-        if config.rules.is_empty() { vec![sources::sample()] } else { sources::read(&config.rules)? };
-    let rules = Ruleset::load(&sources, &config.rule_options())
-        .map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))?;
+pub(crate) fn limiter(config: &Config, operators: &Operators) -> anyhow::Result<Arc<Limiter<Store>>> {
+    let rules = match &operators.desk {
+        Some(desk) => Arc::clone(&desk.acting().rules),
+        None => {
+            let rules = Ruleset::load(&sources::given(&config.rules)?, &config.rule_options());
+            Arc::new(rules.map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))?)
+        }
+    };
     for warning in rules.warnings() {
         tracing::warn!("{warning}");
     }
@@ -46,7 +46,7 @@ pub(crate) fn limiter(
     let limiter = match &config.store {
         StoreChoice::Memory => {
             let store = Store::Memory(MemoryStore::new(&memory, clock).context("--memory")?);
-            Limiter::new(Arc::new(rules), store, time)
+            Limiter::new(rules, store, time)
         }
         StoreChoice::Redis(redis) => {
             let fallback = MemoryStore::new(&memory, Arc::clone(&time)).context("--memory")?;
@@ -55,11 +55,11 @@ pub(crate) fn limiter(
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
             let store = Store::redis(&RedisStore::connect(redis.clone()), local, leases, clock);
-            Limiter::new(Arc::new(rules), store, time).with_fallback(fallback)
+            Limiter::new(rules, store, time).with_fallback(fallback)
         }
     };
-    let limiter = limiter.with_global_shadow(config.global_shadow);
-    Ok(Arc::new(match tenants {
+    let limiter = operators.watched(limiter.with_global_shadow(config.global_shadow));
+    Ok(Arc::new(match operators.tenants() {
         Some(tenants) => limiter.with_tenants(tenants),
         None => limiter,
     }))
@@ -67,7 +67,7 @@ pub(crate) fn limiter(
 
 pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
     let operators = Operators::open(config).await?;
-    let limiter = limiter(config, operators.tenants())?;
+    let limiter = limiter(config, &operators)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), config));
     let listen = async |address, flag| {
         TcpListener::bind(address)

@@ -1,6 +1,10 @@
 //! The command line. Raw words become typed values here, once.
 
 use crate::logging::LogFlag;
+mod publishing;
+
+pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName};
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,6 +42,8 @@ pub(crate) enum Command {
     Token(TokenFlags),
     /// Look at the log of what operators changed.
     Audit(AuditFlags),
+    /// Publish rules, look at revisions of them, and go back, by way of a running server.
+    Rules(crate::rules::RulesFlags),
     /// What is agreed with single callers: get, set, list, delete, import, export.
     Quota(Box<crate::quota::QuotaFlags>),
 }
@@ -178,6 +184,8 @@ pub(crate) struct ServeFlags {
     /// than on loopback it needs --db and a token.
     #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS|off")]
     pub(crate) admin: Option<Listen>,
+    #[command(flatten)]
+    pub(crate) publishing: PublishingFlags,
     /// Decide all domains by this arithmetic, whatever their files say.
     #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,

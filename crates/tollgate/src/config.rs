@@ -1,11 +1,15 @@
 //! The settings of `serve`: flags over environment over file over defaults, joined once.
 
-use crate::cli::{DAY, LONGEST_DEADLINE, Listen, MOST_FAILURES, ProfileName, ServeFlags, parse_size};
+use crate::cli::{
+    DAY, GuardrailSection, LONGEST_DEADLINE, Listen, MOST_FAILURES, ProfileName, RulesFromName, ServeFlags,
+    parse_size,
+};
 use anyhow::Context;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tollgate_control::{Guardrails, RulesFrom};
 use tollgate_core::Span;
 use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::who::WhoSettings;
@@ -33,6 +37,10 @@ pub(crate) struct Config {
     pub(crate) db: Option<DbAddress>,
     /// Where operators come in. `None`: at the default address; without a database only if that can be had.
     pub(crate) admin: Option<Listen>,
+    /// Where rules come from when some are published.
+    pub(crate) rules_from: RulesFrom,
+    /// When publishing is refused, and when it is undone.
+    pub(crate) guardrails: Guardrails,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
     pub(crate) answers: AnswerSettings,
@@ -84,6 +92,9 @@ struct File {
     resp_password_file: Option<PathBuf>,
     db: Option<String>,
     admin: Option<Listen>,
+    rules_from: Option<RulesFromName>,
+    #[serde(default)]
+    guardrails: GuardrailSection,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
     #[serde(default)]
@@ -127,6 +138,12 @@ impl Config {
             memory: flags.memory.or(memory).unwrap_or(512 << 20),
             grpc: flags.grpc.or(file.grpc).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8081))),
             http: flags.http.or(file.http).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            guardrails: flags.publishing.guardrails(file.guardrails)?,
+            rules_from: flags
+                .publishing
+                .rules_from
+                .or(file.rules_from)
+                .map_or_else(RulesFrom::default, RulesFrom::from),
             profile: flags.profile.or(file.profile),
             global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
             answers: file.answers,

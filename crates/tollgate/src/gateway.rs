@@ -35,7 +35,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
     let operators = Operators::open(&config).await?;
-    let limiter = build::limiter(&config, operators.tenants())?;
+    let limiter = build::limiter(&config, &operators)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), &config));
     let settings =
         GatewayConfig { gateway: section, who: config.who.clone(), answers: config.answers.clone() };
@@ -59,13 +59,15 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
+    let desk = operators.desk.clone();
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let web = http.map(|listener| {
         let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
         let settings = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };
         tokio::spawn(http::serve(listener, Arc::clone(&limiter), asked, settings, drain()))
     });
-    let reloading = tokio::spawn(reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status)));
+    let reloading =
+        tokio::spawn(reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status), desk));
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
     let proxy = tokio::spawn(gateway.serve(drain()));

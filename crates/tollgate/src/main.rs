@@ -13,6 +13,7 @@ mod operators;
 mod quota;
 mod reload;
 mod ruleinfo;
+mod rules;
 mod serve;
 mod sources;
 mod status;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         cli::Command::Test(flags) => test::run(&flags),
         cli::Command::Token(flags) => access::token(&flags),
         cli::Command::Audit(flags) => access::audit(&flags),
+        cli::Command::Rules(flags) => rules::run(&flags),
         cli::Command::Quota(flags) => quota::quota(&flags),
     };
     match outcome {

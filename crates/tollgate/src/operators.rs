@@ -3,7 +3,8 @@
 use crate::build::listen_if_free;
 use crate::cli::Listen;
 use crate::config::Config;
-use crate::status::ServerStatus;
+use crate::sources;
+use crate::status::{Part, ServerStatus};
 use crate::store::{Store, metric};
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tollgate_control::{Control, Following};
+use tollgate_control::{Control, Denials, Desk, Following};
 use tollgate_core::SystemClock;
 use tollgate_engine::{Limiter, Tenants};
 use tollgate_front::admin::{self, Admin, Door, LogLevels, Sessions};
@@ -28,12 +29,16 @@ const BEFORE_TRAFFIC: Duration = Duration::from_secs(5);
 /// Where decisions of operators are kept, if anywhere, and where operators come in, if anywhere.
 pub(crate) struct Operators {
     pub(crate) control: Option<Arc<Control>>,
+    /// Which rules act, where they can be published.
+    pub(crate) desk: Option<Arc<Desk>>,
+    /// How often callers are denied.
+    denials: Arc<Denials>,
     listener: Option<TcpListener>,
 }
 
 /// What runs until it is told to stop.
 pub(crate) struct Running {
-    following: Option<JoinHandle<()>>,
+    following: Vec<JoinHandle<()>>,
     serving: Option<JoinHandle<()>>,
 }
 
@@ -62,7 +67,17 @@ impl Operators {
                 )
             }
         };
-        Ok(Self { control, listener })
+        let desk = control.as_ref().map(|control| {
+            let files = || sources::given(&config.rules);
+            Desk::open(
+                Arc::clone(control),
+                config.rule_options(),
+                config.rules_from,
+                config.guardrails,
+                files,
+            )
+        });
+        Ok(Self { control, desk: desk.transpose()?, denials: Arc::default(), listener })
     }
 
     /// What the limiter asks of agreements with callers.
@@ -70,14 +85,22 @@ impl Operators {
         self.control.as_ref().map(|control| control.book() as _)
     }
 
+    /// Lets those watch who rehearse and guard rules, where any can be published.
+    pub(crate) fn watched(&self, limiter: Limiter<Store>) -> Limiter<Store> {
+        match &self.desk {
+            Some(desk) => limiter.with_observer(desk.sample()).with_observer(Arc::clone(&self.denials) as _),
+            None => limiter,
+        }
+    }
+
     /// What a person who starts the server reads of it.
     pub(crate) fn greeting(&self) -> Option<String> {
         let address = self.listener.as_ref()?.local_addr().ok()?;
         let kept = self.control.as_ref().map_or("", |control| control.kind());
         let about = if kept.is_empty() {
-            "metrics, decisions; --db for quotas".to_owned()
+            "metrics, decisions; --db for rules and quotas".to_owned()
         } else {
-            format!("metrics, decisions, quotas, audit; {kept}")
+            format!("metrics, decisions, rules, quotas, audit; {kept}")
         };
         Some(format!("  admin {address}  ({about})"))
     }
@@ -90,15 +113,26 @@ impl Operators {
         log: Arc<dyn LogLevels>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Running> {
-        let following = self.control.as_ref().map(|control| {
-            status.tell_of(Arc::clone(control));
-            tokio::spawn(Arc::clone(control).follow(Following::default()))
-        });
+        let mut following = Vec::new();
+        if let (Some(control), Some(desk)) = (&self.control, &self.desk) {
+            status.tell_of(Arc::clone(control), Arc::clone(desk));
+            let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
+            desk.tell(move |taken| match taken {
+                Ok(rules) => {
+                    own.replace_rules(rules);
+                    counting.reloaded();
+                }
+                Err(error) => counting.refused(Part::Rules, error),
+            });
+            following.push(tokio::spawn(Arc::clone(control).follow(Following::default())));
+            following.push(tokio::spawn(Arc::clone(desk).follow()));
+            following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
+        }
         let Some(listener) = self.listener else { return Ok(Running { following, serving: None }) };
         let door = Door::at(&listener.local_addr()?);
         let rules = Box::new(move || limiter.rules());
-        let (control, status) = (self.control, Arc::clone(status) as _);
-        let admin = Admin { control, rules, status, log, door, sessions: Sessions::default() };
+        let (control, desk, status) = (self.control, self.desk, Arc::clone(status) as _);
+        let admin = Admin { control, desk, rules, status, log, door, sessions: Sessions::default() };
         let serving = Some(tokio::spawn(admin::serve(listener, admin, drain)));
         Ok(Running { following, serving })
     }
@@ -127,9 +161,7 @@ impl Running {
         if let Some(serving) = self.serving {
             let _ = serving.await;
         }
-        if let Some(following) = self.following {
-            following.abort();
-        }
+        self.following.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -163,7 +195,9 @@ pub(crate) fn details(control: &Control) -> Value {
 }
 
 /// What `/metrics` says of it.
-pub(crate) fn metrics(control: &Control, text: &mut String) {
+pub(crate) fn metrics(control: &Control, desk: &Desk, text: &mut String) {
+    let help = "Published rules that this node has rolled back by itself.";
+    metric(text, "ratelimit_rules_rollbacks_total", "counter", help, desk.rollbacks());
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
     let quotas = u64::try_from(control.book().len()).unwrap_or(u64::MAX);
     metric(

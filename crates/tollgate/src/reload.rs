@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tollgate_control::Desk;
 use tollgate_edge::who::Tokens;
 use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
@@ -29,6 +30,7 @@ pub(crate) async fn watch(
     mut seen: Glimpse,
     limiter: Arc<Limiter<Store>>,
     status: Arc<ServerStatus>,
+    desk: Option<Arc<Desk>>,
 ) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     let (tell, mut told) = mpsc::channel(1);
@@ -48,32 +50,48 @@ pub(crate) async fn watch(
             continue;
         }
         seen = now;
-        let (config, limiter, status) = (config.clone(), Arc::clone(&limiter), Arc::clone(&status));
-        let _ = tokio::task::spawn_blocking(move || reload(&config, &limiter, &status)).await;
+        let (config, limiter, status, desk) =
+            (config.clone(), Arc::clone(&limiter), Arc::clone(&status), desk.clone());
+        let reloading = move || reload(&config, &limiter, &status, desk.as_deref());
+        let _ = tokio::task::spawn_blocking(reloading).await;
     }
 }
 
 /// Loads the files and, if they are good and say something new, puts their rules in force.
-fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus) {
+fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus, desk: Option<&Desk>) {
     if config.rules.is_empty() {
         return;
     }
+    if let Some(rev) = desk.and_then(|desk| desk.acting().rev()) {
+        tracing::warn!(
+            rev,
+            "rule files have changed, but published rules act: publish them, or --rules-from files"
+        );
+        return;
+    }
     let loaded = sources::read(&config.rules).map_err(|error| format!("{error:#}")).and_then(|sources| {
-        Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())
+        let rules = Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())?;
+        Ok((sources, Arc::new(rules)))
     });
     match loaded {
         Err(error) => {
             tracing::error!("the changed rules cannot be used; the last good ones stay\n{error}");
             status.refused(Part::Rules, error);
         }
-        Ok(rules) if rules.revision() == limiter.rules().revision() => status.accepted(Part::Rules),
-        Ok(rules) => {
+        Ok((_, rules)) if rules.revision() == limiter.rules().revision() => status.accepted(Part::Rules),
+        Ok((sources, rules)) => {
             for warning in rules.warnings() {
                 tracing::warn!("{warning}");
             }
             tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "new rules act");
-            limiter.replace_rules(Arc::new(rules));
-            status.reloaded();
+            match desk {
+                // It tells the limiter, unless published rules have come in between.
+                Some(desk) => drop(desk.take_files(&sources, rules)),
+                None => {
+                    limiter.replace_rules(rules);
+                    status.reloaded();
+                }
+            }
         }
     }
 }

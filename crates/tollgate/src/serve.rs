@@ -61,8 +61,9 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
+    let desk = operators.desk.clone();
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
-    let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status));
+    let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status), desk);
     let reloading = tokio::spawn(reloading);
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));

@@ -9,7 +9,7 @@ use tollgate_rules::Source;
 pub(crate) const SAMPLE: &str = include_str!("sample.yaml");
 
 /// The sample as a source.
-pub(crate) fn sample() -> Source {
+fn sample() -> Source {
     Source { name: "sample rules".to_owned(), text: SAMPLE.to_owned() }
 }
 
@@ -56,6 +56,11 @@ pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
         Ok(Source { name: file.display().to_string(), text })
     };
     files(paths)?.into_iter().map(read).collect()
+}
+
+/// What stands in these paths; the sample, where none are given.
+pub(crate) fn given(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
+    if paths.is_empty() { Ok(vec![sample()]) } else { read(paths) }
 }
 
 /// What a look at the files shows without reading them: enough to see that something has changed.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tollgate_control::Control;
+use tollgate_control::{Acting, Control, Desk};
 use tollgate_engine::Limiter;
 use tollgate_front::Status;
 
@@ -22,7 +22,7 @@ pub(crate) struct ServerStatus {
     /// Figures of whatever else runs in the process.
     more: std::sync::OnceLock<Figures>,
     /// What operators decide, where that is kept.
-    control: std::sync::OnceLock<Arc<Control>>,
+    control: std::sync::OnceLock<(Arc<Control>, Arc<Desk>)>,
 }
 
 /// What can be changed while the process runs, each on its own.
@@ -57,8 +57,8 @@ impl ServerStatus {
     }
 
     /// Tells of what operators decide, too.
-    pub(crate) fn tell_of(&self, control: Arc<Control>) {
-        let _ = self.control.set(control);
+    pub(crate) fn tell_of(&self, control: Arc<Control>, desk: Arc<Desk>) {
+        let _ = self.control.set((control, desk));
     }
 
     pub(crate) fn drain(&self) {
@@ -91,12 +91,13 @@ impl ServerStatus {
 
 impl Status for ServerStatus {
     fn is_ready(&self) -> bool {
-        let known = self.control.get().is_none_or(|control| control.is_loaded());
+        let known = self.control.get().is_none_or(|(control, _)| control.is_loaded());
         known && !self.draining.load(Ordering::Relaxed)
     }
 
     fn details(&self) -> Value {
         let rules = self.limiter.rules();
+        let acting = self.control.get().map(|(_, desk)| desk.acting());
         let refused = self.all_refused().clone();
         json!({
             "draining": self.draining.load(Ordering::Relaxed),
@@ -105,12 +106,14 @@ impl Status for ServerStatus {
                 "domains": rules.domains().map(tollgate_rules::Domain::name).collect::<Vec<_>>(),
                 "count": rules.rules().len(),
                 "paths": self.paths,
+                "source": acting.as_deref().map_or("files", Acting::source),
+                "rev": acting.as_deref().and_then(Acting::rev),
                 "error": refused.get(&Part::Rules),
             },
             "keys": {"error": refused.get(&Part::Keys)},
             "settings": {"error": refused.get(&Part::Settings)},
             "store": self.limiter.store().details(),
-            "control": self.control.get().map(|control| operators::details(control)),
+            "control": self.control.get().map(|(control, _)| operators::details(control)),
         })
     }
 
@@ -146,8 +149,8 @@ impl Status for ServerStatus {
             "Rule changes that were refused.",
             refusals,
         );
-        if let Some(control) = self.control.get() {
-            operators::metrics(control, &mut text);
+        if let Some((control, desk)) = self.control.get() {
+            operators::metrics(control, desk, &mut text);
         }
         if let Some(more) = self.more.get() {
             more(&mut text);

@@ -8,6 +8,7 @@ mod acting;
 mod bulk;
 mod nodes;
 mod quotas;
+mod revisions;
 
 use databases::{Place, Postgres};
 use std::future::Future;
@@ -40,6 +41,9 @@ fn cases() -> Vec<(&'static str, Case)> {
         nodes::nodes_that_start_at_once_make_the_tables_once,
         nodes::two_nodes_converge,
         nodes::writers_at_once_lose_nothing,
+        revisions::every_revision_is_kept_and_one_acts,
+        revisions::of_many_who_go_back_one_does,
+        revisions::approval_needs_another_person,
         acting::overrides_win_over_tiers_and_tiers_over_rules,
         acting::times_act_without_a_write,
         acting::a_changed_number_keeps_what_was_used,

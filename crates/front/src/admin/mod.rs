@@ -5,6 +5,7 @@
 //! | `POST /admin/v1/quotas/import`, `GET /admin/v1/quotas/export` | `bulk` | operator; viewer | many of them, one a line |
 //! | `GET /admin/v1/quotas[?tier=&prefix=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
 //! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}` | `quotas` | viewer; operator | with one of them |
+//! | `/admin/v1/rules…` | `rules` | viewer; operator | what acts, what was published; publish, approve, go back |
 //! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
 //! | `GET /admin/v1/audit/export[?after=]` | `audit` | admin | all of it in order, one a line |
 //! | `GET`, `PUT /admin/v1/log` | `log` | viewer; operator | which messages are written |
@@ -26,6 +27,7 @@ mod process;
 mod query;
 mod quotas;
 mod routes;
+mod rules;
 mod session;
 mod sessions;
 mod tree;
@@ -49,13 +51,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tollgate_control::{Control, ControlError};
+use tollgate_control::{Control, ControlError, Desk};
 use tollgate_rules::Ruleset;
 
 /// What every handler needs.
 pub struct Admin {
     /// Where decisions of operators are kept, if anywhere; handlers ask by [`Admin::control`].
     pub control: Option<Arc<Control>>,
+    /// Which rules act, and how others come in their place; handlers ask by [`Admin::desk`].
+    pub desk: Option<Arc<Desk>>,
     /// The rules that act now, for checking what is sent against.
     pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
     /// The state of the process.
@@ -69,6 +73,12 @@ pub struct Admin {
 }
 
 impl Admin {
+    /// Which rules act, and how others come in their place; else what to do to have that.
+    pub(crate) fn desk(&self) -> Result<&Arc<Desk>, Problem> {
+        self.control()?;
+        self.desk.as_ref().ok_or_else(|| Problem::bad("no rules can be published here"))
+    }
+
     /// Where decisions of operators are kept; else what to do to have them kept.
     pub(crate) fn control(&self) -> Result<&Arc<Control>, Problem> {
         self.control.as_ref().ok_or_else(|| {
@@ -100,6 +110,7 @@ pub async fn serve(listener: TcpListener, admin: Admin, drain: impl Future<Outpu
 const ROUTES: &[&[Route]] = &[
     session::ROUTES,
     tree::ROUTES,
+    rules::ROUTES,
     bulk::ROUTES,
     quotas::ROUTES,
     audit::ROUTES,

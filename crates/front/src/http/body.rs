@@ -18,12 +18,17 @@ const SLOWEST: Duration = Duration::from_secs(10);
 /// answer with it, and the caller would never learn what was wrong.
 const DISCARDED: usize = 1024 * 1024;
 
-pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
-    match tokio::time::timeout(SLOWEST, gather(&mut body)).await {
+pub(crate) async fn read(body: Incoming) -> Result<Bytes, Problem> {
+    read_within(body, LARGEST).await
+}
+
+/// The same where more, or less, is let in.
+pub(crate) async fn read_within(mut body: Incoming, largest: usize) -> Result<Bytes, Problem> {
+    match tokio::time::timeout(SLOWEST, gather(&mut body, largest)).await {
         Ok(Ok(Some(whole))) => Ok(whole),
         Ok(Ok(None)) => {
             discard(body).await;
-            let detail = format!("a body has at most {LARGEST} bytes");
+            let detail = format!("a body has at most {largest} bytes");
             Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail))
         }
         Ok(Err(error)) => Err(Problem::bad(format!("the body could not be read: {error}"))),
@@ -35,14 +40,14 @@ pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
 }
 
 /// All of a body, or nothing if it is too large. Nearly every one comes in one piece, which is handed on as it is.
-async fn gather(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+async fn gather(body: &mut Incoming, largest: usize) -> Result<Option<Bytes>, hyper::Error> {
     let mut whole = Bytes::new();
     let mut pieces = BytesMut::new();
     while !body.is_end_stream()
         && let Some(frame) = body.frame().await
     {
         let Ok(data) = frame?.into_data() else { continue };
-        if whole.len() + pieces.len() + data.len() > LARGEST {
+        if whole.len() + pieces.len() + data.len() > largest {
             return Ok(None);
         }
         if whole.is_empty() && pieces.is_empty() {

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `server` | a running `tollgate serve`, and commands that end by themselves |
+//! | `admin` | one with a database, and its admin address |
 //! | `foreign` | programs that nobody here wrote: gRPC's own client, redis-py, Envoy |
 //! | `proxy` | those that stand in front of a service: nginx, Caddy, HAProxy, Traefik |
 //! | `service` | the service behind them |
@@ -15,6 +16,7 @@
 //! | `wait` | waiting for what can be observed |
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
+mod admin;
 mod folder;
 mod foreign;
 mod gateway;
@@ -27,6 +29,7 @@ mod upstreams;
 mod wait;
 mod web;
 
+pub(crate) use admin::Node;
 pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client};
 pub(crate) use gateway::{Gateway, certificate, foreign, plain};

@@ -1,0 +1,326 @@
+//! The last traffic of this node, as much of it as fits: what published rules are rehearsed on.
+//!
+//! Callers are chosen, not requests: of a caller who is in the sample every request is, so that a limit with a counter for
+//! each caller meets the rates that it met in truth. (One request in a thousand, each for a thousand, would charge a
+//! thousand units to callers who asked once.) A caller is chosen by a hash of its name, so all threads agree without asking
+//! each other; when there is too much, half of the callers go, and each that stays stands for twice as many. Two corrections:
+//! a caller with very many requests is thinned, each that is kept standing for several of its own; and callers who make a
+//! large part of the traffic are always in, since a sample without them would say nothing about it.
+//!
+//! A request that is not kept costs a hash, three loads and a countdown: no lock, no allocation.
+
+use crate::caller;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tollgate_core::{Clock, Cost, Timestamp};
+use tollgate_engine::{Check, Decision, Observer, Request};
+use tollgate_rules::{Descriptor, Unit};
+
+/// A slice of time, in microseconds; each is bounded on its own, so that a rush does not push out what was before.
+const SLICE: u64 = 10_000_000;
+/// Slices that are remembered: five minutes.
+const SLICES: usize = 30;
+/// Requests of a slice.
+const MOST: usize = 2_048;
+/// Bytes of a slice.
+const MOST_BYTES: usize = 512 << 10;
+/// Bytes of a request; longer ones are not kept.
+const LONGEST: usize = 2 << 10;
+/// Requests of one caller in a slice, before it is thinned.
+const OF_ONE: u32 = 64;
+/// Places for thinning; callers who share one are thinned together.
+const PLACES: usize = 1_024;
+/// One request in so many is looked at for who makes most of the traffic.
+const GLANCE: u32 = 64;
+/// So many of these looks are remembered, and so many of them make a caller one of the large ones.
+const LOOKS: usize = 256;
+const LARGE: usize = 8;
+/// The mark of a place that a large caller has.
+const MARK: u32 = 1 << 31;
+
+/// A request that was kept.
+#[derive(Clone, Debug)]
+pub struct Sampled {
+    /// When.
+    pub at: Timestamp,
+    /// Whose.
+    pub caller: u64,
+    /// How many of its caller's own requests it stands for.
+    pub own: u64,
+    /// How many callers its caller stands for.
+    pub callers: u64,
+    domain: Box<str>,
+    form: Form,
+    cost: Cost,
+    bytes: usize,
+}
+
+type Entries = Box<[(Box<str>, Box<str>)]>;
+
+#[derive(Clone, Debug)]
+enum Form {
+    Attributes(Entries),
+    Descriptors(Vec<(Entries, Option<Cost>, Option<(u32, Unit)>)>),
+}
+
+impl Sampled {
+    fn new(check: &Check<'_>, at: Timestamp, caller: u64, own: u64) -> Option<Self> {
+        let mut bytes = size_of::<Self>() + check.domain.len();
+        let mut entries = |all: &[(&str, &str)]| -> Entries {
+            bytes += all.iter().map(|(key, value)| key.len() + value.len() + 32).sum::<usize>();
+            all.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+        };
+        let form = match check.request {
+            Request::Attributes(all) => Form::Attributes(entries(all)),
+            Request::Descriptors(all) => {
+                Form::Descriptors(all.iter().map(|one| (entries(one.entries), one.hits, one.limit)).collect())
+            }
+        };
+        let (domain, cost) = (check.domain.into(), check.cost);
+        (bytes <= LONGEST).then_some(Self { at, caller, own, callers: 1, domain, form, cost, bytes })
+    }
+
+    /// Asks it again.
+    pub fn with<T>(&self, ask: impl FnOnce(&Check<'_>) -> T) -> T {
+        fn of(entries: &Entries) -> Vec<(&str, &str)> {
+            entries.iter().map(|(key, value)| (&**key, &**value)).collect()
+        }
+        match &self.form {
+            Form::Attributes(entries) => {
+                let entries = of(entries);
+                ask(&Check::attributes(&self.domain, &entries).costing(self.cost))
+            }
+            Form::Descriptors(all) => {
+                let entries: Vec<_> = all.iter().map(|(entries, ..)| of(entries)).collect();
+                let all = entries.iter().zip(all);
+                let all: Vec<_> = all
+                    .map(|(entries, (_, hits, limit))| Descriptor { entries, hits: *hits, limit: *limit })
+                    .collect();
+                ask(&Check::descriptors(&self.domain, &all).costing(self.cost))
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Slice {
+    number: u64,
+    requests: Vec<Sampled>,
+    bytes: usize,
+    of_place: Vec<u32>,
+}
+
+/// The last traffic of this node.
+pub struct Sample {
+    clock: Arc<dyn Clock>,
+    hasher: foldhash::fast::RandomState,
+    /// Callers are in whose number has none of these bits.
+    mask: AtomicU64,
+    /// By place: one request in how many is kept; marked where a large caller is.
+    thin: Box<[AtomicU32]>,
+    large: [AtomicU64; 16],
+    looks: Box<[AtomicU64]>,
+    next_look: AtomicUsize,
+    slices: Mutex<VecDeque<Slice>>,
+}
+
+thread_local! {
+    static COUNTDOWN: Cell<u32> = const { Cell::new(0) };
+    static DICE: Cell<u64> = const { Cell::new(0x9e37_79b9_7f4a_7c15) };
+}
+
+/// Whether one in so many.
+fn lucky(many: u32) -> bool {
+    DICE.with(|dice| {
+        let mut word = dice.get();
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        dice.set(word);
+        ((word >> 32) * u64::from(many)) >> 32 == 0
+    })
+}
+
+impl Sample {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            clock,
+            hasher: foldhash::fast::RandomState::default(),
+            mask: AtomicU64::new(0),
+            thin: (0..PLACES).map(|_| AtomicU32::new(1)).collect(),
+            large: [const { AtomicU64::new(0) }; 16],
+            looks: (0..LOOKS).map(|_| AtomicU64::new(0)).collect(),
+            next_look: AtomicUsize::new(0),
+            slices: Mutex::default(),
+        }
+    }
+
+    /// What is remembered, in the order of time.
+    #[must_use]
+    pub fn requests(&self) -> Vec<Sampled> {
+        let oldest = (self.clock.now().as_micros() / SLICE).saturating_sub(SLICES as u64);
+        let slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = slices.iter().filter(|slice| slice.number >= oldest);
+        let mut all: Vec<_> = recent.flat_map(|slice| &slice.requests).cloned().collect();
+        drop(slices);
+        all.sort_by_key(|one| one.at);
+        all
+    }
+
+    fn is_in(caller: u64, mask: u64) -> bool {
+        (caller >> 20) & mask == 0
+    }
+
+    fn is_large(&self, caller: u64) -> bool {
+        self.large.iter().any(|large| large.load(Ordering::Relaxed) == caller)
+    }
+
+    /// Remembers who asked; now and then, finds out who asks most.
+    #[cold]
+    fn look(&self, caller: u64) {
+        let at = self.next_look.fetch_add(1, Ordering::Relaxed) % LOOKS;
+        self.looks[at].store(caller, Ordering::Relaxed);
+        if at != LOOKS - 1 {
+            return;
+        }
+        let mut seen: Vec<u64> = self.looks.iter().map(|look| look.load(Ordering::Relaxed)).collect();
+        seen.sort_unstable();
+        let mut large: Vec<(usize, u64)> = seen
+            .chunk_by(|a, b| a == b)
+            .filter(|same| same.len() >= LARGE && same[0] != 0)
+            .map(|same| (same.len(), same[0]))
+            .collect();
+        large.sort_unstable_by(|a, b| b.cmp(a));
+        for place in &self.thin {
+            place.fetch_and(!MARK, Ordering::Relaxed);
+        }
+        for (at, slot) in self.large.iter().enumerate() {
+            let caller = large.get(at).map_or(0, |(_, caller)| *caller);
+            slot.store(caller, Ordering::Relaxed);
+            if caller != 0 {
+                self.thin[caller as usize % PLACES].fetch_or(MARK, Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[cold]
+    fn keep(&self, check: &Check<'_>, caller: u64, own: u32) {
+        let at = self.clock.now();
+        let Some(mut kept) = Sampled::new(check, at, caller, own.into()) else { return };
+        let number = at.as_micros() / SLICE;
+        let mut slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        if slices.back().is_none_or(|last| last.number < number) {
+            self.relax();
+            slices.push_back(Slice { number, of_place: vec![0; PLACES], ..Slice::default() });
+            while slices.len() > SLICES {
+                slices.pop_front();
+            }
+        }
+        let Some(slice) = slices.back_mut() else { return };
+        let mask = self.mask.load(Ordering::Relaxed);
+        if !self.is_large(caller) {
+            if !Self::is_in(caller, mask) {
+                return;
+            }
+            kept.callers = mask + 1;
+        }
+        let place = caller as usize % PLACES;
+        slice.bytes += kept.bytes;
+        slice.requests.push(kept);
+        slice.of_place[place] += 1;
+        if slice.of_place[place] > OF_ONE {
+            self.thin_out(slice, place);
+        }
+        if slice.requests.len() > MOST || slice.bytes > MOST_BYTES {
+            self.narrow(slice, mask << 1 | 1);
+        }
+    }
+
+    /// A new slice may hold more than the last one could.
+    fn relax(&self) {
+        self.mask.store(self.mask.load(Ordering::Relaxed) >> 1, Ordering::Relaxed);
+        for place in &self.thin {
+            let word = place.load(Ordering::Relaxed);
+            place.store(word & MARK | ((word & !MARK) / 2).max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Keeps half of the requests of one place, each for twice as many.
+    fn thin_out(&self, slice: &mut Slice, place: usize) {
+        let word = self.thin[place].load(Ordering::Relaxed);
+        let doubled = (word & !MARK).saturating_mul(2).min(1 << 30);
+        self.thin[place].store(word & MARK | doubled, Ordering::Relaxed);
+        slice.requests.retain_mut(|one| {
+            if one.caller as usize % PLACES != place {
+                return true;
+            }
+            one.own *= 2;
+            lucky(2)
+        });
+        Self::recount(slice);
+    }
+
+    /// Keeps half of the callers, each for twice as many; where all that is left are large ones, half of the requests.
+    fn narrow(&self, slice: &mut Slice, mask: u64) {
+        self.mask.store(mask, Ordering::Relaxed);
+        slice.requests.retain_mut(|one| {
+            if self.is_large(one.caller) {
+                return true;
+            }
+            one.callers = one.callers.max(mask + 1);
+            Self::is_in(one.caller, mask)
+        });
+        Self::recount(slice);
+        if slice.requests.len() > MOST || slice.bytes > MOST_BYTES {
+            slice.requests.retain_mut(|one| {
+                one.own *= 2;
+                lucky(2)
+            });
+            Self::recount(slice);
+        }
+    }
+
+    fn recount(slice: &mut Slice) {
+        slice.bytes = slice.requests.iter().map(|one| one.bytes).sum();
+        slice.of_place.fill(0);
+        for one in &slice.requests {
+            slice.of_place[one.caller as usize % PLACES] += 1;
+        }
+    }
+}
+
+impl Observer for Sample {
+    #[inline]
+    fn decided(&self, check: &Check<'_>, _: &Decision) {
+        let Some(caller) = caller::number(&self.hasher, check) else { return };
+        let left = COUNTDOWN.get();
+        if left == 0 {
+            COUNTDOWN.set(GLANCE);
+            self.look(caller);
+        } else {
+            COUNTDOWN.set(left - 1);
+        }
+        let word = self.thin[caller as usize % PLACES].load(Ordering::Relaxed);
+        let within = Self::is_in(caller, self.mask.load(Ordering::Relaxed));
+        if !within && (word & MARK == 0 || !self.is_large(caller)) {
+            return;
+        }
+        let many = word & !MARK;
+        if many == 1 || lucky(many) {
+            self.keep(check, caller, many);
+        }
+    }
+}
+
+impl std::fmt::Debug for Sample {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sample").field("mask", &self.mask.load(Ordering::Relaxed)).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+//! A sample that is not like the traffic makes every rehearsal wrong.
+
+use super::*;
+use tollgate_core::ManualClock;
+use tollgate_engine::Limiter;
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+struct Rig {
+    clock: Arc<ManualClock>,
+    sample: Arc<Sample>,
+    limiter: Limiter<MemoryStore<Arc<ManualClock>>>,
+}
+
+fn rig() -> Rig {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let text = "{domain: d, descriptors: [{key: api_key, limit: 3/minute}]}";
+    let rules = Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules");
+    let sample = Arc::new(Sample::new(Arc::clone(&clock) as _));
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
+    let limiter = limiter.with_observer(Arc::clone(&sample) as _);
+    Rig { clock, sample, limiter }
+}
+
+impl Rig {
+    fn ask(&self, key: &str) {
+        let attributes = [("path", "/"), ("api_key", key)];
+        self.limiter.check_now(&Check::attributes("d", &attributes)).expect("memory need not be waited for");
+    }
+
+    fn weight(&self) -> u64 {
+        self.sample.requests().iter().map(|one| one.own * one.callers).sum()
+    }
+}
+
+#[test]
+fn little_traffic_is_kept_whole() {
+    let rig = rig();
+    for i in 0..500 {
+        rig.clock.set(Timestamp::from_micros(1_000_000_000_000 + i * 1_000));
+        rig.ask(&format!("key-{}", i % 50));
+    }
+    let kept = rig.sample.requests();
+    assert_eq!(kept.len(), 500);
+    assert!(kept.iter().all(|one| one.own == 1 && one.callers == 1));
+    assert!(kept.is_sorted_by_key(|one| one.at));
+    kept[7].with(|check| {
+        let Request::Attributes(attributes) = check.request else { panic!("attributes were asked about") };
+        assert_eq!((check.domain, attributes), ("d", &[("path", "/"), ("api_key", "key-7")][..]));
+    });
+    // After five minutes it is forgotten.
+    rig.clock.set(Timestamp::from_secs(1_000_000 + 400));
+    assert_eq!(rig.sample.requests().len(), 0);
+}
+
+#[test]
+fn much_traffic_is_bounded_and_weighed() {
+    let rig = rig();
+    // Twenty thousand callers of three requests, one of sixty thousand.
+    let (callers, each) = (20_000, 3);
+    for i in 0..callers * each {
+        rig.clock.set(Timestamp::from_micros(1_000_000_000_000 + i * 100));
+        rig.ask(&format!("key-{}", i % callers));
+        rig.ask("large");
+    }
+    let kept = rig.sample.requests();
+    assert!(kept.len() <= MOST, "{}", kept.len());
+    let truth = 2 * callers * each;
+    let weight = rig.weight();
+    assert!((truth / 2..truth * 2).contains(&weight), "{weight} for {truth}");
+    let large = rig.sample.hasher.clone();
+    let large = {
+        let attributes = [("api_key", "large")];
+        caller::number(&large, &Check::attributes("d", &attributes)).expect("a caller")
+    };
+    let of_large: u64 = kept.iter().filter(|one| one.caller == large).map(|one| one.own * one.callers).sum();
+    assert!(of_large > truth / 4, "the one who makes half of the traffic: {of_large} of {truth}");
+    // Of a small caller who is in, all requests are.
+    let mut of_small = std::collections::HashMap::<u64, u64>::new();
+    for one in kept.iter().filter(|one| one.caller != large && one.at.as_secs() < 1_000_010) {
+        *of_small.entry(one.caller).or_default() += one.own;
+    }
+    assert!(of_small.len() > 50, "{}", of_small.len());
+    assert!(of_small.values().filter(|kept| **kept == each).count() * 2 > of_small.len(), "{of_small:?}");
+}

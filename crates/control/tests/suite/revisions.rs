@@ -1,0 +1,103 @@
+//! Rules as revisions: none is lost, one acts, and who was not looking does not overwrite.
+
+use crate::{open, somebody};
+use std::sync::Arc;
+use tollgate_control::{Actor, Control, ControlError, RuleDraft, RuleFile, RuleStatus};
+
+fn files(count: u64) -> Vec<RuleFile> {
+    let text = format!("{{domain: d, descriptors: [{{key: api_key, limit: {count}/hour}}]}}");
+    vec![RuleFile { name: "d.yaml".to_owned(), text }]
+}
+
+fn draft(count: u64, base_rev: Option<i64>) -> RuleDraft {
+    RuleDraft {
+        files: files(count),
+        hash: format!("hash of {count}"),
+        reason: format!("{count} it is"),
+        base_rev,
+        first: Some((files(0), "hash of the files".to_owned())),
+        needs_approval: false,
+    }
+}
+
+async fn statuses(node: &Control) -> Vec<(i64, RuleStatus)> {
+    let all = node.rule_revisions(None, 100).await.expect("an answer");
+    all.into_iter().map(|one| (one.rev, one.status)).collect()
+}
+
+pub(crate) async fn every_revision_is_kept_and_one_acts(address: String) {
+    use RuleStatus::{Active, RolledBack, Superseded};
+    let (one, _) = open(&address).await;
+    let (two, _) = open(&address).await;
+    assert_eq!(one.published(), None);
+    // The first keeps what acted before it.
+    assert_eq!(one.publish_rules(draft(5, None), &somebody()).await.expect("published"), 2);
+    assert_eq!(one.publish_rules(draft(7, Some(2)), &somebody()).await.expect("published"), 3);
+    assert_eq!(statuses(&one).await, [(3, Active), (2, Superseded), (1, Superseded)]);
+    let late = two.publish_rules(draft(9, Some(2)), &somebody()).await;
+    assert!(matches!(late, Err(ControlError::Changed)), "{late:?}");
+    two.catch_up().await.expect("an answer");
+    let known = two.published().expect("what the other has published");
+    assert_eq!((known.revision.rev, &known.files), (3, &files(7)));
+    assert_eq!((known.revision.author.as_str(), known.revision.reason.as_str()), ("ada", "7 it is"));
+
+    let back = two.roll_back_rules(1, None, "it was better", &somebody()).await.expect("a way back");
+    assert_eq!(two.published().expect("it").files, files(0));
+    assert_eq!(statuses(&two).await[..2], [(back, Active), (3, RolledBack)]);
+    let taken = two.rule_revision(3).await.expect("an answer").expect("still there");
+    assert_eq!(taken.revision.rolled_back_because.as_deref(), Some("it was better"));
+    assert_eq!(taken.files, files(7));
+    let gone = two.roll_back_rules(99, None, "typo", &somebody()).await;
+    assert!(matches!(gone, Err(ControlError::Unknown(_))), "{gone:?}");
+    // A node that starts later knows it.
+    assert_eq!(open(&address).await.0.published().map(|known| known.revision.rev), Some(back));
+    let whole = one.verify_audit().await.expect("an answer");
+    assert!(matches!(whole, tollgate_control::Verified::Whole { entries: 3, .. }), "{whole:?}");
+}
+
+/// Several nodes see the same trouble: one goes back, and the others do not go back once more.
+pub(crate) async fn of_many_who_go_back_one_does(address: String) {
+    let mut nodes = Vec::new();
+    for _ in 0..4 {
+        nodes.push(open(&address).await.0);
+    }
+    nodes[0].publish_rules(draft(5, None), &somebody()).await.expect("published");
+    nodes[0].publish_rules(draft(7, Some(2)), &somebody()).await.expect("published");
+    let going: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let node = Arc::clone(node);
+            tokio::spawn(
+                async move { node.roll_back_rules(2, Some(3), "trouble", &somebody()).await.is_ok() },
+            )
+        })
+        .collect();
+    let mut done = 0;
+    for one in going {
+        done += usize::from(one.await.expect("a node"));
+    }
+    assert_eq!((done, statuses(&nodes[0]).await[0]), (1, (4, RuleStatus::Active)));
+}
+
+pub(crate) async fn approval_needs_another_person(address: String) {
+    use RuleStatus::{Active, PendingApproval, Rejected, Superseded};
+    let (node, _) = open(&address).await;
+    let waiting = |count, base| RuleDraft { needs_approval: true, ..draft(count, base) };
+    let rev = node.publish_rules(waiting(5, None), &somebody()).await.expect("published");
+    assert_eq!((rev, node.published()), (2, None), "it waits, and the files go on acting");
+    let own = node.approve_rules(rev, &somebody()).await;
+    assert!(matches!(own, Err(ControlError::OwnWork)), "{own:?}");
+    let other = Actor { name: "bob".to_owned(), origin: "::1".to_owned() };
+    node.approve_rules(rev, &other).await.expect("approved");
+    let acts = node.published().expect("it acts").revision.clone();
+    assert_eq!((acts.rev, acts.approved_by.as_deref(), acts.base_rev), (2, Some("bob"), Some(1)));
+    let twice = node.approve_rules(rev, &other).await;
+    assert!(matches!(twice, Err(ControlError::Unknown(_))), "{twice:?}");
+
+    // What has been overtaken is not let in afterwards.
+    let late = node.publish_rules(waiting(6, Some(2)), &somebody()).await.expect("published");
+    assert_eq!(statuses(&node).await[0], (late, PendingApproval));
+    node.publish_rules(draft(7, Some(2)), &somebody()).await.expect("published");
+    assert_eq!(statuses(&node).await[..3], [(4, Active), (3, Rejected), (2, Superseded)]);
+    assert!(node.approve_rules(late, &other).await.is_err());
+}

@@ -1,0 +1,164 @@
+//! What other rules would change, rule by rule. A rule is known again by its domain and its path, so a changed number or a
+//! new name is a change of the rule, and a moved one is another.
+
+use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, SoftAction};
+use crate::ruleset::{Domain, Ruleset};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use tollgate_core::Mode;
+
+/// What becomes of one rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleChange {
+    /// Its domain and path, as in `api: api_key/endpoint=POST /orders`.
+    pub rule: String,
+    /// What it says; nothing, where it is new.
+    pub before: Option<String>,
+    /// What it will say; nothing, where it is gone.
+    pub after: Option<String>,
+}
+
+impl Ruleset {
+    /// What putting `after` in the place of these rules would change, in the order of the rules' names.
+    #[must_use]
+    pub fn diff(&self, after: &Self) -> Vec<RuleChange> {
+        let (mut before, mut after) = (self.described(), after.described());
+        before.retain(|rule, said| {
+            let same = after.get(rule) == Some(said);
+            if same {
+                after.remove(rule);
+            }
+            !same
+        });
+        let mut names: Vec<String> = before.keys().chain(after.keys()).cloned().collect();
+        names.sort();
+        names.dedup();
+        let change = |rule: String| {
+            let (before, after) = (before.remove(&rule), after.remove(&rule));
+            RuleChange { rule, before, after }
+        };
+        names.into_iter().map(change).collect()
+    }
+
+    fn described(&self) -> BTreeMap<String, String> {
+        let mut all = BTreeMap::new();
+        for domain in self.domains() {
+            for (node, id) in domain.tree.iter().enumerate().filter_map(|(i, node)| Some((i, node.rule?))) {
+                let words: Vec<String> = u32::try_from(node)
+                    .map(|node| domain.path(node))
+                    .unwrap_or_default()
+                    .iter()
+                    .map(|node| domain.tree[*node as usize].element.to_string())
+                    .collect();
+                let name = format!("{}: {}", domain.name, words.join("/"));
+                all.insert(name, describe(domain, &domain.rules[id as usize]));
+            }
+        }
+        all
+    }
+}
+
+/// All that a rule says, in one line; what is as usual is left out.
+fn describe(domain: &Domain, rule: &Rule) -> String {
+    let mut text = match (rule.unlimited, rule.limits.limits.is_empty()) {
+        (true, _) => "unlimited".to_owned(),
+        (false, true) => "no limit".to_owned(),
+        (false, false) => limits(&rule.limits),
+    };
+    for (tier, set) in &rule.tiers {
+        let _ = write!(text, "; tier {tier}: {}", limits(set));
+    }
+    if domain.profile == Profile::Envoy {
+        text.push_str("; profile envoy");
+    }
+    if rule.asks_tier() && domain.tier_key != "tier" {
+        let _ = write!(text, "; tier from {}", domain.tier_key);
+    }
+    if rule.named {
+        let _ = write!(text, "; name {}", rule.name);
+    }
+    let class = match rule.class {
+        Class::Comfort => "",
+        Class::Security => "; class security",
+        Class::Cost => "; class cost",
+        Class::Strict => "; class strict",
+    };
+    text.push_str(class);
+    let _ = write!(text, "; on error {}", on_error(&rule.on_error));
+    let action = match rule.action {
+        Action::Reject => "",
+        Action::Delay => "; action delay",
+        Action::Degrade => "; action degrade",
+    };
+    text.push_str(action);
+    let mode = match rule.mode {
+        Mode::Central => "; mode central",
+        Mode::Leased => "; mode leased",
+        Mode::Local => "; mode local",
+        Mode::Adaptive => "",
+    };
+    text.push_str(mode);
+    if let Some(fallback) = rule.fallback {
+        let _ = write!(text, "; fallback {fallback}/1000");
+    }
+    if let Some(split) = rule.split {
+        let _ = write!(text, "; split {split}");
+    }
+    if rule.priority != 0 {
+        let _ = write!(text, "; priority {}", rule.priority);
+    }
+    match &rule.cost {
+        CostFrom::Request => {}
+        CostFrom::Fixed(units) => {
+            let _ = write!(text, "; cost {units}");
+        }
+        CostFrom::Attribute(name) => {
+            let _ = write!(text, "; cost from {name}");
+        }
+    }
+    if !rule.replaces.is_empty() {
+        let _ = write!(text, "; replaces {}", rule.replaces.join(", "));
+    }
+    for (said, word) in
+        [(rule.detailed_metric, "; detailed metric"), (rule.value_to_metric, "; value to metric")]
+    {
+        text.push_str(if said { word } else { "" });
+    }
+    if !rule.metadata.is_empty() {
+        let _ = write!(text, "; metadata {:?}", rule.metadata);
+    }
+    text
+}
+
+fn limits(set: &LimitSet) -> String {
+    let one = |limit: &crate::rule::RuleLimit| {
+        let mut text = limit.limit.to_string();
+        text.push_str(match limit.role {
+            Role::Live => "",
+            Role::Shadow => " shadow",
+            Role::Candidate => " candidate",
+            Role::Quota => " quota",
+        });
+        if let Some(soft) = limit.soft {
+            let action = if soft.action == SoftAction::Warn { "warn" } else { "degrade" };
+            let _ = write!(text, " {action} at {}", soft.at);
+        }
+        text
+    };
+    set.limits.iter().map(one).collect::<Vec<_>>().join(" and ")
+}
+
+fn on_error(policy: &OnError) -> String {
+    let word = |policy: &FailPolicy| match policy {
+        FailPolicy::Open => "open",
+        FailPolicy::Closed => "closed",
+        FailPolicy::Local => "local",
+    };
+    match policy {
+        OnError::Always(policy) => word(policy).to_owned(),
+        OnError::ByTier { tiers, otherwise } => {
+            let each = tiers.iter().map(|(tier, policy)| format!("{tier} {}", word(policy)));
+            each.chain([format!("else {}", word(otherwise))]).collect::<Vec<_>>().join(", ")
+        }
+    }
+}

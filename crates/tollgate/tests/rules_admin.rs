@@ -1,0 +1,210 @@
+//! Rules as revisions, through the real binary: published over HTTP, on all nodes at once, across kills and outages.
+
+#[path = "../../control/tests/databases/mod.rs"]
+mod databases;
+mod harness;
+
+use databases::{Place, Postgres};
+use harness::{Answer, Node, eventually, run};
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn rules(limit: &str) -> String {
+    format!("domain: d\ndescriptors:\n  - key: api_key\n    limit: {limit}\n")
+}
+
+fn sent(limit: &str) -> Value {
+    json!({"files": [{"name": "d.yaml", "text": rules(limit)}], "reason": format!("now {limit}")})
+}
+
+fn start(db: &str) -> Node {
+    Node::start(&rules("3/hour"), db, &[])
+}
+
+fn publish(node: &Node, body: &Value) -> Answer {
+    node.ask("POST", "/admin/v1/rules", &[], body)
+}
+
+fn get(node: &Node, path: &str) -> Value {
+    node.ask("GET", path, &[], &Value::Null).json()
+}
+
+/// What decisions of this node say they were made by.
+fn revision(node: &Node) -> String {
+    let decided = node.server.check("d", &json!({"api_key": "watcher"})).json();
+    decided["revision"].as_str().expect("a revision").to_owned()
+}
+
+#[test]
+fn what_is_published_acts_and_is_remembered() {
+    let place = Place::new();
+    let db = place.sqlite("rules");
+    let mut node = start(&db);
+    let before = get(&node, "/admin/v1/rules");
+    assert_eq!((&before["active"]["source"], &before["active"]["rev"]), (&json!("files"), &Value::Null));
+    assert_eq!(before["revisions"], json!([]));
+    assert_eq!(get(&node, "/admin/v1/rules/current")["files"][0]["text"], rules("3/hour"));
+
+    let checked = node.ask("POST", "/admin/v1/rules/check", &[], &json!({"files": sent("5/hour")["files"]}));
+    assert_eq!(checked.status, 200, "{}", checked.text());
+    let diff = &checked.json()["diff"][0];
+    assert_eq!((&diff["rule"], &diff["change"]), (&json!("d: api_key"), &json!("changed")));
+    assert!(diff["before"].as_str().is_some_and(|said| said.contains("3/1h")), "{diff}");
+    assert_eq!(get(&node, "/admin/v1/rules")["revisions"], json!([]), "a check changes nothing");
+
+    let made = publish(&node, &sent("5/hour"));
+    assert_eq!(made.status, 201, "{}", made.text());
+    let made = made.json();
+    assert_eq!(
+        (&made["rev"], &made["status"], &made["author"]),
+        (&json!(2), &json!("active"), &json!("loopback"))
+    );
+    assert_eq!(json!(revision(&node)), made["revision"], "it acts before it is answered");
+    assert_eq!(node.passes("d", &json!({"api_key": "k"})), 5);
+    assert_eq!(publish(&node, &sent("5/hour")).status, 200, "the same again is nothing new");
+
+    // Who has not seen what acts does not overwrite it.
+    let mut late = sent("9/hour");
+    late["base_rev"] = json!(1);
+    let refused = publish(&node, &late);
+    assert_eq!((refused.status, &refused.json()["active_rev"]), (412, &json!(2)), "{}", refused.text());
+    late["base_rev"] = json!(2);
+    assert_eq!(publish(&node, &late).status, 201);
+    assert_eq!(node.passes("d", &json!({"api_key": "k"})), 0, "what was used stays used");
+
+    let back = node.ask("POST", "/admin/v1/rules/2/rollback", &[], &json!({"reason": "too much"}));
+    assert_eq!((back.status, &back.json()["rev"]), (201, &json!(4)), "{}", back.text());
+    assert_eq!(get(&node, "/admin/v1/rules/current")["files"][0]["text"], rules("5/hour"));
+    let all = get(&node, "/admin/v1/rules");
+    let statuses: Vec<_> =
+        all["revisions"].as_array().expect("revisions").iter().map(|one| &one["status"]).collect();
+    assert_eq!(statuses, ["active", "rolled_back", "superseded", "superseded"]);
+    assert_eq!(all["revisions"][1]["rolled_back_because"], "too much");
+    assert_eq!(get(&node, "/admin/v1/rules/1")["files"][0]["text"], rules("3/hour"), "the files' own");
+    let ready = node.server.get("/readyz?verbose").json();
+    assert_eq!((&ready["rules"]["source"], &ready["rules"]["rev"]), (&json!("database"), &json!(4)));
+    let schema = node.ask("GET", "/admin/v1/rules/schema", &[], &Value::Null).json();
+    assert!(schema["properties"]["domain"].is_object());
+
+    // Files act no more, here and after a start.
+    node.rules.write("rules.yaml", rules("1/hour"));
+    eventually("a word about it", || {
+        node.server.log().contains("published rules act: publish them").then_some(())
+    });
+    let acts = revision(&node);
+    node.server.signal("TERM");
+    node.server.wait();
+    let node = start(&db);
+    assert_eq!(revision(&node), acts);
+    assert!(node.server.log().contains("rule files are not read"), "{}", node.server.log());
+    let files = Node::start(&rules("3/hour"), &db, &["--rules-from", "files"]);
+    assert_eq!(files.passes("d", &json!({"api_key": "k"})), 3);
+    assert_eq!(publish(&files, &sent("8/hour")).status, 409, "{}", files.server.log());
+    let verified = run(&["audit", "verify", "--db", &db]);
+    assert!(verified.out.contains("whole: 3 entries"), "{}{}", verified.out, verified.err);
+}
+
+#[test]
+fn bad_rules_are_refused_with_their_place() {
+    let place = Place::new();
+    let node = start(&place.sqlite("rules"));
+    let bad = json!({"files": [
+        {"name": "good.yaml", "text": rules("1/hour")},
+        {"name": "bad.yaml", "text": "domain: e\ndescriptors:\n  - key: api_key\n    limit: lots\n"},
+    ], "reason": "try"});
+    let refused = publish(&node, &bad);
+    assert_eq!(refused.status, 422, "{}", refused.text());
+    assert_eq!(refused.json()["place"], "bad.yaml:4:12", "{}", refused.text());
+    assert_eq!(refused.json()["errors"][0]["line"], 4);
+    let checked = node.ask("POST", "/admin/v1/rules/check", &[], &json!({"files": bad["files"]}));
+    assert_eq!((checked.status, &checked.json()["errors"][0]["file"]), (200, &json!("bad.yaml")));
+    let file = json!([{"name": "d.yaml", "text": rules("1/hour")}]);
+    for (body, status, says) in [
+        (json!({"files": [], "reason": "none"}), 400, "there is none"),
+        (json!({"files": file}), 400, "say why"),
+        (json!({"files": file, "reason": "x".repeat(2_000)}), 400, "say why"),
+        (json!({"files": file, "reason": "r", "bse_rev": 1}), 400, "unknown field `bse_rev`"),
+        (json!({"files": [{"name": "", "text": ""}], "reason": "r"}), 400, "files[0].name"),
+        (json!({"files": [{"name": "a", "text": "\u{0}"}], "reason": "r"}), 400, "zero byte"),
+    ] {
+        let answer = publish(&node, &body);
+        assert_eq!(answer.status, status, "{}", answer.text());
+        assert!(answer.text().contains(says), "{}", answer.text());
+    }
+    let why = json!({"reason": "r"});
+    for (method, path, body, status) in [
+        ("GET", "/admin/v1/rules/7", &Value::Null, 404),
+        ("GET", "/admin/v1/rules/x", &Value::Null, 400),
+        ("POST", "/admin/v1/rules/7/rollback", &why, 404),
+        ("POST", "/admin/v1/rules/7/approve", &Value::Null, 404),
+    ] {
+        assert_eq!(node.ask(method, path, &[], body).status, status, "{method} {path}");
+    }
+    assert_eq!(get(&node, "/admin/v1/rules")["revisions"], json!([]), "nothing of this was done");
+    assert_eq!(node.passes("d", &json!({"api_key": "k"})), 3);
+}
+
+#[test]
+fn nodes_that_share_a_server_converge() {
+    let postgres = Postgres::start();
+    let db = postgres.database("rules");
+    let (one, two) = (start(&db), start(&db));
+    let made = publish(&one, &sent("7/hour")).json();
+    eventually("what the other has published", || (json!(revision(&two)) == made["revision"]).then_some(()));
+    let made = publish(&two, &sent("8/hour")).json();
+    assert_eq!(made["rev"], 3, "{made}");
+    eventually("the way back", || (json!(revision(&one)) == made["revision"]).then_some(()));
+    assert_eq!(one.passes("d", &json!({"api_key": "k"})), 8);
+}
+
+/// Kills a node again and again while rules are published: what was acknowledged is there afterwards, and acts.
+fn kills_lose_nothing(db: &str) {
+    let mut acknowledged: Vec<(i64, String)> = Vec::new();
+    for round in 0..3 {
+        let node = start(db);
+        let enough = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| {
+                let mut done = Vec::new();
+                for i in 1.. {
+                    let limit = format!("{}/hour", round * 1_000 + i);
+                    match node.try_ask("POST", "/admin/v1/rules", &[], &sent(&limit)) {
+                        Ok(answer) if answer.status == 201 => {
+                            done.push((answer.json()["rev"].as_i64().expect("a number"), rules(&limit)));
+                        }
+                        _ => break,
+                    }
+                    if done.len() == 3 {
+                        enough.store(true, Ordering::Relaxed);
+                    }
+                }
+                done
+            });
+            eventually("some revisions", || enough.load(Ordering::Relaxed).then_some(()));
+            node.server.signal("KILL");
+            acknowledged.extend(writing.join().expect("a writer"));
+        });
+    }
+    let node = start(db);
+    for (rev, text) in &acknowledged {
+        assert_eq!(get(&node, &format!("/admin/v1/rules/{rev}"))["files"][0]["text"], *text, "{rev}");
+    }
+    let acts = get(&node, "/admin/v1/rules")["active"]["rev"].as_i64().expect("a number");
+    let last = acknowledged.last().expect("some").0;
+    // The kill may have come between the writing and the answer.
+    assert!((last..=last + 1).contains(&acts), "{acts} acts, {last} was acknowledged");
+    let verified = run(&["audit", "verify", "--db", db]);
+    assert!(verified.out.contains("is whole"), "{}{}", verified.out, verified.err);
+}
+
+#[test]
+fn kills_lose_no_revision_on_sqlite() {
+    let place = Place::new();
+    kills_lose_nothing(&place.sqlite("killed"));
+}
+
+#[test]
+fn kills_lose_no_revision_on_postgres() {
+    let postgres = Postgres::start();
+    kills_lose_nothing(&postgres.database("killed"));
+}
