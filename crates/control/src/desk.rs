@@ -6,7 +6,7 @@ use crate::guard::Guardrails;
 use crate::revision::{RuleFile, RuleRevision};
 use crate::sample::Sample;
 use arc_swap::ArcSwap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tollgate_rules::{Diagnostics, Options, Ruleset, Source};
 
@@ -84,6 +84,7 @@ pub struct Desk {
     pub(crate) sample: Arc<Sample>,
     /// How often this node has gone back by itself.
     pub(crate) rollbacks: AtomicU64,
+    pub(crate) guarding: AtomicU8,
 }
 
 impl Desk {
@@ -132,6 +133,7 @@ impl Desk {
             guardrails,
             sample,
             rollbacks: AtomicU64::new(0),
+            guarding: AtomicU8::new(0),
         }))
     }
 

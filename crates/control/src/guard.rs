@@ -43,6 +43,8 @@ impl Default for Guardrails {
 const PARTS: u32 = 12;
 /// The least baseline, in denials a second.
 const LEAST: f64 = 0.1;
+/// What the guard may be doing.
+const STATES: [&str; 4] = ["off", "learning", "ready", "watching"];
 /// A mean below this, in denials a second, is forgotten.
 const NOTHING: f64 = 0.001;
 
@@ -136,6 +138,15 @@ impl Watch {
         self.baseline.retain(|_, mean| *mean > nothing);
     }
 
+    /// Which of [`STATES`] it is in.
+    fn state(&self) -> u8 {
+        match self.watched {
+            Some(_) => 3,
+            None if self.known_for >= PARTS => 2,
+            None => 1,
+        }
+    }
+
     /// Whether nothing is known of a caller that would be missed.
     fn is_nobody(&self, caller: u64) -> bool {
         self.watched.is_none() && !self.baseline.contains_key(&caller)
@@ -143,6 +154,12 @@ impl Watch {
 }
 
 impl Desk {
+    /// What the guard does: `off`, `learning` what is usual, `ready`, or `watching` new rules.
+    #[must_use]
+    pub fn guarding(&self) -> &'static str {
+        STATES[usize::from(self.guarding.load(Ordering::Relaxed)) % STATES.len()]
+    }
+
     /// Watches published rules for as long as it is asked to.
     pub async fn guard(self: Arc<Self>, denials: Arc<Denials>) {
         let rails = self.guardrails;
@@ -172,6 +189,7 @@ impl Desk {
                 watch.stop();
                 self.go_back(trouble, &denials.name(trouble.caller)).await;
             }
+            self.guarding.store(watch.state(), Ordering::Relaxed);
         }
     }
 

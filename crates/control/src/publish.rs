@@ -101,9 +101,9 @@ pub enum Refusal {
     /// A field is wrong: its place, and what to write.
     Malformed(&'static str, String),
     /// The rules say something wrong.
-    Wrong(Report),
+    Wrong(Box<Report>),
     /// They newly deny more than goes without saying.
-    NeedsConfirm(Report),
+    NeedsConfirm(Box<Report>),
     /// This node takes its rules from files.
     FromFiles,
     /// Something else acts than the sender believed.
@@ -142,14 +142,14 @@ impl Desk {
             return Err(Refusal::Changed(acting.rev()));
         }
         let (report, candidate) = self.look(sent.files.clone(), Arc::clone(&acting)).await?;
-        let Some(candidate) = candidate else { return Err(Refusal::Wrong(report)) };
+        let Some(candidate) = candidate else { return Err(Refusal::Wrong(Box::new(report))) };
         if let Some(rev) = acting.rev().filter(|_| candidate.revision() == acting.rules.revision()) {
             return Ok(Publication::Same(rev, report));
         }
         let denied = report.rehearsal.as_ref().map_or(0.0, |rehearsal| rehearsal.newly_denied_share);
         let needs_approval = denied > self.guardrails.approval_over;
         if !needs_approval && !sent.confirm && denied > self.guardrails.confirm_over {
-            return Err(Refusal::NeedsConfirm(report));
+            return Err(Refusal::NeedsConfirm(Box::new(report)));
         }
         let first = (acting.files.clone(), acting.rules.revision().to_owned());
         let draft = RuleDraft {

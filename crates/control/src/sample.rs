@@ -59,10 +59,13 @@ pub struct Sampled {
 
 type Entries = Box<[(Box<str>, Box<str>)]>;
 
+/// Its entries, hits and limit.
+type OneDescriptor = (Entries, Option<Cost>, Option<(u32, Unit)>);
+
 #[derive(Clone, Debug)]
 enum Form {
     Attributes(Entries),
-    Descriptors(Vec<(Entries, Option<Cost>, Option<(u32, Unit)>)>),
+    Descriptors(Vec<OneDescriptor>),
 }
 
 impl Sampled {

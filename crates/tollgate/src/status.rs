@@ -108,6 +108,7 @@ impl Status for ServerStatus {
                 "paths": self.paths,
                 "source": acting.as_deref().map_or("files", Acting::source),
                 "rev": acting.as_deref().and_then(Acting::rev),
+                "guard": self.control.get().map(|(_, desk)| desk.guarding()),
                 "error": refused.get(&Part::Rules),
             },
             "keys": {"error": refused.get(&Part::Keys)},

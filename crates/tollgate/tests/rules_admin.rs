@@ -157,6 +157,142 @@ fn nodes_that_share_a_server_converge() {
     assert_eq!(one.passes("d", &json!({"api_key": "k"})), 8);
 }
 
+/// Two requests of each of ten callers.
+fn some_traffic(node: &Node) {
+    for i in 0..20 {
+        assert_eq!(node.server.check("d", &json!({"api_key": format!("caller-{}", i % 10)})).status, 200);
+    }
+}
+
+#[test]
+fn what_would_deny_much_is_confirmed_or_approved_by_another() {
+    let place = Place::new();
+    let db = place.sqlite("rules");
+    let node = Node::start(&rules("100/hour"), &db, &[]);
+    some_traffic(&node);
+    let refused = publish(&node, &sent("1/hour"));
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    let rehearsal = &refused.json()["rehearsal"];
+    assert_eq!((&rehearsal["weight"], &rehearsal["newly_denied_share"]), (&json!(20), &json!(0.5)));
+    assert_eq!(rehearsal["tenants_affected_share"], 1.0);
+    let top = &rehearsal["top"][0];
+    assert_eq!(
+        (&top["key_masked"], &top["after_denied"], &top["rule"]),
+        (&json!("api_key=ca…"), &json!(1), &json!("api_key"))
+    );
+    assert!(!refused.text().contains("caller-"), "no key is told: {}", refused.text());
+    assert_eq!(get(&node, "/admin/v1/rules")["revisions"], json!([]));
+    let mut confirmed = sent("1/hour");
+    confirmed["confirm"] = json!(true);
+    assert_eq!(publish(&node, &confirmed).status, 201);
+
+    // What would deny all needs somebody else, and on an open loopback there is nobody else.
+    let none =
+        json!({"files": [{"name": "d.yaml", "text": rules("0/hour")}], "reason": "none", "confirm": true});
+    let wide = json!({"files": [{"name": "d.yaml", "text": rules("100/hour")}], "reason": "as before"});
+    assert_eq!(publish(&node, &wide).status, 201);
+    let waits = publish(&node, &none);
+    assert_eq!(
+        (waits.status, &waits.json()["status"]),
+        (202, &json!("pending_approval")),
+        "{}",
+        waits.text()
+    );
+    let alone = node.ask("POST", "/admin/v1/rules/4/approve", &[], &Value::Null);
+    assert_eq!(alone.status, 403, "{}", alone.text());
+    assert!(alone.text().contains("tollgate token create"), "{}", alone.text());
+    assert_eq!(node.server.check("d", &json!({"api_key": "somebody"})).status, 200, "it does not act");
+
+    let token = |name: &str| {
+        let made = run(&["token", "create", "--db", &db, "--name", name, "--role", "operator"]);
+        format!("Bearer {}", made.out.trim())
+    };
+    let (ada, bob) = (token("ada"), token("bob"));
+    let sends = |who: &str, path: &str, body: &Value| node.ask("POST", path, &[("authorization", who)], body);
+    let waits = sends(&ada, "/admin/v1/rules", &none);
+    assert_eq!((waits.status, &waits.json()["author"]), (202, &json!("ada")), "{}", waits.text());
+    assert_eq!(sends(&ada, "/admin/v1/rules/5/approve", &Value::Null).status, 403);
+    let approved = sends(&bob, "/admin/v1/rules/5/approve", &Value::Null);
+    assert_eq!(
+        (approved.status, &approved.json()["approved_by"]),
+        (200, &json!("bob")),
+        "{}",
+        approved.text()
+    );
+    assert_eq!(node.server.check("d", &json!({"api_key": "somebody"})).status, 429);
+    let all = node.ask("GET", "/admin/v1/rules", &[("authorization", &ada)], &Value::Null).json();
+    assert_eq!(all["revisions"][1]["status"], "rejected", "what waited beside it: {all}");
+}
+
+#[test]
+fn rules_that_hurt_a_caller_are_rolled_back() {
+    let place = Place::new();
+    let flags = ["--rules-rollback-for-ms", "1800", "--rules-rollback-within-ms", "600000"];
+    let node = Node::start(&rules("100000/hour"), &place.sqlite("rules"), &flags);
+    let guard = |state: &str| {
+        let now = node.server.get("/readyz?verbose").json()["rules"]["guard"].clone();
+        (now == state).then_some(())
+    };
+    eventually("a guard that knows what is usual", || guard("ready"));
+    assert_eq!(publish(&node, &sent("1/hour")).status, 201);
+    eventually("a guard that watches", || guard("watching"));
+    eventually("a way back", || {
+        node.server.check("d", &json!({"api_key": "unlucky-caller"}));
+        (get(&node, "/admin/v1/rules/2")["status"] == "rolled_back").then_some(())
+    });
+    let because = get(&node, "/admin/v1/rules/2")["rolled_back_because"].as_str().expect("why").to_owned();
+    assert!(because.contains("denials of api_key=unl…"), "{because}");
+    eventually("the old rules", || {
+        (node.server.check("d", &json!({"api_key": "unlucky-caller"})).status == 200).then_some(())
+    });
+    assert_eq!(get(&node, "/admin/v1/rules/current")["author"], "guard");
+    let audit = get(&node, "/admin/v1/audit");
+    assert_eq!(
+        (&audit["entries"][0]["action"], &audit["entries"][0]["actor"]),
+        (&json!("rules.rollback"), &json!("guard"))
+    );
+    assert!(audit["entries"][0]["after"].to_string().contains("unl…"), "{audit}");
+    assert!(node.server.log().contains("ERROR") && node.server.log().contains("were rolled back"));
+    let metrics = node.ask("GET", "/metrics", &[], &Value::Null).text();
+    assert!(metrics.contains("\nratelimit_rules_rollbacks_total 1\n"), "{metrics}");
+}
+
+#[test]
+fn the_command_line_publishes_and_goes_back() {
+    let place = Place::new();
+    let node = Node::start(&rules("100/hour"), &place.sqlite("rules"), &[]);
+    some_traffic(&node);
+    let admin = format!("http://{}", node.admin);
+    let command = |words: &[&str]| run(&[&["rules"], words, &["--admin", &admin]].concat());
+    let file = node.rules.write("new.yaml", rules("1/hour"));
+    let file = file.to_str().expect("a plain path");
+    let differs = command(&["diff", file]);
+    assert_eq!(differs.code, Some(0), "{}", differs.err);
+    for says in ["changed d: api_key", "- gcra 100/1h", "+ gcra 1/1h", "50.00% newly denied", "api_key=ca…"]
+    {
+        assert!(differs.out.contains(says), "{says}: {}", differs.out);
+    }
+    let refused = command(&["publish", file, "--reason", "less"]);
+    assert_eq!(refused.code, Some(1), "{}", refused.out);
+    assert!(refused.err.contains("add --confirm"), "{}", refused.err);
+    let made = command(&["publish", file, "--reason", "less", "--confirm"]);
+    assert_eq!((made.code, made.out.contains("revision 2 (")), (Some(0), true), "{}{}", made.out, made.err);
+    let late = command(&["publish", file, "--reason", "less", "--base", "1"]);
+    assert!(late.code == Some(1) && late.err.contains("revision 2 acts"), "{}", late.err);
+    let back = command(&["rollback", "1", "--reason", "too little"]);
+    assert_eq!(back.code, Some(0), "{}", back.err);
+    let list = command(&["list"]);
+    assert!(list.out.contains("rolled_back") && list.out.contains("too little"), "{}", list.out);
+    let list: Value = serde_json::from_str(&command(&["list", "--json"]).out).expect("JSON");
+    assert_eq!(list["active"]["rev"], 3);
+    assert!(command(&["show", "2"]).out.contains("limit: 1/hour"));
+    assert!(command(&["show", "current"]).out.contains("limit: 100/hour"));
+    assert_eq!(command(&["approve", "2"]).code, Some(1));
+    let wrong = node.rules.write("wrong.yaml", rules("lots"));
+    let wrong = command(&["diff", wrong.to_str().expect("a plain path")]);
+    assert!(wrong.code == Some(1) && wrong.out.contains("wrong.yaml:4:12"), "{}", wrong.out);
+}
+
 /// Kills a node again and again while rules are published: what was acknowledged is there afterwards, and acts.
 fn kills_lose_nothing(db: &str) {
     let mut acknowledged: Vec<(i64, String)> = Vec::new();
