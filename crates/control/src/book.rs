@@ -8,6 +8,8 @@
 //! The table is cut into parts with a lock each: a change holds up one part for the time of one insertion. A copy that is
 //! swapped was rejected: a change among ten million would copy them all.
 
+use crate::granted::Granted;
+use crate::grants::KeptGrant;
 use crate::key::{KeyHash, KeyHasher};
 use crate::quotas::KeptTerms;
 use arc_swap::ArcSwapOption;
@@ -16,7 +18,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use tollgate_core::Clock;
-use tollgate_engine::Tenants;
+use tollgate_engine::{Agreed, Tenants};
 use tollgate_rules::{Override, Ruleset, Tenant};
 
 const PARTS: usize = 64;
@@ -28,6 +30,8 @@ pub struct Book {
     entries: AtomicUsize,
     parts: Box<[RwLock<Part>]>,
     terms: Mutex<HashMap<Arc<Said>, Weak<Terms>>>,
+    /// Extra quota, of the few callers who have any.
+    grants: Granted,
 }
 
 /// Hashes are words already.
@@ -74,7 +78,13 @@ impl Terms {
 impl Book {
     pub(crate) fn new(hasher: KeyHasher) -> Self {
         let parts = (0..PARTS).map(|_| RwLock::default()).collect();
-        Self { hasher, entries: AtomicUsize::new(0), parts, terms: Mutex::default() }
+        Self {
+            hasher,
+            entries: AtomicUsize::new(0),
+            parts,
+            terms: Mutex::default(),
+            grants: Granted::default(),
+        }
     }
 
     /// How many agreements there are, those included that do not act now.
@@ -124,6 +134,12 @@ impl Book {
             part.write().unwrap_or_else(PoisonError::into_inner).clear();
         }
         self.entries.store(0, Ordering::Relaxed);
+        self.grants.clear();
+    }
+
+    /// Takes extra quota in.
+    pub(crate) fn granted(&self, hash: &KeyHash, grant: KeptGrant, now: i64) {
+        self.grants.add(hash.word(), grant, now);
     }
 
     fn part(&self, word: u64) -> &RwLock<Part> {
@@ -133,8 +149,7 @@ impl Book {
 
     /// The terms of a caller that act now.
     #[inline]
-    fn acting(&self, caller: &str, clock: &dyn Clock) -> Option<Arc<Terms>> {
-        let word = self.hasher.hash(caller).word();
+    fn acting(&self, word: u64, clock: &dyn Clock) -> Option<Arc<Terms>> {
         let part = self.part(word).read().unwrap_or_else(PoisonError::into_inner);
         let entry = part.get(&word)?;
         if entry.from != 0 || entry.until != NEVER {
@@ -148,7 +163,7 @@ impl Book {
 
     /// What is agreed with a caller, against rules that do not act.
     pub(crate) fn compile(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>> {
-        let said = Arc::clone(&self.acting(caller, clock)?.said);
+        let said = Arc::clone(&self.acting(self.hasher.hash(caller).word(), clock)?.said);
         Some(Arc::new(rules.tenant(said.tier.as_deref(), &said.overrides).0))
     }
 
@@ -172,11 +187,15 @@ impl Book {
 
 impl Tenants for Book {
     #[inline]
-    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>> {
-        if self.is_empty() {
-            return None;
+    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Agreed {
+        if self.is_empty() && self.grants.is_empty() {
+            return Agreed::default();
         }
-        Some(self.acting(caller, clock)?.against(rules))
+        let word = self.hasher.hash(caller).word();
+        Agreed {
+            tenant: self.acting(word, clock).map(|terms| terms.against(rules)),
+            grants: self.grants.find(word, rules, clock),
+        }
     }
 }
 

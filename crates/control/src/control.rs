@@ -11,17 +11,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use tokio::sync::{Mutex, watch};
 use tollgate_core::Clock;
+use tollgate_engine::Emergencies;
 
 /// The database of operators' decisions, and the book that this node decides by.
 pub struct Control {
     pub(crate) db: Db,
     pub(crate) hasher: KeyHasher,
     pub(crate) book: Arc<Book>,
+    pub(crate) emergencies: Arc<Emergencies>,
     pub(crate) clock: Arc<dyn Clock>,
     /// One reader at a time takes changes in, so that they are taken in order.
     pub(crate) reading: Mutex<()>,
     /// The last revision that is in the book.
     pub(crate) seen: AtomicI64,
+    /// The last revision up to which emergencies, rules and grants are known; they are read apart from the book.
+    pub(crate) acts_seen: AtomicI64,
     /// When the book was last known to hold all there is, in milliseconds.
     pub(crate) current_at: AtomicI64,
     pub(crate) proven: Proven,
@@ -56,13 +60,19 @@ impl Control {
             sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
         });
         let hasher = KeyHasher::new(&secret);
+        let words = {
+            let hasher = hasher.clone();
+            move |api_key: &str| hasher.hash(api_key).word()
+        };
         let control = Arc::new(Self {
             db,
             book: Arc::new(Book::new(hasher.clone())),
+            emergencies: Arc::new(Emergencies::new(words)),
             hasher,
             clock,
             reading: Mutex::new(()),
             seen: AtomicI64::new(0),
+            acts_seen: AtomicI64::new(-1),
             current_at: AtomicI64::new(0),
             proven: Proven::default(),
             importing: Arc::default(),
@@ -79,6 +89,12 @@ impl Control {
     #[must_use]
     pub fn book(&self) -> Arc<Book> {
         Arc::clone(&self.book)
+    }
+
+    /// What the limiter looks at in an emergency.
+    #[must_use]
+    pub fn measures(&self) -> Arc<Emergencies> {
+        Arc::clone(&self.emergencies)
     }
 
     /// Which database it is.

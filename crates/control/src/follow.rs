@@ -58,18 +58,25 @@ impl Control {
         })
         .await?;
         let mut seen = self.seen.load(Ordering::Relaxed);
-        if newest != seen {
-            timely(self.catch_up_rules()).await?;
-        }
         let cut_off = self.is_loaded() && asked_at - self.current_at.load(Ordering::Relaxed) > TRUSTED;
         if newest < seen || cut_off {
             tracing::warn!(
                 "the database has gone from revision {seen} to {newest} unseen: reading all of it again"
             );
             self.book.clear();
+            self.acts_seen.store(-1, Ordering::Relaxed);
             seen = 0;
         }
         let anything = seen < newest;
+        // First what cannot wait. The head was read before, so nothing up to it is missed.
+        let acts_seen = self.acts_seen.load(Ordering::Relaxed);
+        if acts_seen < newest {
+            timely(self.read_emergencies()).await?;
+            timely(self.catch_up_rules()).await?;
+            timely(self.read_grants(acts_seen)).await?;
+            self.acts_seen.store(newest, Ordering::Relaxed);
+        }
+        self.emergencies.tidy(self.clock.now());
         while seen < newest {
             let changes = timely(self.changes(seen)).await?;
             // Revisions that changed no agreement, or that a later one has changed again, have no row.

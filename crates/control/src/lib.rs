@@ -15,6 +15,8 @@
 //! | [`sample`](Sample), [`rehearsal`](Rehearsal) | the last traffic; what other rules would have done to it |
 //! | [`denials`](Denials), [`guard`](Guardrails) | what new rules do to callers, and going back where it is too much |
 //! | `caller` | who asks, for those who watch |
+//! | `emergency`, `emergencies` | what operators decide in an emergency; how it is kept |
+//! | `grants`, `granted` | extra quota of single callers, once |
 //! | `key` | how API keys are kept: as a keyed hash |
 //! | [`book`](Book) | all agreements in memory, for the limiter |
 //! | `follow`, `lag` | how this node learns of changes that others make, and how long that takes |
@@ -31,7 +33,11 @@ mod control;
 mod db;
 mod denials;
 mod desk;
+mod emergencies;
+mod emergency;
 mod follow;
+mod granted;
+mod grants;
 mod guard;
 mod key;
 mod lag;
@@ -54,12 +60,14 @@ pub use control::Control;
 pub use db::{ControlError, Db};
 pub use denials::Denials;
 pub use desk::{Acting, Desk, DeskError, RulesFrom};
+pub use emergency::{Emergency, EmergencyAction, EmergencyDraft, EmergencyTarget, TargetKind};
 pub use follow::Following;
+pub use grants::{GrantDraft, QuotaGrant};
 pub use guard::Guardrails;
 pub use key::{KeyHash, KeyHasher};
 pub use lag::{LAG_CLASSES, Lag};
 pub use publish::{Change, Proposal, Publication, Refusal, Remark, Report};
-pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem};
+pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, rfc3339};
 pub use quotas::{Cursor, Page, Wanted};
 pub use rehearsal::{Affected, Rehearsal, rehearse};
 pub use revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus};

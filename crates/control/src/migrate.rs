@@ -13,7 +13,14 @@ struct Step {
     postgres: &'static str,
 }
 
-const STEPS: [Step; 3] = [
+impl Step {
+    /// One in words that both understand.
+    const fn alike(both: &'static str) -> Self {
+        Self { both, sqlite: "", postgres: "" }
+    }
+}
+
+const STEPS: [Step; 4] = [
     Step {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -24,7 +31,8 @@ const STEPS: [Step; 3] = [
         sqlite: "",
         postgres: include_str!("migrations/0002.postgres.sql"),
     },
-    Step { both: include_str!("migrations/0003.sql"), sqlite: "", postgres: "" },
+    Step::alike(include_str!("migrations/0003.sql")),
+    Step::alike(include_str!("migrations/0004.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";

@@ -184,3 +184,9 @@ pub(crate) fn tell(seconds: i64) -> String {
 pub(crate) fn tell_millis(millis: i64) -> String {
     jiff::Timestamp::from_millisecond(millis).map(|at| at.to_string()).unwrap_or_default()
 }
+
+/// A time as it is told, in RFC 3339.
+#[must_use]
+pub fn rfc3339(at: Timestamp) -> String {
+    tell_millis(i64::try_from(at.as_micros() / 1_000).unwrap_or(i64::MAX))
+}

@@ -192,16 +192,14 @@ impl Agreed {
 }
 
 impl Tenants for Agreed {
-    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>> {
+    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> tollgate_engine::Agreed {
         if self.book.is_empty() {
-            return None;
+            return tollgate_engine::Agreed::default();
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = known.get(caller) {
-            return found.clone();
-        }
-        let found = self.book.compile(caller, rules, clock);
-        known.insert(caller.to_owned(), found.clone());
-        found
+        let tenant =
+            known.entry(caller.to_owned()).or_insert_with(|| self.book.compile(caller, rules, clock)).clone();
+        // What is granted once is not what rules are judged by.
+        tollgate_engine::Agreed { tenant, grants: None }
     }
 }

@@ -290,6 +290,11 @@ fn stretch(secret: &[u8], salt: &[u8]) -> Result<Vec<u8>, ControlError> {
     Ok(hash)
 }
 
+/// A name that nothing else has.
+pub(crate) fn fresh_id() -> Result<String, ControlError> {
+    random::<8>().map(|bytes| hex(&bytes))
+}
+
 fn random<const N: usize>() -> Result<[u8; N], ControlError> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).map_err(|_| ControlError::Broken("no randomness".to_owned()))?;

@@ -19,6 +19,7 @@ mod cases;
 mod dice;
 mod ledger;
 mod material;
+mod operators;
 #[cfg(test)]
 mod tests;
 

@@ -193,6 +193,21 @@ impl Limit {
             .then_some(smaller)
     }
 
+    /// So many thousandths of the limit, rounded down, but a unit at least where it had any.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Quota};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(100)).burst(20).build()?;
+    /// let tighter = limit.tightened(125);
+    /// assert_eq!((tighter.quota().count, tighter.capacity()), (12, 2));
+    /// assert_eq!(limit.tightened(1).capacity(), 1);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn tightened(&self, thousandths: u32) -> Self {
+        self.resized(|units| if units == 0 { 0 } else { (units * u64::from(thousandths) / 1_000).max(1) })
+    }
+
     /// A limit of the same kind with another quota. One that follows the calendar is held by fixed windows.
     ///
     /// # Errors

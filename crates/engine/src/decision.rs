@@ -1,5 +1,7 @@
 //! What the limiter answers. A decision holds the rule set that it was made by, so that it can always name its rules.
 
+use crate::emergency::Effect;
+use crate::grant::{Grants, Paid};
 use crate::ids::DecisionId;
 use smallvec::SmallVec;
 use std::fmt;
@@ -35,6 +37,10 @@ pub enum Origin {
     FailOpen,
     /// The store failed, and a rule that matched turns such requests away.
     FailClosed,
+    /// A limit was over, and extra quota that the caller was granted has paid.
+    Grant,
+    /// What operators decided in an emergency.
+    Emergency,
 }
 
 impl Origin {
@@ -47,6 +53,8 @@ impl Origin {
             Self::Local => "local",
             Self::FailOpen => "fail_open",
             Self::FailClosed => "fail_closed",
+            Self::Grant => "grant",
+            Self::Emergency => "emergency",
         }
     }
 }
@@ -124,6 +132,8 @@ pub enum RulingBy {
     Rule(u32),
     /// A limit that the request brought with it.
     Own,
+    /// A measure of an emergency: [`Decision::emergency`] names it.
+    Emergency,
 }
 
 /// What is decided, apart from its name and its rules.
@@ -145,6 +155,8 @@ pub struct Answer {
     pub descriptors: SmallVec<[DescriptorStatus; 4]>,
     /// Limits that the request brought with it, or its caller has agreed on.
     pub(crate) own: Vec<RuleLimit>,
+    /// What was taken of extra quota in place of limits that were over.
+    pub(crate) granted: Option<Box<[Paid]>>,
 }
 
 impl Answer {
@@ -160,6 +172,7 @@ impl Answer {
             limits: SmallVec::new(),
             descriptors: SmallVec::new(),
             own: Vec::new(),
+            granted: None,
         }
     }
 
@@ -208,6 +221,10 @@ pub struct Decision {
     pub(crate) rules: arc_swap::Guard<Arc<Ruleset>>,
     /// What is agreed on with the caller.
     pub(crate) tenant: Option<Arc<Tenant>>,
+    /// Extra quota that the caller was granted.
+    pub(crate) grants: Option<Arc<Grants>>,
+    /// What the measures of an emergency do to it.
+    pub(crate) effect: Option<Box<Effect>>,
 }
 
 impl std::ops::Deref for Decision {
@@ -236,7 +253,14 @@ impl Decision {
         match by {
             RulingBy::Rule(id) => self.rules.rule(id).map_or("", |rule| rule.name.as_str()),
             RulingBy::Own => "request's own limit",
+            RulingBy::Emergency => self.emergency().unwrap_or("emergency"),
         }
+    }
+
+    /// The measure of an emergency that made a difference, as `emergency:` and its id.
+    #[must_use]
+    pub fn emergency(&self) -> Option<&str> {
+        self.effect.as_ref()?.name()
     }
 
     /// The name of the rule that denied.
@@ -264,6 +288,13 @@ impl Decision {
 impl Clone for Decision {
     fn clone(&self) -> Self {
         let rules = arc_swap::Guard::from_inner(Arc::clone(&self.rules));
-        Self { id: self.id, answer: self.answer.clone(), rules, tenant: self.tenant.clone() }
+        Self {
+            id: self.id,
+            answer: self.answer.clone(),
+            rules,
+            tenant: self.tenant.clone(),
+            grants: self.grants.clone(),
+            effect: self.effect.clone(),
+        }
     }
 }

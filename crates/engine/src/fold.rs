@@ -13,7 +13,7 @@ pub(crate) fn by(hit: &Hit<'_>) -> RulingBy {
 }
 
 /// Whether a denial by this hit turns the request away; a quota's does so only together with all others.
-fn decides(hit: &Hit<'_>) -> bool {
+pub(crate) fn decides(hit: &Hit<'_>) -> bool {
     let degrades = hit.rule.is_some_and(|rule| rule.action == Action::Degrade);
     matches!(hit.limit.role, Role::Live | Role::Quota) && !degrades
 }
@@ -90,7 +90,7 @@ fn push_status(folded: &mut Answer, hit: &Hit<'_>, outcome: Outcome) {
 
 /// The store refuses on behalf of required and alternative charges; where all are independent (the Envoy profile), the
 /// same rule is applied to what each said.
-fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
+pub(crate) fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
     if outcomes.admission == Admission::Refused {
         return true;
     }

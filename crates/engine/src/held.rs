@@ -78,6 +78,9 @@ impl<S: CounterStore> Limiter<S> {
         }
         let mut plan = Plan::default();
         plan_into(&decision.rules, decision.tenant.as_deref(), check, &mut plan);
+        if let Some(mut effect) = decision.effect.clone() {
+            effect.bear_on(&mut plan);
+        }
         Some(Held { id: PermitId(decision.id.0), holdings: holdings(&plan, &decision.answer, asked) })
     }
 

@@ -13,6 +13,9 @@
 //! | `holding` | a charge that outlives its request |
 //! | `reserve` | charging an estimate now and the truth later |
 //! | `tenants` | what is agreed with single callers |
+//! | `grant` | extra quota, once, in place of a limit that is over |
+//! | `emergency` | what operators decide in an emergency |
+//! | `usage` | what is used of a caller's limits, and giving it back |
 //! | `observer` | who watches decisions |
 //! | `rehearse` | deciding a request that stands for many |
 //! | `throttle` | limits that callers bring themselves, apart from the rules |
@@ -21,9 +24,11 @@
 mod check;
 mod debts;
 mod decision;
+mod emergency;
 mod failing;
 mod fallbacks;
 mod fold;
+mod grant;
 mod held;
 mod holding;
 mod ids;
@@ -33,13 +38,17 @@ mod rehearse;
 mod reserve;
 mod tenants;
 mod throttle;
+mod usage;
 
 pub use check::{Check, Request};
 pub use decision::{Answer, Decision, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy, Window};
+pub use emergency::{Act, Emergencies, Measure, Network, Target};
+pub use grant::{Grant, Grants};
 pub use held::{Ending, GivingBack, Held};
 pub use ids::DecisionId;
 pub use limiter::Limiter;
 pub use observer::Observer;
 pub use rehearse::Stands;
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
-pub use tenants::Tenants;
+pub use tenants::{Agreed, Tenants};
+pub use usage::{Left, Needs, Source, Usage, UsageError, Used};

@@ -3,8 +3,10 @@
 use crate::check::{Check, Request};
 use crate::debts::Debts;
 use crate::decision::{Answer, Decision, Origin, Ruling};
+use crate::emergency::{Effect, Emergencies};
 use crate::fallbacks::Fallbacks;
 use crate::fold;
+use crate::grant::Grants;
 use crate::ids::DecisionId;
 use crate::observer::Observer;
 use crate::reserve::Reservations;
@@ -31,6 +33,8 @@ pub struct Limiter<S> {
     pub(crate) fallbacks: Fallbacks,
     /// What is agreed with single callers.
     pub(crate) tenants: Option<Arc<dyn Tenants>>,
+    /// What operators have decided in an emergency.
+    pub(crate) emergencies: Arc<Emergencies>,
     pub(crate) observers: SmallVec<[Arc<dyn Observer>; 2]>,
 }
 
@@ -49,6 +53,7 @@ impl<S: CounterStore> Limiter<S> {
             debts: Debts::default(),
             fallbacks: Fallbacks::default(),
             tenants: None,
+            emergencies: Arc::default(),
             observers: SmallVec::new(),
         }
     }
@@ -103,10 +108,13 @@ impl<S: CounterStore> Limiter<S> {
             return decision;
         }
         {
-            let Decision { id, answer, rules, tenant } = &mut decision;
+            let Decision { id, answer, rules, tenant, grants, effect } = &mut decision;
             let mut plan = Plan::default();
             plan_into(rules, tenant.as_deref(), check, &mut plan);
-            self.answer(&plan, PermitId(id.0), answer).await;
+            if let Some(effect) = effect {
+                effect.bear_on(&mut plan);
+            }
+            self.answer(&plan, PermitId(id.0), grants.as_deref(), effect.as_deref_mut(), answer).await;
         }
         self.tell(check, &decision);
         decision
@@ -124,21 +132,25 @@ impl<S: CounterStore> Limiter<S> {
     #[inline]
     fn check_at_once(&self, check: &Check<'_>, decision: &mut Decision) -> bool {
         // Before anything is put off: who goes on from here reads it.
-        decision.tenant = self.tenant_of(check, &decision.rules);
-        if self.debts.are_open() {
+        self.agree(check, decision);
+        // Who was granted something may have to be charged twice.
+        if self.debts.are_open() || decision.grants.is_some() {
             return false;
         }
         {
-            let Decision { id, answer, rules, tenant } = decision;
+            let Decision { id, answer, rules, tenant, effect, .. } = decision;
             let mut plan = Plan::default();
             plan_into(rules, tenant.as_deref(), check, &mut plan);
+            if let Some(effect) = effect {
+                effect.bear_on(&mut plan);
+            }
             if !plan.hits.is_empty() {
                 let mut charges = Charges::new();
                 plan.charges(PermitId(id.0), &mut charges);
                 let Some(outcomes) = self.store.charge_at_once(&charges) else { return false };
                 fold::fold(&plan, &outcomes, answer);
             }
-            self.finish(&plan, answer);
+            self.finish(&plan, effect.as_deref_mut(), answer);
         }
         self.tell(check, decision);
         true
@@ -148,11 +160,27 @@ impl<S: CounterStore> Limiter<S> {
     #[inline(always)]
     pub(crate) fn undecided(&self) -> Decision {
         let answer = Answer::plain(Ruling::Allowed { delay: Span::ZERO }, Origin::Unmatched);
-        Decision { id: DecisionId::fresh(), answer, rules: self.rules.load(), tenant: None }
+        let rules = self.rules.load();
+        Decision { id: DecisionId::fresh(), answer, rules, tenant: None, grants: None, effect: None }
+    }
+
+    /// Looks up what is agreed with the caller, and what operators have decided in an emergency.
+    #[inline]
+    pub(crate) fn agree(&self, check: &Check<'_>, decision: &mut Decision) {
+        let agreed = self.agreed_with(check, &decision.rules);
+        (decision.tenant, decision.grants) = (agreed.tenant, agreed.grants);
+        decision.effect = self.effect_of(check);
     }
 
     /// Charges a plan and writes what came of it into the answer.
-    pub(crate) async fn answer(&self, plan: &Plan<'_>, permit: PermitId, answer: &mut Answer) {
+    pub(crate) async fn answer(
+        &self,
+        plan: &Plan<'_>,
+        permit: PermitId,
+        grants: Option<&Grants>,
+        effect: Option<&mut Effect>,
+        answer: &mut Answer,
+    ) {
         if !plan.hits.is_empty() {
             let mut charges = Charges::new();
             plan.charges(permit, &mut charges);
@@ -161,17 +189,30 @@ impl<S: CounterStore> Limiter<S> {
                 Err(error) => Err(error),
             };
             match outcomes {
-                Ok(outcomes) => fold::fold(plan, &outcomes, answer),
+                Ok(mut outcomes) => {
+                    let paid = match grants {
+                        Some(grants) => self.pay(plan, &charges, grants, &mut outcomes).await,
+                        None => None,
+                    };
+                    fold::fold(plan, &outcomes, answer);
+                    if paid.is_some() {
+                        answer.origin = Origin::Grant;
+                        answer.granted = paid;
+                    }
+                }
                 Err(error) => self.fall_back(plan, &charges, error, answer).await,
             }
         }
-        self.finish(plan, answer);
+        self.finish(plan, effect, answer);
     }
 
     /// What every answer ends with.
     #[inline]
-    fn finish(&self, plan: &Plan<'_>, answer: &mut Answer) {
+    fn finish(&self, plan: &Plan<'_>, effect: Option<&mut Effect>, answer: &mut Answer) {
         fold::descriptors(plan, answer);
+        if let Some(effect) = effect {
+            effect.rule(answer);
+        }
         if self.shadow.load(Ordering::Relaxed) && !answer.is_allowed() {
             answer.ruling = Ruling::Allowed { delay: Span::ZERO };
             answer.denied_by = None;

@@ -26,9 +26,9 @@ impl<S: CounterStore> Limiter<S> {
     /// long a request would have held one is not known. Nobody watches. `None` where the store must be waited for.
     pub fn rehearse(&self, check: &Check<'_>, stands: Stands) -> Option<Decision> {
         let mut decision = self.undecided();
-        decision.tenant = self.tenant_of(check, &decision.rules);
+        decision.tenant = self.agreed_with(check, &decision.rules).tenant;
         {
-            let Decision { id, answer, rules, tenant } = &mut decision;
+            let Decision { id, answer, rules, tenant, .. } = &mut decision;
             let mut plan = Plan::default();
             plan_into(rules, tenant.as_deref(), check, &mut plan);
             plan.hits.retain(|hit| hit.limit.limit.algorithm() != Algorithm::Concurrency);

@@ -174,12 +174,15 @@ impl<S: CounterStore> Limiter<S> {
         let mut pending = PendingKey { reservations: &self.reservations, key: idempotency_key };
         let mut decision = self.undecided();
         let id = decision.id;
+        self.agree(check, &mut decision);
         let holdings = {
-            let Decision { answer, rules, tenant, .. } = &mut decision;
-            *tenant = self.tenant_of(check, rules);
+            let Decision { answer, rules, tenant, grants, effect, .. } = &mut decision;
             let mut plan = Plan::default();
             plan_into(rules, tenant.as_deref(), check, &mut plan);
-            self.answer(&plan, PermitId(id.0), answer).await;
+            if let Some(effect) = effect {
+                effect.bear_on(&mut plan);
+            }
+            self.answer(&plan, PermitId(id.0), grants.as_deref(), effect.as_deref_mut(), answer).await;
             if answer.is_allowed() { holdings(&plan, answer, asked) } else { Vec::new() }
         };
         self.tell(check, &decision);
@@ -317,10 +320,12 @@ pub(crate) fn holdings(plan: &Plan<'_>, answer: &Answer, taken: Timestamp) -> Ve
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
     let statuses = answer.limits.iter();
-    (charges.iter().zip(&plan.hits).zip(statuses))
-        .filter(|(_, status)| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
-        .map(|((charge, hit), status)| Reserved {
-            holding: Holding::of(charge),
+    // What a grant has paid for was taken from the grant.
+    let granted = |at: usize| answer.granted.as_ref()?.iter().find(|paid| paid.hit == at);
+    (charges.iter().zip(&plan.hits).zip(statuses).enumerate())
+        .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
+        .map(|(at, ((charge, hit), status))| Reserved {
+            holding: granted(at).map_or_else(|| Holding::of(charge), |paid| paid.holding.clone()),
             taken,
             turn: match status.outcome.verdict {
                 Verdict::Allowed { delay } => taken + delay,

@@ -4,6 +4,7 @@
 //! without any pays for one look at an empty place.
 
 use crate::check::{Check, Request};
+use crate::grant::Grants;
 use crate::limiter::Limiter;
 use std::sync::Arc;
 use tollgate_core::Clock;
@@ -12,7 +13,16 @@ use tollgate_rules::{Ruleset, TENANT_KEY, Tenant};
 /// All agreements with single callers.
 pub trait Tenants: Send + Sync {
     /// What is agreed with this caller and acts now, compiled against these rules.
-    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>>;
+    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Agreed;
+}
+
+/// What is agreed with one caller.
+#[derive(Clone, Debug, Default)]
+pub struct Agreed {
+    /// A tier, and limits of its own.
+    pub tenant: Option<Arc<Tenant>>,
+    /// Extra quota, once.
+    pub grants: Option<Arc<Grants>>,
 }
 
 impl<S> Limiter<S> {
@@ -25,15 +35,20 @@ impl<S> Limiter<S> {
 
     /// What is agreed with the caller of a request.
     #[inline]
-    pub(crate) fn tenant_of(&self, check: &Check<'_>, rules: &Ruleset) -> Option<Arc<Tenant>> {
-        let tenants = self.tenants.as_ref()?;
-        let caller = |entries: &[(&'_ str, &'_ str)]| entries.iter().position(|(key, _)| *key == TENANT_KEY);
-        let caller = match check.request {
-            Request::Attributes(attributes) => attributes[caller(attributes)?].1,
-            Request::Descriptors(descriptors) => {
-                descriptors.iter().find_map(|one| Some(one.entries[caller(one.entries)?].1))?
-            }
-        };
-        tenants.find(caller, rules, &*self.clock)
+    pub(crate) fn agreed_with(&self, check: &Check<'_>, rules: &Ruleset) -> Agreed {
+        let Some(tenants) = &self.tenants else { return Agreed::default() };
+        caller(check).map_or_else(Agreed::default, |caller| tenants.find(caller, rules, &*self.clock))
+    }
+}
+
+/// Who asks, where the request says it.
+#[inline]
+fn caller<'a>(check: &Check<'a>) -> Option<&'a str> {
+    let place = |entries: &[(&'_ str, &'_ str)]| entries.iter().position(|(key, _)| *key == TENANT_KEY);
+    match check.request {
+        Request::Attributes(attributes) => Some(attributes[place(attributes)?].1),
+        Request::Descriptors(descriptors) => {
+            descriptors.iter().find_map(|one| Some(one.entries[place(one.entries)?].1))
+        }
     }
 }

@@ -130,7 +130,7 @@ impl Domain {
         clauses
     }
 
-    fn clause(&self, node: &TreeNode, request: &Attributes<'_>) -> Clause {
+    pub(crate) fn clause(&self, node: &TreeNode, request: &Attributes<'_>) -> Clause {
         let element = &node.element;
         let asked = element.to_string();
         let Some(value) = find(request, &element.key) else {

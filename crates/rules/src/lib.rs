@@ -14,6 +14,7 @@
 //! | [`tenant`](Tenant) | what is agreed with one caller in place of the rules' own limits |
 //! | [`ruleset`](Ruleset) | all of it, loaded and read |
 
+mod callers;
 mod compile;
 mod decode;
 mod diagnostic;
@@ -39,6 +40,7 @@ mod tree;
 mod unit;
 mod walk;
 
+pub use callers::CallersRule;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use explain::{Clause, Explained, Explanation, Finding};

@@ -230,6 +230,12 @@ impl Rule {
         sets.flat_map(|set| &set.limits)
     }
 
+    /// The first values of its counters' names, where each is split; nothing where they are not.
+    #[must_use]
+    pub fn split_names(&self) -> &'static [&'static str] {
+        self.split.map_or(&[], crate::split::all)
+    }
+
     /// Whether a caller's tier bears on its limits or its fail policy.
     #[must_use]
     pub fn asks_tier(&self) -> bool {

@@ -34,6 +34,11 @@ pub(crate) fn some(split: u16) -> &'static str {
     NAMES[usize::from(turn % split.max(1)) % NAMES.len()]
 }
 
+/// All names of a counter that is split so.
+pub(crate) fn all(split: u16) -> &'static [&'static str] {
+    &NAMES[..usize::from(split).min(NAMES.len())]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -117,8 +117,7 @@ impl Ruleset {
     }
 
     fn overridden(&self, wanted: &Override) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
-        let names = self.overridable.get_or_init(|| self.index_overridable());
-        let rules = names.get(&canonical(&wanted.descriptor)).ok_or_else(|| {
+        let rules = self.overridable().get(&canonical(&wanted.descriptor)).ok_or_else(|| {
             let why = format!(
                 "no rule with a counter for each `{TENANT_KEY}` is called `{}`; write its name, its path as in \
                  `{TENANT_KEY}/endpoint=POST /orders`, or `default` for the rule about `{TENANT_KEY}` alone",
@@ -137,6 +136,10 @@ impl Ruleset {
             Ok((rule.id, domain.agreed(node, rule, &quota, wanted.burst, self.nodes)?))
         });
         compiled.collect()
+    }
+
+    pub(crate) fn overridable(&self) -> &Overridable {
+        self.overridable.get_or_init(|| self.index_overridable())
     }
 
     fn index_overridable(&self) -> Overridable {
@@ -250,11 +253,11 @@ fn is_bucket(error: &tollgate_core::LimitError) -> bool {
 }
 
 /// Whether the values of this key have counters of their own, and tell whose they are.
-fn is_callers(element: &crate::tree::Element) -> bool {
+pub(crate) fn is_callers(element: &crate::tree::Element) -> bool {
     &*element.key == TENANT_KEY && !matches!(element.test, Test::Shared(_))
 }
 
 /// One spelling for all names of a rule.
-fn canonical(name: &str) -> String {
+pub(crate) fn canonical(name: &str) -> String {
     if name == "default" { TENANT_KEY.to_owned() } else { name.replace('=', ":") }
 }

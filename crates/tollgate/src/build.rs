@@ -59,8 +59,8 @@ pub(crate) fn limiter(config: &Config, operators: &Operators) -> anyhow::Result<
         }
     };
     let limiter = operators.watched(limiter.with_global_shadow(config.global_shadow));
-    Ok(Arc::new(match operators.tenants() {
-        Some(tenants) => limiter.with_tenants(tenants),
+    Ok(Arc::new(match &operators.control {
+        Some(control) => limiter.with_tenants(control.book()).with_emergencies(control.measures()),
         None => limiter,
     }))
 }

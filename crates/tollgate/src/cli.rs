@@ -46,6 +46,10 @@ pub(crate) enum Command {
     Rules(crate::rules::RulesFlags),
     /// What is agreed with single callers: get, set, list, delete, import, export.
     Quota(Box<crate::quota::QuotaFlags>),
+    /// What a caller has used of its limits; `reset` gives it back, `grant` gives more, once.
+    Usage(Box<crate::usage::UsageFlags>),
+    /// Act at once, on every node: block, tighten, exempt, disable-rule, allow-all, shadow-all; list, renew, end.
+    Emergency(Box<crate::emergency::EmergencyFlags>),
 }
 
 #[derive(Debug, Args)]
@@ -284,7 +288,7 @@ pub(crate) struct TestFlags {
     pub(crate) files: Vec<PathBuf>,
 }
 
-fn parse_attribute(text: &str) -> Result<(String, String), String> {
+pub(crate) fn parse_attribute(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("write key=value")?;
     if key.is_empty() {
         return Err("the key is empty; write key=value".to_owned());

@@ -5,6 +5,7 @@ mod build;
 mod cli;
 mod client;
 mod config;
+mod emergency;
 mod gateway;
 mod leases;
 mod lines;
@@ -19,6 +20,7 @@ mod sources;
 mod status;
 mod store;
 mod test;
+mod usage;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -38,6 +40,8 @@ fn main() -> ExitCode {
         cli::Command::Audit(flags) => access::audit(&flags),
         cli::Command::Rules(flags) => rules::run(&flags),
         cli::Command::Quota(flags) => quota::quota(&flags),
+        cli::Command::Usage(flags) => usage::usage(&flags),
+        cli::Command::Emergency(flags) => emergency::emergency(&flags),
     };
     match outcome {
         Ok(code) => code,

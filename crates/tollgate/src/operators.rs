@@ -17,8 +17,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_control::{Control, Denials, Desk, Following};
 use tollgate_core::SystemClock;
-use tollgate_engine::{Limiter, Tenants};
-use tollgate_front::admin::{self, Admin, Door, LogLevels, Sessions};
+use tollgate_engine::Limiter;
+use tollgate_front::admin::{self, Admin, Door, LogLevels, Meter, Sessions};
 
 /// Where operators come in if nothing else is said.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
@@ -80,11 +80,6 @@ impl Operators {
         Ok(Self { control, desk: desk.transpose()?, denials: Arc::default(), listener })
     }
 
-    /// What the limiter asks of agreements with callers.
-    pub(crate) fn tenants(&self) -> Option<Arc<dyn Tenants>> {
-        self.control.as_ref().map(|control| control.book() as _)
-    }
-
     /// Lets those watch who rehearse and guard rules, where any can be published.
     pub(crate) fn watched(&self, limiter: Limiter<Store>) -> Limiter<Store> {
         match &self.desk {
@@ -130,9 +125,10 @@ impl Operators {
         }
         let Some(listener) = self.listener else { return Ok(Running { following, serving: None }) };
         let door = Door::at(&listener.local_addr()?);
+        let meter = Arc::clone(&limiter) as Arc<dyn Meter>;
         let rules = Box::new(move || limiter.rules());
         let (control, desk, status) = (self.control, self.desk, Arc::clone(status) as _);
-        let admin = Admin { control, desk, rules, status, log, door, sessions: Sessions::default() };
+        let admin = Admin { control, desk, rules, meter, status, log, door, sessions: Sessions::default() };
         let serving = Some(tokio::spawn(admin::serve(listener, admin, drain)));
         Ok(Running { following, serving })
     }

@@ -6,6 +6,7 @@ mod databases;
 mod access;
 mod acting;
 mod bulk;
+mod emergency;
 mod nodes;
 mod quotas;
 mod revisions;
@@ -47,6 +48,10 @@ fn cases() -> Vec<(&'static str, Case)> {
         acting::overrides_win_over_tiers_and_tiers_over_rules,
         acting::times_act_without_a_write,
         acting::a_changed_number_keeps_what_was_used,
+        emergency::measures_act_until_they_end,
+        emergency::what_cannot_be_a_measure_is_refused_and_says_where,
+        emergency::measures_act_on_every_node,
+        emergency::a_grant_is_used_once_on_top_of_the_limit,
         access::tokens_prove_who_asks_until_they_are_revoked,
         access::the_audit_chain_shows_what_was_tampered_with,
     ]
@@ -82,6 +87,16 @@ pub(crate) const START: u64 = 1_767_225_600;
 pub(crate) async fn open(address: &str) -> (Arc<Control>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
     (Control::open(address, Arc::clone(&clock) as _).await.expect("a database"), clock)
+}
+
+pub(crate) async fn until(what: &str, mut seen: impl FnMut() -> bool) {
+    for _ in 0..3_000 {
+        if seen() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("waited in vain: {what}");
 }
 
 pub(crate) fn somebody() -> Actor {

@@ -1,6 +1,6 @@
 //! Several nodes, one database.
 
-use crate::{draft, open, rules, somebody};
+use crate::{draft, open, rules, somebody, until};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,16 +24,6 @@ pub(crate) async fn nodes_that_start_at_once_make_the_tables_once(address: Strin
     }
     hashes.dedup();
     assert_eq!(hashes.len(), 1, "all hash keys with the same secret");
-}
-
-async fn until(what: &str, mut seen: impl FnMut() -> bool) {
-    for _ in 0..3_000 {
-        if seen() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("waited in vain: {what}");
 }
 
 async fn put(node: &Control, key: &str) {

@@ -2,7 +2,7 @@
 
 use super::dice::Dice;
 use super::material::{attempts, build, every_form, per_minute, some_cost, some_time};
-use super::{Bench, Broken};
+use super::{Bench, Broken, operators};
 use crate::algorithm::Algorithm;
 use crate::charge::{Admission, Charge, Enforcement, GiveBack, Permit};
 use crate::cost::Cost;
@@ -14,7 +14,7 @@ use crate::spec::LimitSpec;
 use crate::store::CounterStore;
 use crate::time::Span;
 
-pub(super) const NAMES: [&str; 15] = [
+pub(super) const NAMES: [&str; 17] = [
     "every algorithm answers as its step does",
     "a request's charges are all taken or none",
     "at least one alternative must fit, and those that fit are taken",
@@ -29,6 +29,8 @@ pub(super) const NAMES: [&str; 15] = [
     "a counter is as good as new when its memory is over",
     "a clock that goes back mints nothing and locks nothing",
     "what was taken ahead is given back once, and only what time has not given back",
+    "giving everything back leaves an unused counter, whatever it held",
+    "a window with one slot gives its units once in its length, however they are spread",
     "requests that ask for nothing or for too much do no harm",
 ];
 
@@ -48,6 +50,8 @@ pub(super) async fn run<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Bro
         Some(11) => expiries(bench).await,
         Some(12) => steps_back(bench).await,
         Some(13) => gives_back(bench).await,
+        Some(14) => operators::resets(bench).await,
+        Some(15) => operators::grants(bench).await,
         _ => harmless(bench).await,
     }
 }

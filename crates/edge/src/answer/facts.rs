@@ -215,6 +215,8 @@ fn guards(decision: &Decision, by: RulingBy) -> bool {
     match by {
         RulingBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
         RulingBy::Own => false,
+        // Whom operators shut out they hold for abusive.
+        RulingBy::Emergency => true,
     }
 }
 

@@ -6,6 +6,8 @@
 //! | `GET /admin/v1/quotas[?tier=&prefix=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
 //! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}` | `quotas` | viewer; operator | with one of them |
 //! | `/admin/v1/rules…` | `rules` | viewer; operator | what acts, what was published; publish, approve, go back |
+//! | `GET /admin/v1/usage/{api_key}`, `POST …/reset`, `…/grant` | `usage` | viewer; operator | what is used of its limits; give back, grant more |
+//! | `GET`, `POST /admin/v1/emergency`, `POST …/{id}/renew`, `DELETE …/{id}` | `emergency` | viewer; operator | block, tighten, exempt, switch off |
 //! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
 //! | `GET /admin/v1/audit/export[?after=]` | `audit` | admin | all of it in order, one a line |
 //! | `GET`, `PUT /admin/v1/log` | `log` | viewer; operator | which messages are written |
@@ -21,6 +23,7 @@
 mod access;
 mod audit;
 mod bulk;
+mod emergency;
 mod lines;
 mod log;
 mod process;
@@ -31,10 +34,12 @@ mod rules;
 mod session;
 mod sessions;
 mod tree;
+mod usage;
 
 pub use access::Door;
 pub use log::{LogLevels, LogSettings};
 pub use sessions::Sessions;
+pub use usage::{Meter, Reading, UsageOf};
 
 use crate::Status;
 use crate::dashboard;
@@ -62,6 +67,8 @@ pub struct Admin {
     pub desk: Option<Arc<Desk>>,
     /// The rules that act now, for checking what is sent against.
     pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
+    /// Who reads the counters.
+    pub meter: Arc<dyn Meter>,
     /// The state of the process.
     pub status: Arc<dyn Status>,
     /// Who writes messages.
@@ -113,6 +120,8 @@ const ROUTES: &[&[Route]] = &[
     rules::ROUTES,
     bulk::ROUTES,
     quotas::ROUTES,
+    usage::ROUTES,
+    emergency::ROUTES,
     audit::ROUTES,
     log::ROUTES,
     process::ROUTES,

@@ -18,18 +18,47 @@ pub(super) fn api_key(text: &str) -> Result<String, Problem> {
 
 /// The words of a query, in the order of `names`. Any other is an error.
 pub(super) fn words<const N: usize>(uri: &Uri, names: [&str; N]) -> Result<[Option<String>; N], Problem> {
+    let (words, others) = words_and_attributes(uri, names)?;
+    match others.first() {
+        None => Ok(words),
+        Some((name, _)) => Err(unknown(&format!("attr.{name}"), &names)),
+    }
+}
+
+/// What a request says: names and values.
+type Attributes = Vec<(String, String)>;
+
+/// The same, beside any `attr.NAME=VALUE` of the query.
+pub(super) fn words_and_attributes<const N: usize>(
+    uri: &Uri,
+    names: [&str; N],
+) -> Result<([Option<String>; N], Attributes), Problem> {
     let mut words = [const { None }; N];
+    let mut attributes = Attributes::new();
     for pair in uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let Some(place) = names.iter().position(|known| *known == name) else {
-            let shown: String = name.chars().take(50).collect();
-            return Err(Problem::bad(format!("there is no `{shown}` here; there is {}", names.join(", "))));
-        };
         let value = decode(&value.replace('+', " "));
         let value = value.ok_or_else(|| Problem::bad("it is not percent-encoded UTF-8").at(name))?;
-        words[place] = Some(value).filter(|value| !value.is_empty());
+        if let Some(place) = names.iter().position(|known| *known == name) {
+            words[place] = Some(value).filter(|value| !value.is_empty());
+            continue;
+        }
+        let attribute = name.strip_prefix("attr.").and_then(decode).filter(|name| !name.is_empty());
+        attributes.push((attribute.ok_or_else(|| unknown(name, &names))?, value));
+        if attributes.len() > MOST_ATTRIBUTES {
+            return Err(Problem::bad(format!("there are at most {MOST_ATTRIBUTES} attributes")));
+        }
     }
-    Ok(words)
+    Ok((words, attributes))
+}
+
+/// The most attributes that a query may have.
+const MOST_ATTRIBUTES: usize = 32;
+
+fn unknown(name: &str, names: &[&str]) -> Problem {
+    let shown: String = name.chars().take(50).collect();
+    let known = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+    Problem::bad(format!("there is no `{shown}` here; there is {known}"))
 }
 
 fn decode(text: &str) -> Option<String> {

@@ -27,6 +27,8 @@ pub(crate) struct Body<'a> {
     degraded_by: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     warned_by: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    emergency: Option<&'a str>,
 }
 
 /// As text, written where it belongs.
@@ -99,6 +101,7 @@ impl<'a> Body<'a> {
             decision_id: decision.id,
             degraded_by: decision.degraded_by.map(|by| decision.name(by)),
             warned_by: decision.warned_by.map(|by| decision.name(by)),
+            emergency: decision.emergency(),
         }
     }
 }

@@ -106,11 +106,15 @@ fn metadata(decision: &Decision) -> Option<Struct> {
     if decision.delay() > Span::ZERO {
         text("delay_ms", decision.delay().ceil_millis().to_string());
     }
-    let policy = matches!(decision.origin, Origin::Local | Origin::FailOpen | Origin::FailClosed);
+    let policy = matches!(decision.origin, Origin::Local | Origin::FailOpen | Origin::FailClosed)
+        || decision.emergency().is_some();
     if policy || !decision.is_allowed() || decision.degraded_by.is_some() || decision.warned_by.is_some() {
         text("decision_id", decision.id.to_string());
         text("revision", decision.revision().to_owned());
         text("origin", decision.origin.name().to_owned());
+    }
+    if let Some(name) = decision.emergency() {
+        text("emergency", name.to_owned());
     }
     let owed = [
         ("denied_by", decision.denied_by),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `server` | a running `tollgate serve`, and commands that end by themselves |
 //! | `admin` | one with a database, and its admin address |
+//! | `operator` | somebody who asks that address |
 //! | `foreign` | programs that nobody here wrote: gRPC's own client, redis-py, Envoy |
 //! | `proxy` | those that stand in front of a service: nginx, Caddy, HAProxy, Traefik |
 //! | `service` | the service behind them |
@@ -20,6 +21,7 @@ mod admin;
 mod folder;
 mod foreign;
 mod gateway;
+mod operator;
 mod origin;
 mod proxy;
 mod redis;
@@ -33,6 +35,7 @@ pub(crate) use admin::Node;
 pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client};
 pub(crate) use gateway::{Gateway, certificate, foreign, plain};
+pub(crate) use operator::Operator;
 pub(crate) use origin::Origin;
 pub(crate) use proxy::Proxy;
 pub(crate) use redis::Redis;

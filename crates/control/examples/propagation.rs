@@ -1,0 +1,97 @@
+//! How long a change of one node takes to act on another, over a real PostgreSQL on this machine: prints figures, asserts
+//! nothing about time. `cargo run --release -p tollgate-control --example propagation`.
+
+#![allow(clippy::print_stdout, reason = "it is here to print")]
+
+#[path = "../tests/databases/mod.rs"]
+mod databases;
+
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tollgate_control::{Actor, Control, Expected, Following};
+use tollgate_core::{Clock, SystemClock};
+use tollgate_engine::{Check, Limiter};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+const CHANGES: usize = 300;
+
+struct Node {
+    control: Arc<Control>,
+    limiter: Limiter<MemoryStore<SystemClock>>,
+}
+
+async fn node(address: &str, rules: &Arc<Ruleset>) -> Node {
+    let clock = SystemClock::new();
+    let control = Control::open(address, Arc::new(clock)).await.expect("a database");
+    tokio::spawn(Arc::clone(&control).follow(Following::default()));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a store");
+    let limiter = Limiter::new(Arc::clone(rules), store, Arc::new(clock))
+        .with_tenants(control.book())
+        .with_emergencies(control.measures());
+    Node { control, limiter }
+}
+
+/// Looks until a decision is as it should be.
+async fn felt(node: &Node, key: &str, allowed: bool) {
+    let attributes = [("api_key", key)];
+    let check = Check::attributes("d", &attributes);
+    while node.limiter.check_now(&check).is_none_or(|decision| decision.is_allowed() != allowed) {
+        tokio::time::sleep(Duration::from_micros(100)).await;
+    }
+}
+
+fn tell(what: &str, mut micros: Vec<u64>) {
+    micros.sort_unstable();
+    let at = |part: usize| micros[(micros.len() * part / 1_000).min(micros.len() - 1)] as f64 / 1_000.0;
+    println!(
+        "{what}: {} changes, p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms",
+        micros.len(),
+        at(500),
+        at(990),
+        at(1_000)
+    );
+}
+
+#[tokio::main]
+async fn main() {
+    let text = "{domain: d, descriptors: [{key: api_key, limit: 1000000/second}]}";
+    let rules = Arc::new(Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules"));
+    let server = databases::Postgres::start();
+    let address = server.database("propagation");
+    let nodes = [node(&address, &rules).await, node(&address, &rules).await];
+    let actor = Actor { name: "bench".to_owned(), origin: "here".to_owned() };
+    let clock = SystemClock::new();
+    let (mut emergencies, mut quotas) = (Vec::new(), Vec::new());
+    // From before the write until the other node decides by it; each node makes every other change.
+    for i in 0..CHANGES / 2 {
+        let (here, there) = (&nodes[i % 2], &nodes[(i + 1) % 2]);
+        let key = format!("some-caller-{i}");
+        let draft =
+            json!({"action": "block", "reason": "bench", "target": {"kind": "api_key", "value": key}});
+        let began = clock.now();
+        let draft = serde_json::from_value(draft).expect("a draft");
+        let declared = here.control.declare_emergency(draft, &rules, &actor).await.expect("a database");
+        felt(there, &key, false).await;
+        emergencies.push(clock.now().since(began).as_micros());
+        let began = clock.now();
+        here.control.end_emergency(&declared.expect("a measure").id, &actor).await.expect("a database");
+        felt(there, &key, true).await;
+        emergencies.push(clock.now().since(began).as_micros());
+
+        let shut = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 0, "unit": "day"}]});
+        let began = clock.now();
+        let draft = serde_json::from_value(shut).expect("a draft");
+        let put = here.control.put_quota(&key, draft, &rules, Expected::Anything, &actor).await;
+        put.expect("a database").expect("a quota");
+        felt(there, &key, false).await;
+        quotas.push(clock.now().since(began).as_micros());
+        let began = clock.now();
+        here.control.delete_quota(&key, Expected::Anything, &actor).await.expect("a database");
+        felt(there, &key, true).await;
+        quotas.push(clock.now().since(began).as_micros());
+    }
+    tell("emergencies", emergencies);
+    tell("quotas", quotas);
+}

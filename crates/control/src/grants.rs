@@ -1,0 +1,205 @@
+//! Extra quota of single callers, once; and notes of what operators did to counters, which are kept elsewhere.
+
+use crate::change::{Actor, Changed, record, writing};
+use crate::control::Control;
+use crate::db::{ControlError, on};
+use crate::emergency::problem;
+use crate::key::{KeyHash, prefix};
+use crate::quota::{QuotaProblem, tell_millis, text};
+use serde::{Deserialize, Serialize};
+use tollgate_core::Quota as CoreQuota;
+use tollgate_rules::Ruleset;
+
+/// For how long a grant can be used unless somebody says otherwise: 30 days, in seconds.
+const USUAL: u64 = 30 * 86_400;
+/// The longest: a year.
+const LONGEST: u64 = 366 * 86_400;
+/// The most that one caller has at once.
+const MOST: i64 = 100;
+
+const INSERT: &str = "INSERT INTO grants (id, key_hash, key_prefix, rule, units, reason, author, created_at,
+     expires_at, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+
+const SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expires_at FROM grants
+     WHERE revision > $1 AND expires_at > $2 ORDER BY revision";
+
+/// A grant as it is sent.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrantDraft {
+    /// Which rule; the one about the caller alone, if it does not say.
+    pub rule: Option<String>,
+    /// How much.
+    pub units: u64,
+    /// Why.
+    pub reason: String,
+    /// For how long it can be used, in seconds; 30 days, if it does not say.
+    pub ttl_seconds: Option<u64>,
+}
+
+/// A grant as it is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct QuotaGrant {
+    /// Its name.
+    pub id: String,
+    /// The key's first characters.
+    pub key_prefix: String,
+    /// Which rule.
+    pub rule: String,
+    /// How much.
+    pub units: u64,
+    /// Why.
+    pub reason: String,
+    /// Who granted it.
+    pub author: String,
+    /// When.
+    pub created_at: String,
+    /// Until when it can be used.
+    pub expires_at: String,
+    /// The revision of the change.
+    pub revision: i64,
+}
+
+/// A grant, for those who follow.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptGrant {
+    pub(crate) id: String,
+    pub(crate) rule: String,
+    pub(crate) units: u64,
+    /// In milliseconds.
+    pub(crate) lasts: i64,
+    pub(crate) until: i64,
+}
+
+impl Control {
+    /// Grants extra quota. It can be used on this node when this returns.
+    ///
+    /// # Errors
+    /// The outer one if the database does not do it; the inner one if what is sent cannot be.
+    pub async fn grant(
+        &self,
+        api_key: &str,
+        draft: GrantDraft,
+        rules: &Ruleset,
+        actor: &Actor,
+    ) -> Result<Result<QuotaGrant, QuotaProblem>, ControlError> {
+        if let Err(problem) = check(&draft, rules) {
+            return Ok(Err(problem));
+        }
+        let hash = self.hasher.hash(api_key);
+        let (id, now) = (crate::tokens::fresh_id()?, self.now_millis());
+        let lasts = i64::try_from(draft.ttl_seconds.unwrap_or(USUAL) * 1_000).unwrap_or(i64::MAX);
+        let granted = writing!(&self.db, |tx, head| {
+            let count = "SELECT COUNT(*) FROM grants WHERE key_hash = $1 AND expires_at > $2";
+            let (count,): (i64,) =
+                sqlx::query_as(count).bind(hash.0.to_vec()).bind(now).fetch_one(&mut *tx).await?;
+            if count >= MOST {
+                return Ok(Err(problem(
+                    "units",
+                    format!("this key has {MOST} grants already; wait for some to end"),
+                )));
+            }
+            let granted = QuotaGrant {
+                id: id.clone(),
+                key_prefix: prefix(api_key),
+                rule: draft.rule.clone().unwrap_or_else(|| "default".to_owned()),
+                units: draft.units,
+                reason: draft.reason.clone(),
+                author: actor.name.clone(),
+                created_at: tell_millis(now),
+                expires_at: tell_millis(now + lasts),
+                revision: head.0,
+            };
+            sqlx::query(INSERT)
+                .bind(id.clone())
+                .bind(hash.0.to_vec())
+                .bind(granted.key_prefix.clone())
+                .bind(granted.rule.clone())
+                .bind(i64::try_from(draft.units).unwrap_or(i64::MAX))
+                .bind(granted.reason.clone())
+                .bind(granted.author.clone())
+                .bind(now)
+                .bind(now + lasts)
+                .bind(head.0)
+                .execute(&mut *tx)
+                .await?;
+            let target = hash.to_string();
+            let changed = Changed {
+                action: "usage.grant",
+                target: &target,
+                before: String::new(),
+                after: serde_json::to_string(&granted).unwrap_or_default(),
+            };
+            record!(tx, head, now, actor, &changed);
+            granted
+        });
+        self.act().await;
+        Ok(Ok(granted))
+    }
+
+    /// Notes that the used quota of a caller is about to be given back: what is not noted is not done.
+    ///
+    /// # Errors
+    /// The outer one if the database does not do it; the inner one if the reason cannot be.
+    pub async fn note_reset(
+        &self,
+        api_key: &str,
+        rule: Option<&str>,
+        reason: &str,
+        before: String,
+        actor: &Actor,
+    ) -> Result<Result<(), QuotaProblem>, ControlError> {
+        if let Err(problem) = text("reason", reason, 1, 512) {
+            return Ok(Err(problem));
+        }
+        let (target, now) = (self.hasher.hash(api_key).to_string(), self.now_millis());
+        let after = serde_json::json!({"rule": rule, "reason": reason}).to_string();
+        writing!(&self.db, |tx, head| {
+            let changed = Changed {
+                action: "usage.reset",
+                target: &target,
+                before: before.clone(),
+                after: after.clone(),
+            };
+            record!(tx, head, now, actor, &changed);
+        });
+        self.act().await;
+        Ok(Ok(()))
+    }
+
+    /// Takes in what was granted since a revision.
+    pub(crate) async fn read_grants(&self, since: i64) -> Result<(), ControlError> {
+        let now = self.now_millis();
+        let rows: Vec<(Vec<u8>, String, String, i64, i64, i64)> = on!(&self.db, pool => {
+            sqlx::query_as(SINCE).bind(since).bind(now).fetch_all(pool).await?
+        });
+        for (hash, id, rule, units, created_at, until) in rows {
+            let hash = KeyHash::from_slice(&hash)
+                .ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))?;
+            let units = u64::try_from(units).unwrap_or(0);
+            self.book.granted(&hash, KeptGrant { id, rule, units, lasts: until - created_at, until }, now);
+        }
+        Ok(())
+    }
+}
+
+fn check(draft: &GrantDraft, rules: &Ruleset) -> Result<(), QuotaProblem> {
+    let rule = draft.rule.as_deref().unwrap_or("default");
+    text("rule", rule, 1, 512)?;
+    if rules.callers_rules_called(rule).is_empty() {
+        let why = match &draft.rule {
+            Some(_) => {
+                "no rule with a counter for each `api_key` is called so; write its name, its path, or `default`"
+            }
+            None => "there is no rule about `api_key` alone: write which `rule` is meant",
+        };
+        return Err(problem("rule", why));
+    }
+    if draft.units == 0 || draft.units > CoreQuota::LARGEST {
+        return Err(problem("units", format!("write 1 to {}", CoreQuota::LARGEST)));
+    }
+    if !(1..=LONGEST).contains(&draft.ttl_seconds.unwrap_or(USUAL)) {
+        return Err(problem("ttl_seconds", format!("write 1 to {LONGEST}")));
+    }
+    text("reason", &draft.reason, 1, 512)
+}

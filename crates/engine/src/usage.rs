@@ -1,0 +1,319 @@
+//! What is used of a caller's limits, read from the counters without charging; and giving it back.
+//!
+//! Only rules with counters of the caller's own are told of: another's quota is nobody's to give back. Some need more than
+//! the caller's key to be met (an endpoint, say): they are named, with what they need.
+
+use crate::check::Check;
+use crate::grant::Grants;
+use crate::limiter::{Limiter, plan_into};
+use smallvec::SmallVec;
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Limit, Mode, Outcome, Part, Span,
+    StoreError, Timestamp, Verdict,
+};
+use tollgate_rules::{Attributes, Charges, Domain, HitLimit, Plan, Role, Ruleset};
+
+/// Gives back whatever was used: more than any counter holds.
+const EVERYTHING: Cost = Cost::refund(u64::MAX);
+
+/// Where a limit comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Agreed with this caller.
+    Override,
+    /// The caller's tier.
+    Tier,
+    /// The rule, for whoever has nothing else.
+    Rule,
+}
+
+impl Source {
+    /// The word in answers.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Override => "override",
+            Self::Tier => "tier",
+            Self::Rule => "rule",
+        }
+    }
+}
+
+/// One limit, and what is used of it.
+#[derive(Clone, Debug)]
+pub struct Used {
+    /// The rule's name.
+    pub rule: String,
+    /// Its path.
+    pub descriptor: String,
+    /// The limit; where it is split, one of the parts.
+    pub limit: Limit,
+    /// How many parts there are.
+    pub parts: u64,
+    /// Whether it decides.
+    pub role: Role,
+    /// Where it comes from.
+    pub source: Source,
+    /// Units that could be taken at this instant; nothing where nobody could tell.
+    pub remaining: Option<u64>,
+    /// After how long it is as good as unused.
+    pub reset_after: Span,
+}
+
+impl Used {
+    /// Units that are used.
+    #[must_use]
+    pub fn used(&self) -> Option<u64> {
+        self.remaining.map(|left| (self.limit.capacity() * self.parts).saturating_sub(left))
+    }
+}
+
+/// A rule that the request does not say enough to meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// The rule's name.
+    pub rule: String,
+    /// Its path.
+    pub descriptor: String,
+    /// The attributes that it needs.
+    pub attributes: Vec<String>,
+}
+
+/// What is left of extra quota.
+#[derive(Clone, Debug)]
+pub struct Left {
+    /// The grant's name.
+    pub id: String,
+    /// The rules that it is for.
+    pub rules: Vec<String>,
+    /// What was granted.
+    pub units: u64,
+    /// What is left of it.
+    pub remaining: Option<u64>,
+    /// When it ends.
+    pub until: Timestamp,
+}
+
+/// All limits of one caller.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    /// The domain.
+    pub domain: String,
+    /// The caller's tier.
+    pub tier: Option<String>,
+    /// In the order of the rules.
+    pub limits: Vec<Used>,
+    /// What else there would be to tell of.
+    pub needs: Vec<Needs>,
+    /// Extra quota.
+    pub grants: Vec<Left>,
+}
+
+/// Why nothing can be told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UsageError {
+    /// Which domain is meant is not said, or there is none such.
+    #[error("{0}")]
+    Domain(String),
+    /// There is no such rule with a counter for each caller.
+    #[error("{0}")]
+    Rule(String),
+    /// The counters could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The counters of one hit: more than one where the rule splits them.
+struct Counters<'p> {
+    hit: usize,
+    /// The values that name each.
+    names: Vec<SmallVec<[Part<'p>; 4]>>,
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// What is used of the limits that a request with these attributes meets, of one rule or of all.
+    ///
+    /// # Errors
+    /// [`UsageError`] that says what is missing.
+    pub async fn usage(
+        &self,
+        domain: Option<&str>,
+        attributes: &Attributes<'_>,
+        rule: Option<&str>,
+    ) -> Result<Usage, UsageError> {
+        self.look(domain, attributes, rule, false).await
+    }
+
+    /// Gives back all that was used of them, and tells what there is then. Permits are held, not used: they stay.
+    ///
+    /// # Errors
+    /// [`UsageError`] that says what is missing; nothing is given back then.
+    pub async fn reset(
+        &self,
+        domain: Option<&str>,
+        attributes: &Attributes<'_>,
+        rule: Option<&str>,
+    ) -> Result<Usage, UsageError> {
+        self.look(domain, attributes, rule, true).await
+    }
+
+    async fn look(
+        &self,
+        domain: Option<&str>,
+        attributes: &Attributes<'_>,
+        rule: Option<&str>,
+        gives_back: bool,
+    ) -> Result<Usage, UsageError> {
+        let rules = self.rules();
+        let domain = find_domain(&rules, domain)?;
+        let only = rule.map(|name| find_rules(&rules, name)).transpose()?;
+        let check = Check::attributes(domain.name(), attributes).costing(Cost::LOOK);
+        let agreed = self.agreed_with(&check, &rules);
+        let mut plan = Plan::default();
+        plan_into(&rules, agreed.tenant.as_deref(), &check, &mut plan);
+        let own = domain.callers_rules(attributes);
+        let wanted = |id: u32| only.as_ref().is_none_or(|only| only.contains(&id));
+        let counters = counters(&plan, |id| {
+            wanted(id) && own.iter().any(|own| own.rule.id == id && own.missing.is_empty())
+        });
+        if gives_back {
+            let spends = |charge: &Charge<'_>| charge.limit.algorithm() != Algorithm::Concurrency;
+            let all: Vec<Charge<'_>> =
+                charges(&plan, &counters, EVERYTHING).into_iter().filter(spends).collect();
+            if !all.is_empty() {
+                self.store.debit(&all).await?;
+            }
+        }
+        let looks = charges(&plan, &counters, Cost::LOOK);
+        let told = if looks.is_empty() { SmallVec::new() } else { self.store.charge(&looks).await?.each };
+        let path = |id: u32| own.iter().find(|own| own.rule.id == id).map_or("", |own| &own.path);
+        let mut told = told.into_iter();
+        let limits = counters.iter().map(|counter| {
+            let outcomes: Vec<Outcome> = told.by_ref().take(counter.names.len()).collect();
+            used(&plan, counter, &outcomes, path)
+        });
+        let limits = limits.collect();
+        let needs =
+            own.iter().filter(|own| !own.missing.is_empty() && wanted(own.rule.id)).map(|own| Needs {
+                rule: own.rule.name.clone(),
+                descriptor: own.path.clone(),
+                attributes: own.missing.iter().map(|name| (*name).to_owned()).collect(),
+            });
+        Ok(Usage {
+            domain: domain.name().to_owned(),
+            tier: plan.tier.map(str::to_owned),
+            limits,
+            needs: needs.collect(),
+            grants: self.left(&rules, agreed.grants.as_deref()).await?,
+        })
+    }
+
+    /// What is left of extra quota.
+    async fn left(&self, rules: &Ruleset, grants: Option<&Grants>) -> Result<Vec<Left>, StoreError> {
+        let now = self.clock.now();
+        let mut left = Vec::new();
+        for grant in grants.into_iter().flatten().filter(|grant| now < grant.until) {
+            let name = grant.name();
+            let look = grant.look(&name);
+            let told = self.store.charge(&[look]).await?.each[0];
+            left.push(Left {
+                id: grant.id.to_string(),
+                rules: grant.rules.iter().filter_map(|id| Some(rules.rule(*id)?.name.clone())).collect(),
+                units: grant.units(),
+                remaining: answered(&told),
+                until: grant.until,
+            });
+        }
+        Ok(left)
+    }
+}
+
+fn find_domain<'r>(rules: &'r Ruleset, name: Option<&str>) -> Result<&'r Domain, UsageError> {
+    let names = || rules.domains().map(Domain::name).collect::<Vec<_>>().join(", ");
+    let found = match name {
+        Some(name) => rules.domain(name),
+        None => Some(rules.domains()).and_then(|mut all| all.next().filter(|_| all.next().is_none())),
+    };
+    found.ok_or_else(|| {
+        UsageError::Domain(match name {
+            Some(_) => format!("there is no such domain; there is {}", names()),
+            None => format!("several domains are loaded; write `domain=` and one of {}", names()),
+        })
+    })
+}
+
+fn find_rules(rules: &Ruleset, name: &str) -> Result<Vec<u32>, UsageError> {
+    let found = rules.callers_rules_called(name);
+    if found.is_empty() {
+        let shown: String = name.chars().take(50).collect();
+        let why = format!(
+            "no rule with a counter for each `api_key` is called `{shown}`; write its name, its path, or `default`"
+        );
+        return Err(UsageError::Rule(why));
+    }
+    Ok(found)
+}
+
+fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<Counters<'p>> {
+    let hits = plan.hits.iter().enumerate();
+    let counters = hits.filter_map(|(at, hit)| {
+        let rule = hit.rule.filter(|rule| wanted(rule.id))?;
+        let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
+        let split = rule.split_names();
+        let names = if split.is_empty() {
+            vec![parts.iter().copied().collect()]
+        } else {
+            let named = |name: &&'static str| {
+                std::iter::once(Part::Text(name)).chain(parts.iter().skip(1).copied()).collect()
+            };
+            split.iter().map(named).collect()
+        };
+        Some(Counters { hit: at, names })
+    });
+    counters.collect()
+}
+
+/// One charge for each counter, each on its own. The store is asked about what may be leased, too.
+fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [Counters<'_>], cost: Cost) -> Charges<'a> {
+    let each = counters.iter().flat_map(|counter| counter.names.iter().map(|name| (counter.hit, name)));
+    let charge = |(hit, parts): (usize, &'a SmallVec<[Part<'_>; 4]>)| {
+        let hit = &plan.hits[hit];
+        let key = CounterKey { scope: &hit.limit.scope, parts };
+        let after_loss = hit.rule.map_or_else(Default::default, |rule| rule.class.after_loss());
+        let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
+        let enforcement = Enforcement::Independent;
+        Charge { enforcement, after_loss, mode, ..Charge::new(key, &hit.limit.limit, cost) }
+    };
+    each.map(charge).collect()
+}
+
+fn used<'a>(
+    plan: &Plan<'_>,
+    counter: &Counters<'_>,
+    told: &[Outcome],
+    path: impl Fn(u32) -> &'a str,
+) -> Used {
+    let hit = &plan.hits[counter.hit];
+    let rule = hit.rule.expect("only rules' limits have counters here");
+    let replaced = hit.limit.role != Role::Candidate && hit.limit.limit.algorithm() != Algorithm::Concurrency;
+    let source = match &hit.limit {
+        HitLimit::Agreed(_) if replaced => Source::Override,
+        _ if plan.tier.is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => Source::Tier,
+        _ => Source::Rule,
+    };
+    Used {
+        rule: rule.name.clone(),
+        descriptor: path(rule.id).to_owned(),
+        limit: hit.limit.limit.clone(),
+        parts: counter.names.len() as u64,
+        role: hit.limit.role,
+        source,
+        remaining: told.iter().map(answered).sum(),
+        reset_after: told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(Span::ZERO),
+    }
+}
+
+fn answered(outcome: &Outcome) -> Option<u64> {
+    (outcome.verdict != Verdict::Unanswered).then_some(outcome.remaining)
+}

@@ -1,0 +1,188 @@
+//! What is used of a caller's limits: read without charging, given back, and added to once.
+
+use super::routes::{Asked, Reply, Route, whole};
+use super::{problem, query};
+use crate::http::problem::Problem;
+use crate::http::{body, json_answer};
+use hyper::{Method, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::future::Future;
+use std::pin::Pin;
+use tollgate_control::{GrantDraft, QuotaProblem, Role, rfc3339};
+use tollgate_core::CounterStore;
+use tollgate_engine::{Left, Limiter, Needs, Usage, UsageError, Used, Window};
+use tollgate_rules::{Role as LimitRole, TENANT_KEY};
+
+const ONE: &str = "/admin/v1/usage/{api_key}";
+
+pub(super) const ROUTES: &[Route] = &[
+    Route::new(Method::GET, ONE, Role::Viewer, |asked| Box::pin(get(asked))),
+    Route::new(Method::POST, "/admin/v1/usage/{api_key}/reset", Role::Operator, |asked| {
+        Box::pin(reset(asked))
+    }),
+    Route::new(Method::POST, "/admin/v1/usage/{api_key}/grant", Role::Operator, |asked| {
+        Box::pin(grant(asked))
+    }),
+];
+
+/// Whose limits are meant, and which of them.
+pub struct UsageOf {
+    /// The domain, where there are several.
+    pub domain: Option<String>,
+    /// The caller, and what else requests say that meet the limits.
+    pub attributes: Vec<(String, String)>,
+    /// Only this rule's.
+    pub rule: Option<String>,
+}
+
+/// What is told, or why it cannot be.
+pub type Reading<'a> = Pin<Box<dyn Future<Output = Result<Usage, UsageError>> + Send + 'a>>;
+
+/// Who reads the counters: a limiter over whatever store.
+pub trait Meter: Send + Sync {
+    /// What is used.
+    fn usage<'a>(&'a self, of: &'a UsageOf) -> Reading<'a>;
+    /// Gives it back, and tells what there is then.
+    fn reset<'a>(&'a self, of: &'a UsageOf) -> Reading<'a>;
+}
+
+impl<S: CounterStore> Meter for Limiter<S> {
+    fn usage<'a>(&'a self, of: &'a UsageOf) -> Reading<'a> {
+        Box::pin(async move {
+            let attributes: Vec<(&str, &str)> = of.pairs();
+            Self::usage(self, of.domain.as_deref(), &attributes, of.rule.as_deref()).await
+        })
+    }
+
+    fn reset<'a>(&'a self, of: &'a UsageOf) -> Reading<'a> {
+        Box::pin(async move {
+            let attributes: Vec<(&str, &str)> = of.pairs();
+            Self::reset(self, of.domain.as_deref(), &attributes, of.rule.as_deref()).await
+        })
+    }
+}
+
+impl UsageOf {
+    fn pairs(&self) -> Vec<(&str, &str)> {
+        self.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+    }
+
+    fn read(asked: &Asked) -> Result<(String, Self), Problem> {
+        let key = query::api_key(&asked.named[0])?;
+        let ([domain], mut attributes) = query::words_and_attributes(&asked.head.uri, ["domain"])?;
+        if attributes.iter().any(|(name, _)| name == TENANT_KEY) {
+            return Err(Problem::bad("the key stands in the path").at("attr.api_key"));
+        }
+        attributes.insert(0, (TENANT_KEY.to_owned(), key.clone()));
+        Ok((key, Self { domain, attributes, rule: None }))
+    }
+}
+
+async fn get(asked: Asked) -> Result<Reply, Problem> {
+    let (key, of) = UsageOf::read(&asked)?;
+    let usage = asked.admin.meter.usage(&of).await.map_err(unread)?;
+    Ok(told(&key, &usage))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reset {
+    rule: Option<String>,
+    reason: String,
+}
+
+async fn reset(asked: Asked) -> Result<Reply, Problem> {
+    let (key, mut of) = UsageOf::read(&asked)?;
+    let Asked { admin, body, actor, .. } = asked;
+    let sent: Reset = body::decode(&body::read(body).await?)?;
+    of.rule = sent.rule;
+    let before = admin.meter.usage(&of).await.map_err(unread)?;
+    let noted = json!({"limits": before.limits.iter().map(limit).collect::<Vec<_>>()}).to_string();
+    let noted = admin.control()?.note_reset(&key, of.rule.as_deref(), &sent.reason, noted, &actor).await;
+    noted.map_err(problem)?.map_err(unfit)?;
+    let usage = admin.meter.reset(&of).await.map_err(unread)?;
+    Ok(told(&key, &usage))
+}
+
+async fn grant(asked: Asked) -> Result<Reply, Problem> {
+    let key = query::api_key(&asked.named[0])?;
+    let [] = query::words(&asked.head.uri, [])?;
+    let Asked { admin, body, actor, .. } = asked;
+    let draft: GrantDraft = body::decode(&body::read(body).await?)?;
+    let granted = admin.control()?.grant(&key, draft, &(admin.rules)(), &actor).await;
+    let granted = granted.map_err(problem)?.map_err(unfit)?;
+    Ok(whole(json_answer(StatusCode::CREATED, format!("{:#}\n", json!(granted)).into_bytes())))
+}
+
+pub(super) fn unfit(wrong: QuotaProblem) -> Problem {
+    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "It cannot act", wrong.detail).at(wrong.place)
+}
+
+fn unread(error: UsageError) -> Problem {
+    match error {
+        UsageError::Domain(why) => Problem::bad(why).at("domain"),
+        UsageError::Rule(why) => {
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "No such rule", why).at("rule")
+        }
+        error => {
+            tracing::warn!(%error, "counters could not be read for an operator");
+            let detail = "the store of the counters does not answer. Try again";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Store away", detail)
+        }
+    }
+}
+
+fn told(key: &str, usage: &Usage) -> Reply {
+    let body = json!({
+        "api_key": key,
+        "domain": usage.domain,
+        "tier": usage.tier,
+        "limits": usage.limits.iter().map(limit).collect::<Vec<_>>(),
+        "needs": usage.needs.iter().map(needs).collect::<Vec<_>>(),
+        "grants": usage.grants.iter().map(left).collect::<Vec<_>>(),
+    });
+    whole(json_answer(StatusCode::OK, format!("{body:#}\n").into_bytes()))
+}
+
+fn limit(used: &Used) -> Value {
+    let (count, capacity) = (used.limit.quota().count * used.parts, used.limit.capacity() * used.parts);
+    let mut told = json!({
+        "rule": used.rule,
+        "descriptor": used.descriptor,
+        "limit": count,
+        "window": Window::of(&used.limit).to_string(),
+        "algorithm": used.limit.algorithm().name(),
+        "used": used.used(),
+        "remaining": used.remaining,
+        "reset_ms": used.reset_after.ceil_millis(),
+        "source": used.source.name(),
+    });
+    if capacity != count {
+        told["burst"] = capacity.into();
+    }
+    let role = match used.role {
+        LimitRole::Live => None,
+        LimitRole::Shadow => Some("shadow"),
+        LimitRole::Candidate => Some("candidate"),
+        LimitRole::Quota => Some("quota"),
+    };
+    if let Some(role) = role {
+        told["role"] = role.into();
+    }
+    told
+}
+
+fn needs(needs: &Needs) -> Value {
+    json!({"rule": needs.rule, "descriptor": needs.descriptor, "attributes": needs.attributes})
+}
+
+fn left(left: &Left) -> Value {
+    json!({
+        "id": left.id,
+        "rules": left.rules,
+        "units": left.units,
+        "remaining": left.remaining,
+        "expires_at": rfc3339(left.until),
+    })
+}

@@ -1,0 +1,59 @@
+//! The rules with counters of a caller's own: what `GET /admin/v1/usage` tells of, and what can be given back.
+
+use crate::plan::Attributes;
+use crate::rule::Rule;
+use crate::ruleset::{Domain, Ruleset};
+use crate::tenant::is_callers;
+use crate::walk::find;
+
+/// A rule that has counters for this caller.
+#[derive(Clone, Debug)]
+pub struct CallersRule<'r> {
+    /// The rule.
+    pub rule: &'r Rule,
+    /// Where it stands in the tree: `api_key/endpoint=POST /orders`.
+    pub path: String,
+    /// Attributes that the request lacks; with none missing, the request meets the rule.
+    pub missing: Vec<&'r str>,
+}
+
+impl Domain {
+    /// The rules that have counters for this caller, and what the request lacks to meet them. Those that it can never meet,
+    /// for it has another value than they ask for, are left out.
+    #[must_use]
+    pub fn callers_rules<'r>(&'r self, request: &Attributes<'_>) -> Vec<CallersRule<'r>> {
+        let mut found = Vec::new();
+        for (at, node) in self.tree.iter().enumerate() {
+            let (Some(rule), Ok(at)) = (node.rule, u32::try_from(at)) else { continue };
+            let path = self.path(at);
+            let nodes = || path.iter().map(|node| &self.tree[*node as usize]);
+            if !nodes().any(|node| is_callers(&node.element)) {
+                continue;
+            }
+            let (missing, asked): (Vec<_>, Vec<_>) =
+                nodes().partition(|node| find(request, &node.element.key).is_none());
+            if asked.into_iter().all(|node| self.clause(node, request).holds) {
+                let words: Vec<String> = nodes().map(|node| node.element.to_string()).collect();
+                found.push(CallersRule {
+                    rule: &self.rules[rule as usize],
+                    path: words.join("/"),
+                    missing: missing.into_iter().map(|node| &*node.element.key).collect(),
+                });
+            }
+        }
+        found
+    }
+}
+
+impl Ruleset {
+    /// The rules with counters of a caller's own that are called so: by name, by path, by what follows the caller in the
+    /// path, or `default` for the one about the caller alone. In order.
+    #[must_use]
+    pub fn callers_rules_called(&self, name: &str) -> Vec<u32> {
+        let nodes = self.overridable().get(&crate::tenant::canonical(name)).map_or(&[][..], Vec::as_slice);
+        let rule = |(domain, node): &(usize, u32)| self.domains().nth(*domain)?.tree[*node as usize].rule;
+        let mut rules: Vec<u32> = nodes.iter().filter_map(rule).collect();
+        rules.sort_unstable();
+        rules
+    }
+}

@@ -1,0 +1,200 @@
+//! What is used of a caller's limits: told, given back, granted more, over memory and over Redis; and limits that change
+//! while traffic flows.
+
+#[path = "../../control/tests/databases/mod.rs"]
+mod databases;
+mod harness;
+
+use databases::Place;
+use harness::{Operator, Redis, Server};
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: api_key
+    limit: 4/hour
+    tiers: {pro: 6/hour}
+    descriptors:
+      - {key: endpoint, value: POST /orders, limit: 2/hour, algorithm: fixed_window, name: orders}
+";
+
+fn told_given_back_and_granted(node: &Operator) {
+    let request = json!({"api_key": "k/1", "endpoint": "POST /orders"});
+    assert_eq!(node.passes(&request), 2);
+    let usage = "/admin/v1/usage/k%2F1";
+    for _ in 0..3 {
+        let told = node.get(usage);
+        assert_eq!(told["limits"].as_array().map(Vec::len), Some(1), "{told}");
+        let limit = &told["limits"][0];
+        assert_eq!(
+            (&limit["rule"], &limit["used"], &limit["remaining"], &limit["limit"]),
+            (&json!("api_key"), &json!(2), &json!(2), &json!(4)),
+            "reading charges nothing"
+        );
+        assert_eq!((&limit["source"], &limit["window"]), (&json!("rule"), &json!("1h")));
+        assert_eq!(
+            told["needs"],
+            json!([{"rule": "orders", "descriptor": "api_key/endpoint=POST /orders", "attributes": ["endpoint"]}])
+        );
+    }
+    let order = format!("{usage}?attr.endpoint=POST%20/orders&domain=d");
+    let told = node.get(&order);
+    assert_eq!((&told["limits"][1]["rule"], &told["limits"][1]["used"]), (&json!("orders"), &json!(2)));
+    assert_eq!(told["needs"], json!([]));
+
+    // One rule, then all.
+    let reset = order.replace('?', "/reset?");
+    let told = node.post(&reset, &json!({"rule": "orders", "reason": "our mistake"}));
+    assert_eq!((told["limits"].as_array().map(Vec::len), &told["limits"][0]["used"]), (Some(1), &json!(0)));
+    assert_eq!(node.passes(&request), 2, "and the key's own limit is used up by that");
+    assert_eq!(node.passes(&json!({"api_key": "k/1"})), 0);
+    node.post(&reset, &json!({"reason": "our mistake"}));
+    assert_eq!((node.passes(&request), node.passes(&json!({"api_key": "k/1"}))), (2, 2));
+
+    // Extra quota, once: of the key's own limit, then of the endpoint's.
+    let granted = node.ask("POST", &format!("{usage}/grant"), &json!({"units": 3, "reason": "ticket 5"}));
+    assert_eq!(granted.status, 201, "{}", granted.text());
+    let first = node.server.check("d", &json!({"api_key": "k/1"})).json();
+    assert_eq!((&first["allowed"], &first["origin"]), (&json!(true), &json!("grant")), "{first}");
+    assert_eq!(node.get(usage)["grants"][0]["remaining"], 2);
+    assert_eq!(node.passes(&request), 0, "the endpoint's limit was not extended");
+    assert_eq!(node.get(usage)["grants"][0]["remaining"], 2, "and nothing was taken");
+    assert_eq!(node.passes(&json!({"api_key": "k/1"})), 2);
+    assert_eq!(node.passes(&json!({"api_key": "k/1"})), 0);
+
+    // What is agreed wins, and says so.
+    let own = json!({"tier": "pro"});
+    assert_eq!(node.ask("PUT", "/admin/v1/quotas/k%2F1", &own).status, 200);
+    let told = node.get(usage);
+    assert_eq!((&told["tier"], &told["limits"][0]["source"]), (&json!("pro"), &json!("tier")));
+    let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 40, "unit": "hour"}]});
+    assert_eq!(node.ask("PUT", "/admin/v1/quotas/k%2F1", &own).status, 200);
+    let told = node.get(usage);
+    assert_eq!((&told["limits"][0]["limit"], &told["limits"][0]["source"]), (&json!(40), &json!("override")));
+
+    for (path, body, status, says) in [
+        (format!("{usage}/reset"), json!({}), 400, "missing field `reason`"),
+        (format!("{usage}/reset"), json!({"reason": ""}), 422, "reason"),
+        (format!("{usage}/reset"), json!({"reason": "r", "rule": "nope"}), 422, "is called `nope`"),
+        (format!("{usage}/grant"), json!({"reason": "r", "units": 0}), 422, "units"),
+        (format!("{usage}/reset?domain=x"), json!({"reason": "r"}), 400, "there is d"),
+        (format!("{usage}/reset?attr.api_key=x"), json!({"reason": "r"}), 400, "in the path"),
+        (format!("{usage}/reset?atr.x=x"), json!({"reason": "r"}), 400, "there is domain"),
+    ] {
+        let refused = node.ask("POST", &path, &body);
+        assert_eq!(refused.status, status, "{path}: {}", refused.text());
+        assert!(refused.text().contains(says), "{path}: {}", refused.text());
+    }
+    let audit = node.ask("GET", "/admin/v1/audit", &Value::Null).text();
+    for action in ["usage.reset", "usage.grant", "our mistake", "ticket 5"] {
+        assert!(audit.contains(action), "{audit}");
+    }
+    assert!(!audit.contains("k/1"), "no key is kept: {audit}");
+}
+
+#[test]
+fn usage_over_memory() {
+    let place = Place::new();
+    told_given_back_and_granted(&Operator::start(RULES, &place.sqlite("usage"), &[]));
+}
+
+/// A busy machine is no reason to decide without the store.
+fn over(redis: &Redis, rules: &str, db: &str) -> Operator {
+    Operator::start(rules, db, &["--store", &redis.url(), "--store-deadline-ms", "10000"])
+}
+
+#[test]
+fn usage_over_redis() {
+    let (place, redis) = (Place::new(), Redis::start());
+    told_given_back_and_granted(&over(&redis, RULES, &place.sqlite("usage")));
+}
+
+/// Windows of a day that may turn while the test runs would let more through.
+const CHANGING: &str = "
+domain: d
+descriptors:
+  - {key: api_key, limit: 30/day, algorithm: ALGORITHM}
+";
+
+fn hammer(server: &Server, passed: &AtomicU64, done: &AtomicBool) {
+    while !done.load(Ordering::Relaxed) {
+        if server.check("d", &json!({"api_key": "k"})).status == 200 {
+            passed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Ends the traffic, also when the test fails.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// However a limit is changed while it is used, no more passes than the largest that it ever was, and what was used
+/// counts against whatever it is at the end.
+#[test]
+fn changes_during_traffic_over_redis_give_nothing_back() {
+    let redis = Redis::start();
+    for algorithm in ["gcra", "strict_window", "sliding_log"] {
+        let place = Place::new();
+        let rules = CHANGING.replace("ALGORITHM", algorithm);
+        redis.command("FLUSHALL");
+        let node = over(&redis, &rules, &place.sqlite("changing"));
+        let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
+        let put = |count: u64| {
+            let own =
+                json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "day"}]});
+            assert_eq!(node.ask("PUT", "/admin/v1/quotas/k", &own).status, 200);
+        };
+        std::thread::scope(|scope| {
+            let _ended = Ended(&done);
+            let hammers = [(); 2].map(|()| scope.spawn(|| hammer(&node.server, &passed, &done)));
+            for count in [40, 10, 60, 5, 60, 20, 60, 90] {
+                put(count);
+                let before = passed.load(Ordering::Relaxed);
+                harness::eventually("traffic, or nothing left", || {
+                    let usage = node.get("/admin/v1/usage/k");
+                    let over = usage["limits"][0]["remaining"] == 0;
+                    (over || passed.load(Ordering::Relaxed) > before + 3).then_some(())
+                });
+            }
+            harness::eventually("the end of the quota", || {
+                (node.get("/admin/v1/usage/k")["limits"][0]["remaining"] == 0).then_some(())
+            });
+            done.store(true, Ordering::Relaxed);
+            hammers.into_iter().for_each(|hammer| hammer.join().expect("a hammer"));
+        });
+        let passed = passed.load(Ordering::Relaxed);
+        // A bucket counts in time: what was taken at another size weighs as much as it did then.
+        let fits = if algorithm == "gcra" { passed <= 90 } else { passed == 90 };
+        assert!(fits, "{algorithm}: {passed} passed of 90");
+    }
+}
+
+#[test]
+fn the_command_line_does_it_too() {
+    let place = Place::new();
+    let node = Operator::start(RULES, &place.sqlite("usage"), &[]);
+    assert_eq!(node.passes(&json!({"api_key": "k/1"})), 4);
+    let told = node.run(&["usage", "k/1"]);
+    assert_eq!(told.code, Some(0), "{}{}", told.out, told.err);
+    assert!(told.out.contains("4 / 1h") && told.out.contains("tell also --attr endpoint=…"), "{}", told.out);
+    let told = node.run(&["usage", "k/1", "--attr", "endpoint=POST /orders", "--domain", "d", "--json"]);
+    let told: Value = serde_json::from_str(&told.out).expect("JSON for programs");
+    assert_eq!(told["limits"].as_array().map(Vec::len), Some(2), "{told}");
+    let granted = node.run(&["usage", "grant", "k/1", "--units", "2", "--reason", "ticket 9"]);
+    assert_eq!(granted.code, Some(0), "{}{}", granted.out, granted.err);
+    assert_eq!(node.passes(&json!({"api_key": "k/1"})), 2);
+    let reset = node.run(&["usage", "reset", "k/1", "--rule", "default", "--reason", "ticket 9"]);
+    assert_eq!(reset.code, Some(0), "{}{}", reset.out, reset.err);
+    assert!(reset.out.contains("granted 2, 0 left"), "{}", reset.out);
+    assert_eq!(node.passes(&json!({"api_key": "k/1"})), 4);
+    let wrong = node.run(&["usage", "reset", "k/1", "--rule", "nope", "--reason", "r"]);
+    assert!(wrong.code == Some(1) && wrong.err.contains("(at rule)"), "{}", wrong.err);
+    assert!(node.run(&["usage"]).err.contains("API_KEY"));
+}
