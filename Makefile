@@ -131,18 +131,21 @@ $(DASHBOARD_MODULES): dashboard/package-lock.json dashboard/.npmrc
 $(DASHBOARD_PAGE): $(DASHBOARD_MODULES) dashboard/index.html dashboard/vite.config.ts dashboard/svelte.config.js dashboard/tsconfig.json $(shell find dashboard/src -type f)
 	cd dashboard && npm run --silent build -- --logLevel=warn
 
+# With a test beside it, however small, so that it is the binary of `make unit` and not built twice.
+BUILD_TESTED := $(CARGO) build --workspace --locked --bin tollgate --test rooms
+
 # The dashboard in Debian's chromium, on the real server; its types before that.
 .PHONY: dashboard-test
 dashboard-test: toolchain dashboard-tools
 	@$(MAKE) --no-print-directory $(DASHBOARD_PAGE)
 	cd dashboard && npm run --silent check
-	$(CARGO) build --workspace --bin tollgate --locked
+	$(BUILD_TESTED)
 	cd dashboard && TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm run --silent test
 
 .PHONY: screenshots
 screenshots: toolchain dashboard-tools
 	@$(MAKE) --no-print-directory $(DASHBOARD_PAGE)
-	$(CARGO) build --workspace --bin tollgate --locked
+	$(BUILD_TESTED)
 	cd dashboard && TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm run --silent screenshots
 
 .PHONY: dashboard-tools

@@ -38,7 +38,7 @@ test('a token opens a session, and its end ends it', async ({ page, context }) =
     await page.keyboard.press('Enter');
     await expect(page.getByRole('button', { name: 'Log out' })).toBeVisible();
     server.run('token', 'revoke', '--db', server.db, token.split('_')[1] ?? '');
-    await page.getByRole('link', { name: 'Quotas' }).click();
+    await page.reload();
     await expect(page.getByLabel('Token'), 'the session dies with the token').toBeVisible();
   } finally {
     await server.stop();

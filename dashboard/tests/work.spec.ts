@@ -70,7 +70,7 @@ test('rules are mended, published and gone back from', async ({ page }) => {
   try {
     await open(page, server, 'rules');
     const row = page.getByRole('row').filter({ hasText: 'per-key' });
-    await expect(row).toContainText('5/h');
+    await expect(row).toContainText('5/1h');
     await row.getByRole('button').click();
     const text = page.getByRole('textbox', { name: /^Rule file/ });
     await expect(text, 'the line is shown').toBeFocused();
@@ -91,10 +91,18 @@ test('rules are mended, published and gone back from', async ({ page }) => {
     await dialog.getByLabel('Reason').fill('ticket 13');
     await dialog.getByRole('button', { name: 'Publish', exact: true }).click();
     await expect(dialog).toHaveCount(0);
-    await expect.poll(async () => (await passes(server, 'first')) === 7, { message: 'they act' }).toBe(true);
+    await expect.poll(() => passes(server, 'first'), { message: 'they act' }).toBe(7);
 
     await page.getByRole('tab', { name: 'History' }).click();
     await expect(page.getByRole('row').filter({ hasText: 'ticket 13' })).toContainText('acts now');
+    await page.getByRole('button', { name: 'Compare revision 1 with what acts now' }).click();
+    await expect(dialog.getByRole('row').filter({ hasText: 'removed' })).toContainText('limit: 7/hour');
+    await page.keyboard.press('Escape');
+    await page.getByRole('button', { name: 'Go back to revision 1' }).click();
+    await dialog.getByLabel('Reason').fill('too generous');
+    await dialog.getByRole('button', { name: 'Go back' }).click();
+    await expect(page.getByRole('row').filter({ hasText: 'acts now' })).toContainText('too generous');
+    await expect.poll(() => passes(server, 'second'), { message: 'the old ones act again' }).toBe(5);
   } finally {
     await server.stop();
   }

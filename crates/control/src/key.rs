@@ -55,6 +55,33 @@ impl fmt::Debug for KeyHash {
     }
 }
 
+/// Who is meant: by the key, or by what stands for it, which is all that lists tell.
+#[derive(Clone, Copy, Debug)]
+pub enum Caller<'a> {
+    /// Who has this key.
+    Key(&'a str),
+    /// With whom something is agreed under this id.
+    Id(KeyHash),
+}
+
+impl<'a> From<&'a str> for Caller<'a> {
+    fn from(key: &'a str) -> Self {
+        Self::Key(key)
+    }
+}
+
+impl<'a> From<&'a String> for Caller<'a> {
+    fn from(key: &'a String) -> Self {
+        Self::Key(key)
+    }
+}
+
+impl From<KeyHash> for Caller<'_> {
+    fn from(id: KeyHash) -> Self {
+        Self::Id(id)
+    }
+}
+
 /// Hashes API keys with the installation's secret.
 #[derive(Clone)]
 pub struct KeyHasher(hmac::Key);
@@ -69,6 +96,13 @@ impl KeyHasher {
     pub fn hash(&self, api_key: &str) -> KeyHash {
         let tag = hmac::sign(&self.0, api_key.as_bytes());
         KeyHash(tag.as_ref().try_into().unwrap_or_default())
+    }
+
+    pub(crate) fn of(&self, caller: Caller<'_>) -> KeyHash {
+        match caller {
+            Caller::Key(key) => self.hash(key),
+            Caller::Id(id) => id,
+        }
     }
 
     /// A word that tells installations apart, so that ids of one are not taken for another's. It gives no key away: what is

@@ -64,7 +64,7 @@ pub use emergency::{Emergency, EmergencyAction, EmergencyDraft, EmergencyTarget,
 pub use follow::Following;
 pub use grants::{GrantDraft, QuotaGrant};
 pub use guard::Guardrails;
-pub use key::{KeyHash, KeyHasher};
+pub use key::{Caller, KeyHash, KeyHasher};
 pub use lag::{LAG_CLASSES, Lag};
 pub use publish::{Change, Proposal, Publication, Refusal, Remark, Report};
 pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, rfc3339};

@@ -3,7 +3,7 @@
 use crate::change::{Actor, Changed, Expected, record, writing};
 use crate::control::Control;
 use crate::db::{ControlError, on};
-use crate::key::{KeyHash, LONGEST_PREFIX, prefix};
+use crate::key::{Caller, KeyHash, LONGEST_PREFIX, prefix};
 use crate::quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, tell, tell_millis};
 use serde::Serialize;
 use tollgate_rules::Ruleset;
@@ -151,12 +151,12 @@ fn told(quota: Option<&Quota>) -> String {
 }
 
 impl Control {
-    /// What is agreed with the caller who has this key.
+    /// What is agreed with a caller.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
-    pub async fn quota(&self, api_key: &str) -> Result<Option<Quota>, ControlError> {
-        let hash = self.hasher.hash(api_key);
+    pub async fn quota(&self, caller: impl Into<Caller<'_>>) -> Result<Option<Quota>, ControlError> {
+        let hash = self.hasher.of(caller.into());
         let row: Option<Row> = on!(&self.db, pool => {
             sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(pool).await?
         });
@@ -213,14 +213,14 @@ impl Control {
         rows.into_iter().map(quota).collect()
     }
 
-    /// Agrees on something with the caller who has this key. It acts on this node when this returns.
+    /// Agrees on something with a caller. It acts on this node when this returns.
     ///
     /// # Errors
     /// The outer one if the database does not do it, or holds something else than is expected; the inner one if what is
     /// sent cannot be.
     pub async fn put_quota(
         &self,
-        api_key: &str,
+        caller: impl Into<Caller<'_>>,
         draft: QuotaDraft,
         rules: &Ruleset,
         expected: Expected,
@@ -230,7 +230,8 @@ impl Control {
             Ok(checked) => checked,
             Err(problem) => return Ok(Err(problem)),
         };
-        let hash = self.hasher.hash(api_key);
+        let caller = caller.into();
+        let hash = self.hasher.of(caller);
         let overrides = serde_json::to_string(&checked.overrides).unwrap_or_default();
         let now = self.now_millis();
         let written = writing!(&self.db, |tx, head| {
@@ -240,9 +241,14 @@ impl Control {
             if !expected.meets(before.as_ref().map(|quota| quota.revision)) {
                 return Err(ControlError::Changed);
             }
+            let key_prefix = match (caller, &before) {
+                (Caller::Key(key), _) => prefix(key),
+                (Caller::Id(_), Some(before)) => before.key_prefix.clone(),
+                (Caller::Id(_), None) => return Err(ControlError::Unknown("quota with this id")),
+            };
             let after = Quota {
                 id: hash.to_string(),
-                key_prefix: prefix(api_key),
+                key_prefix,
                 tier: checked.tier.clone(),
                 overrides: checked.overrides.clone(),
                 effective_at: checked.effective_at.map(tell),
@@ -285,16 +291,17 @@ impl Control {
     /// database's own.
     pub async fn delete_quota(
         &self,
-        api_key: &str,
+        caller: impl Into<Caller<'_>>,
         expected: Expected,
         actor: &Actor,
     ) -> Result<(), ControlError> {
-        let hash = self.hasher.hash(api_key);
+        let hash = self.hasher.of(caller.into());
         let now = self.now_millis();
         writing!(&self.db, |tx, head| {
             let found: Option<Row> =
                 sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
-            let before = found.map(quota).transpose()?.ok_or(ControlError::Unknown("quota of this key"))?;
+            let before =
+                found.map(quota).transpose()?.ok_or(ControlError::Unknown("quota of this caller"))?;
             if !expected.meets(Some(before.revision)) {
                 return Err(ControlError::Changed);
             }

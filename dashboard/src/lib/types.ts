@@ -220,12 +220,17 @@ export interface UsageLimit {
   reset_ms: number;
   burst?: number | null;
   source: string;
+  role?: string;
 }
 
 export interface Usage {
   api_key: string;
+  domain?: string;
   tier: string | null;
   limits: UsageLimit[];
+  /** Rules that would count the caller if its requests said more. */
+  needs?: { rule: string; descriptor: string; attributes: string[] }[];
+  grants?: { id: string; rules: string[] | null; units: number; remaining: number; expires_at: string }[];
 }
 
 export type EmergencyAction = 'block' | 'tighten' | 'exempt' | 'disable_rule' | 'allow_all' | 'shadow_all';

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `POST /admin/v1/quotas/import`, `GET /admin/v1/quotas/export` | `bulk` | operator; viewer | many of them, one a line |
 //! | `GET /admin/v1/quotas[?tier=&prefix=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
-//! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}` | `quotas` | viewer; operator | with one of them |
+//! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}`, `/quotas/by-id/{id}` | `quotas` | viewer; operator | with one of them |
 //! | `/admin/v1/rules…` | `rules` | viewer; operator | what acts, what was published; publish, approve, go back |
 //! | `GET /admin/v1/usage/{api_key}`, `POST …/reset`, `…/grant` | `usage` | viewer; operator | what is used of its limits; give back, grant more |
 //! | `GET`, `POST /admin/v1/emergency`, `POST …/{id}/renew`, `DELETE …/{id}` | `emergency` | viewer; operator | block, tighten, exempt, switch off |

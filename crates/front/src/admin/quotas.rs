@@ -10,16 +10,44 @@ use hyper::header::{ETAG, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 use serde_json::{Value, json};
-use tollgate_control::{Cursor, Expected, Quota, QuotaDraft, Role, Wanted};
+use tollgate_control::{Caller, Cursor, Expected, KeyHash, Quota, QuotaDraft, Role, Wanted};
 
 const ONE: &str = "/admin/v1/quotas/{api_key}";
+/// By what stands for the key: those who read a list do not know the key itself.
+const BY_ID: &str = "/admin/v1/quotas/by-id/{id}";
 
 pub(super) const ROUTES: &[Route] = &[
     Route::new(Method::GET, "/admin/v1/quotas", Role::Viewer, |asked| Box::pin(list(asked))),
     Route::new(Method::GET, ONE, Role::Viewer, |asked| Box::pin(get(asked))),
     Route::new(Method::PUT, ONE, Role::Operator, |asked| Box::pin(put(asked))),
     Route::new(Method::DELETE, ONE, Role::Operator, |asked| Box::pin(delete(asked))),
+    Route::new(Method::GET, BY_ID, Role::Viewer, |asked| Box::pin(get(asked))),
+    Route::new(Method::PUT, BY_ID, Role::Operator, |asked| Box::pin(put(asked))),
+    Route::new(Method::DELETE, BY_ID, Role::Operator, |asked| Box::pin(delete(asked))),
 ];
+
+/// Who is meant, by a path.
+enum Meant {
+    Key(String),
+    Id(KeyHash),
+}
+
+impl Meant {
+    fn by(head: &Parts, named: &str) -> Result<Self, Problem> {
+        if !head.uri.path().starts_with("/admin/v1/quotas/by-id/") {
+            return query::api_key(named).map(Self::Key);
+        }
+        let wrong = || Problem::bad("an id is 64 hexadecimal digits, as lists have it").at("id");
+        KeyHash::parse(named).map(Self::Id).ok_or_else(wrong)
+    }
+
+    fn caller(&self) -> Caller<'_> {
+        match self {
+            Self::Key(key) => Caller::Key(key),
+            Self::Id(id) => Caller::Id(*id),
+        }
+    }
+}
 
 async fn list(asked: Asked) -> Result<Reply, Problem> {
     let [tier, prefix, cursor] = query::words(&asked.head.uri, ["tier", "prefix", "cursor"])?;
@@ -30,37 +58,41 @@ async fn list(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn get(asked: Asked) -> Result<Reply, Problem> {
-    let key = query::api_key(&asked.named[0])?;
-    let found = asked.admin.control()?.quota(&key).await.map_err(problem)?;
-    let detail = "nothing is agreed with this key; the rules act alone";
+    let meant = Meant::by(&asked.head, &asked.named[0])?;
+    let found = asked.admin.control()?.quota(meant.caller()).await.map_err(problem)?;
+    let detail = "nothing is agreed with this caller; the rules act alone";
     let found = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))?;
-    Ok(told(&key, &found))
+    Ok(told(&meant, &found))
 }
 
 async fn put(asked: Asked) -> Result<Reply, Problem> {
     let Asked { admin, head, named, body, actor } = asked;
-    let key = query::api_key(&named[0])?;
+    let meant = Meant::by(&head, &named[0])?;
     let body = body::read(body).await?;
     let draft: QuotaDraft = body::decode(&body)?;
-    let put = admin.control()?.put_quota(&key, draft, &(admin.rules)(), expected(&head)?, &actor).await;
+    let (rules, expected) = ((admin.rules)(), expected(&head)?);
+    let put = admin.control()?.put_quota(meant.caller(), draft, &rules, expected, &actor).await;
     let put = put.map_err(problem)?.map_err(|wrong| {
         Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "It cannot act", wrong.detail).at(wrong.place)
     })?;
-    Ok(told(&key, &put))
+    Ok(told(&meant, &put))
 }
 
 async fn delete(asked: Asked) -> Result<Reply, Problem> {
-    let key = query::api_key(&asked.named[0])?;
+    let meant = Meant::by(&asked.head, &asked.named[0])?;
     let expected = expected(&asked.head)?;
-    asked.admin.control()?.delete_quota(&key, expected, &asked.actor).await.map_err(problem)?;
+    asked.admin.control()?.delete_quota(meant.caller(), expected, &asked.actor).await.map_err(problem)?;
     let mut answer = Response::new(Full::new(Bytes::new()));
     *answer.status_mut() = StatusCode::NO_CONTENT;
     Ok(whole(answer))
 }
 
 /// The key is told to those alone who have sent it.
-fn told(key: &str, quota: &Quota) -> Reply {
-    let mut body = json!({"api_key": key});
+fn told(meant: &Meant, quota: &Quota) -> Reply {
+    let mut body = match meant {
+        Meant::Key(key) => json!({"api_key": key}),
+        Meant::Id(_) => json!({}),
+    };
     if let (Some(body), Value::Object(quota)) = (body.as_object_mut(), json!(quota)) {
         body.extend(quota);
     }

@@ -118,6 +118,20 @@ fn quotas_act_and_are_remembered() {
     assert_eq!(list.json()["quotas"][0]["overrides"][0]["requests_per_unit"], 9);
     assert!(!list.text().contains("abc/123"), "a list tells no key: {}", list.text());
 
+    // Who knows only the list has its ids.
+    let id = list.json()["quotas"][0]["id"].as_str().expect("an id").to_owned();
+    let by_id = format!("/admin/v1/quotas/by-id/{id}");
+    let put = node.ask("PUT", &by_id, &[], &own(7));
+    assert_eq!(
+        (put.status, put.json()["key_prefix"].clone()),
+        (200, list.json()["quotas"][0]["key_prefix"].clone())
+    );
+    assert!(put.json().get("api_key").is_none());
+    assert_eq!(node.ask("GET", path, &[], &Value::Null).json()["overrides"][0]["requests_per_unit"], 7);
+    let unknown = format!("/admin/v1/quotas/by-id/{}", "0".repeat(64));
+    assert_eq!(node.ask("PUT", &unknown, &[], &own(7)).status, 404, "nobody knows whose it would be");
+    assert_eq!(node.ask("GET", "/admin/v1/quotas/by-id/abc", &[], &Value::Null).status, 400);
+
     let ready = node.server.get("/readyz?verbose").json();
     assert_eq!((&ready["control"]["database"], &ready["control"]["quotas"]), (&json!("sqlite"), &json!(1)));
     let metrics = node.ask("GET", "/metrics", &[], &Value::Null).text();
@@ -129,14 +143,14 @@ fn quotas_act_and_are_remembered() {
     let audit = node.ask("GET", "/admin/v1/audit", &[], &Value::Null).json();
     let actions: Vec<_> =
         audit["entries"].as_array().expect("entries").iter().map(|entry| &entry["action"]).collect();
-    assert_eq!(actions, ["quota.delete", "quota.put", "quota.put"]);
+    assert_eq!(actions, ["quota.delete", "quota.put", "quota.put", "quota.put"]);
     assert_eq!(
         (&audit["entries"][0]["actor"], &audit["entries"][0]["origin"]),
         (&json!("loopback"), &json!("127.0.0.1"))
     );
     let verified = run(&["audit", "verify", "--db", &db]);
     assert_eq!(verified.code, Some(0), "{}{}", verified.out, verified.err);
-    assert!(verified.out.contains("whole: 3 entries"), "{}", verified.out);
+    assert!(verified.out.contains("whole: 4 entries"), "{}", verified.out);
 }
 
 #[test]
