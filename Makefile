@@ -111,6 +111,7 @@ $(DEBUG): toolchain
 bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
 	$(CARGO) build --release --locked -p tollgate -p bench
 	$(TARGET)/release/bench inprocess --short
+	$(TARGET)/release/bench observe --short
 	$(TARGET)/release/bench grpc --short
 	$(TARGET)/release/bench resp --short
 	$(TARGET)/release/bench redis --short

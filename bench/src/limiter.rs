@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tollgate_core::SystemClock;
 use tollgate_engine::{Check, Limiter};
+use tollgate_observe::Observe;
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -18,23 +19,51 @@ descriptors:
   - {key: user, limit: {count: 1000000, period: 60000000s, burst: 18000000}}
 ";
 
-pub(crate) struct ThroughRules(Limiter<MemoryStore<SystemClock>>);
+/// The same, with so little that nearly every request is denied.
+const TIGHT: &str = "domain: bench
+descriptors:
+  - {key: user, limit: {count: 1, period: 60000000s}}
+";
+
+pub(crate) struct ThroughRules {
+    limiter: Limiter<MemoryStore<SystemClock>>,
+    name: &'static str,
+}
+
+/// How tight the limit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Everybody passes.
+    Wide,
+    /// Nearly nobody does.
+    Tight,
+}
 
 impl ThroughRules {
     pub(crate) fn new(keys: u64) -> Self {
+        Self { limiter: Self::limiter(keys, Room::Wide), name: "tollgate Limiter::check" }
+    }
+
+    /// With somebody who watches.
+    pub(crate) fn watched(keys: u64, room: Room, name: &'static str, observe: &Arc<Observe>) -> Self {
+        Self { limiter: Self::limiter(keys, room).with_observer(Arc::clone(observe) as _), name }
+    }
+
+    fn limiter(keys: u64, room: Room) -> Limiter<MemoryStore<SystemClock>> {
         let mut config = MemoryConfig::with_bytes((keys as usize * 32).max(1 << 18));
         config.aside_bytes = Some(1 << 14);
         let clock = SystemClock::new();
-        let source = Source { name: "bench.yaml".to_owned(), text: RULES.to_owned() };
+        let text = if room == Room::Wide { RULES } else { TIGHT };
+        let source = Source { name: "bench.yaml".to_owned(), text: text.to_owned() };
         let rules = Ruleset::load(&[source], &Options::default()).expect("rules");
         let store = MemoryStore::new(&config, clock).expect("memory");
-        Self(Limiter::new(Arc::new(rules), store, Arc::new(clock)))
+        Limiter::new(Arc::new(rules), store, Arc::new(clock))
     }
 }
 
 impl Contestant for ThroughRules {
     fn name(&self) -> String {
-        "tollgate Limiter::check".into()
+        self.name.into()
     }
 
     fn answer(&self, traffic: &Traffic) {
@@ -42,7 +71,7 @@ impl Contestant for ThroughRules {
         for key in &traffic.block {
             let attributes = [("user", key.as_str())];
             let check = Check::attributes("bench", &attributes);
-            match pin!(self.0.check(&check)).poll(&mut context) {
+            match pin!(self.limiter.check(&check)).poll(&mut context) {
                 Poll::Ready(decision) => _ = black_box(&decision),
                 Poll::Pending => unreachable!("memory answers at once"),
             }

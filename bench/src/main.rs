@@ -1,6 +1,6 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
-//! `cargo run --release -p bench -- inprocess [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
+//! `cargo run --release -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
 //! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--short | --memory]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
@@ -14,6 +14,7 @@ mod http;
 mod inprocess;
 mod leases;
 mod limiter;
+mod observe;
 mod process;
 mod redis;
 mod report;
@@ -27,6 +28,8 @@ fn main() -> std::process::ExitCode {
     match arguments[..] {
         ["inprocess"] => inprocess::run(inprocess::Length::Full),
         ["inprocess", "--short"] => inprocess::run(inprocess::Length::Short),
+        ["observe"] => return report::outcome(observe::run(observe::Length::Full)),
+        ["observe", "--short"] => return report::outcome(observe::run(observe::Length::Short)),
         ["grpc"] => return report::outcome(grpc::run(grpc::Length::Full)),
         ["grpc", "--short"] => return report::outcome(grpc::run(grpc::Length::Short)),
         ["resp"] => return report::outcome(resp::run(resp::Length::Full)),
@@ -46,7 +49,7 @@ fn main() -> std::process::ExitCode {
         ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
             eprintln!(
-                "usage: bench inprocess | grpc | resp | redis | leases | http | gateway, with --short for a short version"
+                "usage: bench inprocess | observe | grpc | resp | redis | leases | http | gateway, with --short for a short version"
             );
             return std::process::ExitCode::FAILURE;
         }

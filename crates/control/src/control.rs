@@ -97,6 +97,12 @@ impl Control {
         Arc::clone(&self.emergencies)
     }
 
+    /// A keyed hash of an API key: the first 64 bits of what quotas call its `id`.
+    #[must_use]
+    pub fn key_word(&self, api_key: &str) -> u64 {
+        self.hasher.hash(api_key).first_word()
+    }
+
     /// Which database it is.
     #[must_use]
     pub const fn kind(&self) -> &'static str {

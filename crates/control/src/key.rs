@@ -18,6 +18,11 @@ impl KeyHash {
         u64::from_le_bytes(self.0[..8].try_into().unwrap_or_default())
     }
 
+    /// As many bits as a number has, in the order in which [`fmt::Display`] writes them.
+    pub(crate) fn first_word(&self) -> u64 {
+        u64::from_be_bytes(self.0[..8].try_into().unwrap_or_default())
+    }
+
     pub(crate) fn from_slice(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }

@@ -12,6 +12,8 @@ pub struct Check<'a> {
     pub request: Request<'a>,
     /// What it costs, where the rules or the descriptor say nothing else.
     pub cost: Cost,
+    /// Which front asks, for those who watch: a word of the front's own, empty if it says none.
+    pub front: &'static str,
 }
 
 /// The two forms that a request comes in.
@@ -27,19 +29,26 @@ impl<'a> Check<'a> {
     /// A request of cost one, described by attributes.
     #[must_use]
     pub const fn attributes(domain: &'a str, attributes: &'a Attributes<'a>) -> Self {
-        Self { domain, request: Request::Attributes(attributes), cost: Cost::ONE }
+        Self { domain, request: Request::Attributes(attributes), cost: Cost::ONE, front: "" }
     }
 
     /// A request of cost one, described by descriptors.
     #[must_use]
     pub const fn descriptors(domain: &'a str, descriptors: &'a [Descriptor<'a>]) -> Self {
-        Self { domain, request: Request::Descriptors(descriptors), cost: Cost::ONE }
+        Self { domain, request: Request::Descriptors(descriptors), cost: Cost::ONE, front: "" }
     }
 
     /// The same request at another cost.
     #[must_use]
     pub const fn costing(mut self, cost: Cost) -> Self {
         self.cost = cost;
+        self
+    }
+
+    /// The same request, asked by this front.
+    #[must_use]
+    pub const fn asked_by(mut self, front: &'static str) -> Self {
+        self.front = front;
         self
     }
 }

@@ -116,6 +116,18 @@ pub struct LimitStatus {
     pub role: Role,
 }
 
+impl LimitStatus {
+    /// The limit's number in the rule set; nothing for one that the request brought with it or its caller has agreed on.
+    #[must_use]
+    #[inline]
+    pub const fn number(&self) -> Option<u32> {
+        match self.limit {
+            LimitRef::Rule(number) => Some(number),
+            LimitRef::Own(_) => None,
+        }
+    }
+}
+
 /// What became of one descriptor of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorStatus {
@@ -245,6 +257,25 @@ impl Decision {
     #[must_use]
     pub fn rules(&self) -> &Ruleset {
         &self.rules
+    }
+
+    /// Whether it was made by this very rule set.
+    #[must_use]
+    #[inline]
+    pub fn is_by(&self, rules: &Arc<Ruleset>) -> bool {
+        Arc::ptr_eq(&self.rules, rules)
+    }
+
+    /// The rule set, to be kept.
+    #[must_use]
+    pub fn shared_rules(&self) -> Arc<Ruleset> {
+        Arc::clone(&self.rules)
+    }
+
+    /// The tier that is agreed on with the caller.
+    #[must_use]
+    pub fn agreed_tier(&self) -> Option<&str> {
+        self.tenant.as_ref().and_then(|tenant| tenant.tier())
     }
 
     /// The name of what a ruling is owed to.

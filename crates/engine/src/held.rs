@@ -6,6 +6,7 @@
 
 use crate::check::Check;
 use crate::decision::Decision;
+use crate::in_flight::Counted;
 use crate::limiter::{Limiter, plan_into};
 use crate::reserve::{Reserved, Settlement, holdings};
 use std::future::Future;
@@ -22,6 +23,8 @@ use tollgate_rules::Plan;
 pub struct Held {
     id: PermitId,
     holdings: Vec<Reserved>,
+    /// Counts it among those under way.
+    _counted: Option<Arc<Counted>>,
 }
 
 impl std::fmt::Debug for Held {
@@ -81,7 +84,13 @@ impl<S: CounterStore> Limiter<S> {
         if let Some(mut effect) = decision.effect.clone() {
             effect.bear_on(&mut plan);
         }
-        Some(Held { id: PermitId(decision.id.0), holdings: holdings(&plan, &decision.answer, asked) })
+        let permits = plan.hits.iter().zip(&decision.limits).filter(|(hit, status)| {
+            hit.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
+        });
+        let rules = permits.filter_map(|(hit, _)| hit.rule.map(|rule| rule.name.as_str()));
+        let counted = self.in_flight.enter(rules);
+        let holdings = holdings(&plan, &decision.answer, asked);
+        Some(Held { id: PermitId(decision.id.0), holdings, _counted: counted })
     }
 
     /// Gives permits back: the request has ended.

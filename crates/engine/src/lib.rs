@@ -10,6 +10,7 @@
 //! | `debts` | charging the shared counters, later, with what was let through without them |
 //! | `fallbacks` | how often that happened |
 //! | `held` | what a request holds while it is under way |
+//! | `in_flight` | how many permits are held, by rule |
 //! | `holding` | a charge that outlives its request |
 //! | `reserve` | charging an estimate now and the truth later |
 //! | `tenants` | what is agreed with single callers |
@@ -32,6 +33,7 @@ mod grant;
 mod held;
 mod holding;
 mod ids;
+mod in_flight;
 mod limiter;
 mod observer;
 mod rehearse;

@@ -8,6 +8,7 @@ use crate::fallbacks::Fallbacks;
 use crate::fold;
 use crate::grant::Grants;
 use crate::ids::DecisionId;
+use crate::in_flight::InFlight;
 use crate::observer::Observer;
 use crate::reserve::Reservations;
 use crate::tenants::Tenants;
@@ -31,6 +32,7 @@ pub struct Limiter<S> {
     pub(crate) fallback: Option<MemoryStore<Arc<dyn Clock>>>,
     pub(crate) debts: Debts,
     pub(crate) fallbacks: Fallbacks,
+    pub(crate) in_flight: Arc<InFlight>,
     /// What is agreed with single callers.
     pub(crate) tenants: Option<Arc<dyn Tenants>>,
     /// What operators have decided in an emergency.
@@ -52,6 +54,7 @@ impl<S: CounterStore> Limiter<S> {
             fallback: None,
             debts: Debts::default(),
             fallbacks: Fallbacks::default(),
+            in_flight: Arc::default(),
             tenants: None,
             emergencies: Arc::default(),
             observers: SmallVec::new(),
@@ -76,6 +79,12 @@ impl<S: CounterStore> Limiter<S> {
     #[must_use]
     pub fn fallbacks(&self) -> Vec<(String, &'static str, u64)> {
         self.fallbacks.all()
+    }
+
+    /// How many permits are held at this moment, by rule, as far as they are given back by those who hold them.
+    #[must_use]
+    pub fn in_flight(&self) -> Vec<(String, u64)> {
+        self.in_flight.all()
     }
 
     /// Decides by other rules from now on. Counters of rules that stay keep their state.

@@ -5,11 +5,17 @@ use crate::check::Check;
 use crate::decision::Decision;
 use crate::limiter::Limiter;
 use std::sync::Arc;
+use tollgate_core::Span;
 
 /// Sees every decision that is made by rules.
 pub trait Observer: Send + Sync {
     /// This was asked, and this is the answer.
     fn decided(&self, check: &Check<'_>, decision: &Decision);
+
+    /// So many requests of this front took so long each, from the moment that they had been read until they were decided.
+    fn took(&self, front: &'static str, requests: u64, each: Span) {
+        let _ = (front, requests, each);
+    }
 }
 
 impl<S> Limiter<S> {
@@ -18,6 +24,14 @@ impl<S> Limiter<S> {
     pub fn with_observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observers.push(observer);
         self
+    }
+
+    /// Tells those who watch how long a front took. Fronts know it from clocks that they have read anyway.
+    #[inline]
+    pub fn took(&self, front: &'static str, requests: u64, each: Span) {
+        for observer in &self.observers {
+            observer.took(front, requests, each);
+        }
     }
 
     #[inline]

@@ -7,7 +7,6 @@ use crate::health;
 use crate::listener::Listener;
 use crate::proxy::Proxy;
 use crate::tls::ServerTls;
-use std::fmt::Write;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,6 +18,7 @@ use tollgate_core::CounterStore;
 use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::HeadLimits;
 use tollgate_engine::Limiter;
+use tollgate_observe::Page;
 
 /// A gateway that listens.
 pub struct Gateway<S: CounterStore + 'static> {
@@ -141,39 +141,27 @@ fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 }
 
 impl<S: CounterStore + 'static> Figures<S> {
-    /// Adds its figures in the Prometheus text format.
-    pub fn metrics(&self, text: &mut String) {
-        let log = self.proxy.log.as_ref();
-        let plain = [
-            ("gateway_connections", "gauge", "Callers' connections that are open.", self.drain.open() as u64),
-            (
-                "gateway_held_requests",
-                "gauge",
-                "Requests that wait for their turn.",
-                self.proxy.holds.waiting() as u64,
-            ),
-            (
-                "gateway_access_log_dropped_total",
-                "counter",
-                "Lines that did not fit into the access log's queue.",
-                log.map_or(0, |log| log.dropped()),
-            ),
-        ];
-        for (name, kind, help, value) in plain {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
-        }
+    /// Adds its figures.
+    pub fn metrics(&self, page: &mut Page) {
+        let open = self.drain.open();
+        page.gauge("gateway_connections", "Callers' connections that are open.", open);
+        let waiting = self.proxy.holds.waiting();
+        page.gauge("gateway_held_requests", "Requests that wait for their turn.", waiting);
+        let dropped = self.proxy.log.as_ref().map_or(0, |log| log.dropped());
+        let help = "Lines that did not fit into the access log's queue.";
+        page.counter("gateway_access_log_dropped_total", help, dropped);
         let each = [
             ("gateway_endpoint_usable", "Whether an upstream's address gets requests."),
             ("gateway_endpoint_requests", "Requests under way at an upstream's address."),
         ];
         for (at, (name, help)) in each.into_iter().enumerate() {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+            let mut family = page.gauges(name, help);
             for pool in &self.proxy.pools {
                 for endpoint in &pool.endpoints {
                     let (usable, in_flight) = endpoint.figures();
                     let value = if at == 0 { usize::from(usable) } else { in_flight };
-                    let (pool, address) = (&pool.name, &endpoint.address);
-                    let _ = writeln!(text, "{name}{{upstream=\"{pool}\",address=\"{address}\"}} {value}");
+                    let address = endpoint.address.to_string();
+                    family.add(&[("upstream", &pool.name), ("address", &address)], value);
                 }
             }
         }

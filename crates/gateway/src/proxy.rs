@@ -178,8 +178,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
             None => (None, None),
             Some(domain) => {
                 let attributes = caller.attributes();
-                let check = Check::attributes(domain, &attributes);
+                let check = Check::attributes(domain, &attributes).asked_by("gateway");
                 let (decision, held) = self.limiter.admit_now(&check).ok_or(Unruled::Waits)?;
+                self.limiter.took("gateway", 1, self.clock.now().since(now));
                 (Some(decision), held)
             }
         };
@@ -195,7 +196,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let remote = caller.address;
         let attributes = caller.attributes();
         let domain = route.config.domain.as_deref().unwrap_or_default();
-        let (decision, held) = self.limiter.admit(&Check::attributes(domain, &attributes)).await;
+        let (decision, held) =
+            self.limiter.admit(&Check::attributes(domain, &attributes).asked_by("gateway")).await;
+        self.limiter.took("gateway", 1, self.clock.now().since(now));
         Ok(Ruled { route, decision: Some(decision), held, remote })
     }
 

@@ -96,7 +96,7 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
                 // Every request is part of the total.
                 let bag: SmallVec<[(&str, &str); 8]> = own.chain([("global", "aggregate")]).collect();
                 let request = Request::Attributes(&bag);
-                let check = Check { domain: &self.domain, request, cost: ask.engine_cost() };
+                let check = Check { domain: &self.domain, request, cost: ask.engine_cost(), front: "sdk" };
                 self.limiter.admit(&check).await
             }
             Form::Descriptors(all) => {
@@ -105,7 +105,7 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
                 let descriptors: Vec<Descriptor<'_>> =
                     entries.iter().map(|entries| Descriptor { entries, hits: None, limit: None }).collect();
                 let request = Request::Descriptors(&descriptors);
-                let check = Check { domain: &self.domain, request, cost: ask.engine_cost() };
+                let check = Check { domain: &self.domain, request, cost: ask.engine_cost(), front: "sdk" };
                 self.limiter.admit(&check).await
             }
         };

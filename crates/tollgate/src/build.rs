@@ -6,12 +6,14 @@ use crate::operators::Operators;
 use crate::sources;
 use crate::status::ServerStatus;
 use crate::store::Store;
+use crate::watching;
 use anyhow::Context;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
+use tollgate_observe::Observe;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
 
@@ -29,7 +31,11 @@ pub(crate) struct Built {
 }
 
 /// Rules and store that decide together: what every way to run begins with.
-pub(crate) fn limiter(config: &Config, operators: &Operators) -> anyhow::Result<Arc<Limiter<Store>>> {
+pub(crate) fn limiter(
+    config: &Config,
+    operators: &Operators,
+    observe: Arc<Observe>,
+) -> anyhow::Result<Arc<Limiter<Store>>> {
     let rules = match &operators.desk {
         Some(desk) => Arc::clone(&desk.acting().rules),
         None => {
@@ -58,7 +64,7 @@ pub(crate) fn limiter(config: &Config, operators: &Operators) -> anyhow::Result<
             Limiter::new(rules, store, time).with_fallback(fallback)
         }
     };
-    let limiter = operators.watched(limiter.with_global_shadow(config.global_shadow));
+    let limiter = operators.watched(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
     Ok(Arc::new(match &operators.control {
         Some(control) => limiter.with_tenants(control.book()).with_emergencies(control.measures()),
         None => limiter,
@@ -67,8 +73,9 @@ pub(crate) fn limiter(config: &Config, operators: &Operators) -> anyhow::Result<
 
 pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
     let operators = Operators::open(config).await?;
-    let limiter = limiter(config, &operators)?;
-    let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), config));
+    let observe = watching::start(config, operators.control.as_ref())?;
+    let limiter = limiter(config, &operators, Arc::clone(&observe))?;
+    let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
     let listen = async |address, flag| {
         TcpListener::bind(address)
             .await

@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Usage(Box<crate::usage::UsageFlags>),
     /// Act at once, on every node: block, tighten, exempt, disable-rule, allow-all, shadow-all; list, renew, end.
     Emergency(Box<crate::emergency::EmergencyFlags>),
+    /// Say why a request was denied or allowed: which rule, its limit and counter then, and when it would have passed.
+    Why(Box<crate::why::WhyFlags>),
 }
 
 #[derive(Debug, Args)]
@@ -190,6 +192,15 @@ pub(crate) struct ServeFlags {
     pub(crate) admin: Option<Listen>,
     #[command(flatten)]
     pub(crate) publishing: PublishingFlags,
+    /// This node's name in logs and metrics; the machine's unless set.
+    #[arg(long, env = "TOLLGATE_NODE", value_name = "NAME")]
+    pub(crate) node: Option<String>,
+    /// Write decisions as lines of JSON: to this file, which is rotated, or to `stdout`.
+    #[arg(long, env = "TOLLGATE_DECISION_LOG", value_name = "FILE|stdout")]
+    pub(crate) decision_log: Option<PathBuf>,
+    /// The part of allowed decisions that is logged, from 0 to 1; 0.001 unless set. Denials are all logged.
+    #[arg(long, env = "TOLLGATE_DECISION_LOG_ALLOWED", value_name = "PART")]
+    pub(crate) decision_log_allowed: Option<f64>,
     /// Decide all domains by this arithmetic, whatever their files say.
     #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,

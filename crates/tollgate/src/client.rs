@@ -47,11 +47,11 @@ pub(crate) struct AdminFlags {
     #[arg(long, global = true, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// A certificate that says who you are, with https://.
-    #[arg(long, global = true, value_name = "FILE", requires = "key")]
+    #[arg(long, global = true, value_name = "FILE", requires = "cert_key")]
     cert: Option<PathBuf>,
     /// The certificate's key.
     #[arg(long, global = true, value_name = "FILE", requires = "cert")]
-    key: Option<PathBuf>,
+    cert_key: Option<PathBuf>,
     /// For programs.
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -270,12 +270,12 @@ fn tls(flags: &AdminFlags) -> anyhow::Result<rustls::ClientConfig> {
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots);
-    Ok(match (&flags.cert, &flags.key) {
+    Ok(match (&flags.cert, &flags.cert_key) {
         (Some(cert), Some(key)) => {
             let chain = certificates("--cert", cert)?;
             let key = PrivateKeyDer::from_pem_file(key)
-                .map_err(|error| anyhow::anyhow!("--key {}: {error}", key.display()))?;
-            builder.with_client_auth_cert(chain, key).context("--cert and --key do not make a pair")?
+                .map_err(|error| anyhow::anyhow!("--cert-key {}: {error}", key.display()))?;
+            builder.with_client_auth_cert(chain, key).context("--cert and --cert-key do not make a pair")?
         }
         _ => builder.with_no_client_auth(),
     })

@@ -4,6 +4,7 @@ use crate::cli::{
     DAY, GuardrailSection, LONGEST_DEADLINE, Listen, MOST_FAILURES, ProfileName, RulesFromName, ServeFlags,
     parse_size,
 };
+use crate::watching::{DecisionLog, decision_log};
 use anyhow::Context;
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -46,6 +47,10 @@ pub(crate) struct Config {
     pub(crate) answers: AnswerSettings,
     pub(crate) who: WhoSettings,
     pub(crate) forward_auth: ForwardSettings,
+    /// What is logged of decisions, and how.
+    pub(crate) decision_log: DecisionLog,
+    /// This node's name.
+    pub(crate) node: Option<String>,
     /// What `tollgate gateway` needs beside the rest.
     pub(crate) gateway: Option<GatewaySection>,
     /// Whether somebody asked for the HTTP address by name.
@@ -104,6 +109,9 @@ struct File {
     #[serde(default)]
     forward_auth: ForwardSettings,
     gateway: Option<GatewaySection>,
+    node: Option<String>,
+    #[serde(default)]
+    decision_log: DecisionLog,
 }
 
 /// `leases` in the file of `--config`; what is left out is as in `docs/leases.md`.
@@ -146,6 +154,8 @@ impl Config {
                 .map_or_else(RulesFrom::default, RulesFrom::from),
             profile: flags.profile.or(file.profile),
             global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
+            node: flags.node.clone().or(file.node),
+            decision_log: decision_log(flags, file.decision_log)?,
             answers: file.answers,
             who: file.who,
             forward_auth: file.forward_auth,

@@ -7,7 +7,7 @@ use crate::logging::{self, Logs};
 use crate::operators::Operators;
 use crate::serve::{pay_debts, told_to_stop};
 use crate::status::ServerStatus;
-use crate::{leases, reload, sources};
+use crate::{leases, reload, sources, watching};
 use anyhow::Context;
 use std::io::Write;
 use std::process::ExitCode;
@@ -35,14 +35,15 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
     let operators = Operators::open(&config).await?;
-    let limiter = build::limiter(&config, &operators)?;
-    let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), &config));
+    let observe = watching::start(&config, operators.control.as_ref())?;
+    let limiter = build::limiter(&config, &operators, Arc::clone(&observe))?;
+    let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, &config));
     let settings =
         GatewayConfig { gateway: section, who: config.who.clone(), answers: config.answers.clone() };
     let gateway = Gateway::bind(&settings, Arc::clone(&limiter));
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
     let figures = gateway.figures();
-    status.tell_also(move |text| figures.metrics(text));
+    status.tell_also(move |page| figures.metrics(page));
     // The HTTP address is for probes, metrics and programs that ask; only where somebody wants it.
     let http = match config.asked_http {
         false => None,

@@ -1,12 +1,13 @@
 //! Leases as the binary runs them: tended beside the traffic, given back at the end, told about.
 
-use crate::store::{Far, Store, metric};
+use crate::store::{Far, Store};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tollgate_core::{PermitId, StableHasher};
 use tollgate_engine::{DecisionId, Limiter};
+use tollgate_observe::Page;
 use tollgate_store::{HotKey, LeaseFigures};
 
 /// How often idle leases are looked for.
@@ -86,15 +87,23 @@ fn values(key: &HotKey) -> Vec<String> {
     key.values.iter().map(tell).collect()
 }
 
-/// The figures in the Prometheus text format.
-pub(crate) fn metrics(figures: &LeaseFigures, text: &mut String) {
+/// The figures, for those who look on.
+pub(crate) fn told(figures: &LeaseFigures) -> Value {
+    json!({
+        "keys": figures.leases, "hot": figures.hot, "in_hand": figures.in_hand, "local": figures.local,
+        "central": figures.central, "refused": figures.refused, "failed": figures.failed,
+    })
+}
+
+/// Writes the figures.
+pub(crate) fn metrics(figures: &LeaseFigures, page: &mut Page) {
     let gauges = [
         ("ratelimit_leases", "Keys with a lease at this node.", figures.leases),
         ("ratelimit_hot_keys", "Keys that are leased because they are hot.", figures.hot),
         ("ratelimit_lease_units", "Units in hand at this node.", figures.in_hand),
     ];
     for (name, help, value) in gauges {
-        metric(text, name, "gauge", help, value);
+        page.gauge(name, help, value);
     }
     let counters = [
         ("lease_local", "Charges paid for out of a lease.", figures.local),
@@ -110,6 +119,6 @@ pub(crate) fn metrics(figures: &LeaseFigures, text: &mut String) {
         ("hot_demotions", "Keys that cooled.", figures.demoted),
     ];
     for (name, help, value) in counters {
-        metric(text, &format!("ratelimit_{name}_total"), "counter", help, value);
+        page.counter(&format!("ratelimit_{name}_total"), help, value);
     }
 }

@@ -21,6 +21,8 @@ mod status;
 mod store;
 mod test;
 mod usage;
+mod watching;
+mod why;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         cli::Command::Quota(flags) => quota::quota(&flags),
         cli::Command::Usage(flags) => usage::usage(&flags),
         cli::Command::Emergency(flags) => emergency::emergency(&flags),
+        cli::Command::Why(flags) => why::why(&flags),
     };
     match outcome {
         Ok(code) => code,

@@ -5,10 +5,9 @@ use crate::cli::Listen;
 use crate::config::Config;
 use crate::sources;
 use crate::status::{Part, ServerStatus};
-use crate::store::{Store, metric};
+use crate::store::Store;
 use anyhow::Context;
 use serde_json::{Value, json};
-use std::fmt::Write;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
@@ -19,6 +18,7 @@ use tollgate_control::{Control, Denials, Desk, Following};
 use tollgate_core::SystemClock;
 use tollgate_engine::Limiter;
 use tollgate_front::admin::{self, Admin, Door, LogLevels, Meter, Sessions};
+use tollgate_observe::Page;
 
 /// Where operators come in if nothing else is said.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
@@ -191,29 +191,24 @@ pub(crate) fn details(control: &Control) -> Value {
 }
 
 /// What `/metrics` says of it.
-pub(crate) fn metrics(control: &Control, desk: &Desk, text: &mut String) {
+pub(crate) fn metrics(control: &Control, desk: &Desk, page: &mut Page) {
     let help = "Published rules that this node has rolled back by itself.";
-    metric(text, "ratelimit_rules_rollbacks_total", "counter", help, desk.rollbacks());
-    let number = |number: i64| u64::try_from(number).unwrap_or(0);
-    let quotas = u64::try_from(control.book().len()).unwrap_or(u64::MAX);
-    metric(
-        text,
-        "ratelimit_quotas",
-        "gauge",
-        "Agreements with single callers that this node knows of.",
-        quotas,
-    );
+    page.counter("ratelimit_rules_rollbacks_total", help, desk.rollbacks());
+    let help = "Agreements with single callers that this node knows of.";
+    page.gauge("ratelimit_quotas", help, control.book().len());
     let help = "The last change of operators that acts on this node.";
-    metric(text, "ratelimit_control_revision", "gauge", help, number(control.revision()));
-    let help = "For how long this node has not been sure to know every change, in milliseconds.";
-    metric(text, "ratelimit_control_age_milliseconds", "gauge", help, number(control.age_millis()));
-    let (name, lag) = ("ratelimit_propagation_seconds", control.lag());
-    let help = "From when an operator's change was made to when it acts on this node.";
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} histogram");
-    let seconds = |millis: i64| millis as f64 / 1_000.0;
-    for (end, count) in lag.cumulated() {
-        let _ = writeln!(text, "{name}_bucket{{le=\"{}\"}} {count}", seconds(end));
+    page.gauge("ratelimit_control_revision", help, control.revision());
+    let help = "For how long this node has not been sure to know every change.";
+    page.gauge("ratelimit_control_age_seconds", help, control.age_millis() as f64 / 1_000.0);
+    let lag = control.lag();
+    let (mut bounds, mut counts, mut below) = (Vec::new(), Vec::new(), 0);
+    for (end, upto) in lag.cumulated() {
+        bounds.push(end as f64 / 1_000.0);
+        counts.push(upto.saturating_sub(below));
+        below = upto;
     }
-    let (sum, count) = (seconds(lag.sum_millis()), lag.count());
-    let _ = writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {sum}\n{name}_count {count}");
+    counts.push(lag.count().saturating_sub(below));
+    let help = "From when an operator's change was made to when it acts on this node.";
+    let sum = lag.sum_millis() as f64 / 1_000.0;
+    page.histograms("ratelimit_propagation_seconds", help).histogram(&[], &bounds, &counts, sum);
 }

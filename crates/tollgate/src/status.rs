@@ -2,18 +2,23 @@
 
 use crate::config::Config;
 use crate::operators;
-use crate::store::{Store, label, metric};
+use crate::store::Store;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_control::{Acting, Control, Desk};
-use tollgate_engine::Limiter;
+use tollgate_core::{Clock, SystemClock, Timestamp};
+use tollgate_engine::{Limiter, Origin};
 use tollgate_front::Status;
+use tollgate_observe::{Observe, Page};
 
 pub(crate) struct ServerStatus {
     limiter: Arc<Limiter<Store>>,
+    observe: Arc<Observe>,
+    clock: SystemClock,
+    /// Since when the rules act, in microseconds.
+    rules_since: AtomicU64,
     draining: AtomicBool,
     paths: Vec<String>,
     refused: Mutex<BTreeMap<Part, String>>,
@@ -35,12 +40,16 @@ pub(crate) enum Part {
     Settings,
 }
 
-type Figures = Box<dyn Fn(&mut String) + Send + Sync>;
+type Figures = Box<dyn Fn(&mut Page) + Send + Sync>;
 
 impl ServerStatus {
-    pub(crate) fn new(limiter: Arc<Limiter<Store>>, config: &Config) -> Self {
+    pub(crate) fn new(limiter: Arc<Limiter<Store>>, observe: Arc<Observe>, config: &Config) -> Self {
+        let clock = SystemClock::new();
         Self {
             limiter,
+            observe,
+            rules_since: AtomicU64::new(clock.now().as_micros()),
+            clock,
             draining: AtomicBool::new(false),
             paths: config.rules.iter().map(|path| path.display().to_string()).collect(),
             refused: Mutex::default(),
@@ -52,7 +61,7 @@ impl ServerStatus {
     }
 
     /// Adds figures to those that are told already.
-    pub(crate) fn tell_also(&self, figures: impl Fn(&mut String) + Send + Sync + 'static) {
+    pub(crate) fn tell_also(&self, figures: impl Fn(&mut Page) + Send + Sync + 'static) {
         let _ = self.more.set(Box::new(figures));
     }
 
@@ -63,11 +72,20 @@ impl ServerStatus {
 
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
+        // Those who listen would never go by themselves.
+        self.observe.close();
+    }
+
+    fn rules_age_millis(&self) -> u64 {
+        let since = Timestamp::from_micros(self.rules_since.load(Ordering::Relaxed));
+        self.clock.now().since(since).as_micros() / 1_000
     }
 
     /// New rules act.
     pub(crate) fn reloaded(&self) {
         self.reloads.fetch_add(1, Ordering::Relaxed);
+        self.rules_since.store(self.clock.now().as_micros(), Ordering::Relaxed);
+        self.observe.tell("rules", &json!({"revision": self.limiter.rules().revision()}));
         self.accepted(Part::Rules);
     }
 
@@ -125,37 +143,60 @@ impl Status for ServerStatus {
         }
     }
 
-    fn metrics(&self) -> String {
-        let mut text = String::new();
-        self.limiter.store().metrics(&mut text);
-        let name = "ratelimit_fallback_decisions_total";
+    fn metrics(&self, page: &mut Page) {
+        self.observe.write(page);
+        self.limiter.store().metrics(page);
+        let fallbacks = self.limiter.fallbacks();
         let help = "Decisions made without the store, by rule and by what decided instead.";
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");
-        for (rule, origin, count) in self.limiter.fallbacks() {
-            let _ = writeln!(text, "{name}{{rule=\"{}\",origin=\"{origin}\"}} {count}", label(&rule));
+        let mut family = page.counters("ratelimit_fallback_decisions_total", help);
+        for (rule, origin, count) in &fallbacks {
+            family.add(&[("rule", rule), ("origin", origin)], count);
+        }
+        let help = "Requests that were let through because the store was away, by rule.";
+        let mut family = page.counters("ratelimit_failopen_total", help);
+        for (rule, _, count) in fallbacks.iter().filter(|(_, origin, _)| *origin == Origin::FailOpen.name()) {
+            family.add(&[("rule", rule)], count);
+        }
+        let help = "Permits of concurrency limits that are held at this node, by rule.";
+        let mut family = page.gauges("ratelimit_concurrency_in_flight", help);
+        for (rule, count) in self.limiter.in_flight() {
+            family.add(&[("rule", &rule)], count);
         }
         let reloads = self.reloads.load(Ordering::Relaxed);
-        metric(
-            &mut text,
-            "ratelimit_rule_reloads_total",
-            "counter",
-            "Rule changes that were taken.",
-            reloads,
-        );
+        page.counter("ratelimit_rule_reloads_total", "Rule changes that were taken.", reloads);
         let refusals = self.refusals.load(Ordering::Relaxed);
-        metric(
-            &mut text,
-            "ratelimit_rule_refusals_total",
-            "counter",
-            "Rule changes that were refused.",
-            refusals,
-        );
+        page.counter("ratelimit_rule_refusals_total", "Rule changes that were refused.", refusals);
+        let rules = self.limiter.rules();
+        page.gauges("ratelimit_rules_info", "The revision of the rules that act.")
+            .add(&[("revision", rules.revision())], 1);
+        page.gauge("ratelimit_rules", "Rules that act.", rules.rules().len());
+        let help = "How long the rules that act have done so.";
+        page.gauge("ratelimit_rules_age_seconds", help, self.rules_age_millis() as f64 / 1_000.0);
         if let Some((control, desk)) = self.control.get() {
-            operators::metrics(control, desk, &mut text);
+            operators::metrics(control, desk, page);
         }
         if let Some(more) = self.more.get() {
-            more(&mut text);
+            more(page);
         }
-        text
+    }
+
+    fn observe(&self) -> Option<&Arc<Observe>> {
+        Some(&self.observe)
+    }
+
+    fn node(&self) -> Value {
+        let store = self.limiter.store();
+        let age = self.control.get().map(|(control, _)| control.age_millis());
+        json!({
+            "rules_revision": self.limiter.rules().revision(),
+            "rules_age_ms": self.rules_age_millis(),
+            "control_age_ms": age,
+            "propagation_lag_ms": age,
+            "store": store.kind(),
+            "breakers": store.breakers(),
+            "leases": store.leases().map(|leases| crate::leases::told(&leases.figures())),
+            "concurrency": self.limiter.in_flight().into_iter().map(|(rule, count)| json!({"rule": rule, "in_flight": count})).collect::<Vec<_>>(),
+            "draining": self.draining.load(Ordering::Relaxed),
+        })
     }
 }

@@ -6,8 +6,8 @@
 //! | `redis://…` and the like | leases and local counters, over denials remembered, over Redis (with a breaker for each shard inside) |
 
 use serde_json::{Value, json};
-use std::fmt::Write;
 use tollgate_core::{Charge, CounterStore, GiveBack, Outcome, Outcomes, Permit, StoreError, SystemClock};
+use tollgate_observe::Page;
 use tollgate_store::{BreakerState, DenyCache, LeaseConfig, Leased, MemoryFigures, MemoryStore, RedisStore};
 
 /// Denials that are remembered, 64 bytes each.
@@ -65,14 +65,31 @@ impl Store {
         }
     }
 
-    /// Its figures in the Prometheus text format.
-    pub(crate) fn metrics(&self, text: &mut String) {
+    /// Writes its figures.
+    pub(crate) fn metrics(&self, page: &mut Page) {
         match self {
-            Self::Memory(memory) => memory_metrics(&memory.figures(), text),
+            Self::Memory(memory) => memory_metrics(&memory.figures(), page),
             Self::Redis(far) => {
-                redis_metrics(far.inner().inner(), text);
-                crate::leases::metrics(&far.figures(), text);
+                redis_metrics(far.inner().inner(), page);
+                let help = "Requests denied by a denial that is remembered, without asking the store.";
+                page.counter("ratelimit_deny_cache_denials_total", help, far.inner().answered());
+                crate::leases::metrics(&far.figures(), page);
             }
+        }
+    }
+
+    /// The breaker of each shard, for those who look on.
+    pub(crate) fn breakers(&self) -> Vec<Value> {
+        let Self::Redis(far) = self else { return Vec::new() };
+        let shards = far.inner().inner().status();
+        shards.iter().map(|shard| json!({"shard": shard.address, "state": shard.breaker.name()})).collect()
+    }
+
+    /// Which kind it is.
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "memory",
+            Self::Redis(_) => "redis",
         }
     }
 }
@@ -123,43 +140,47 @@ impl CounterStore for Store {
     }
 }
 
-/// One metric without labels.
-pub(crate) fn metric(text: &mut String, name: &str, kind: &str, help: &str, value: u64) {
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
-}
-
-fn redis_metrics(redis: &RedisStore, text: &mut String) {
+fn redis_metrics(redis: &RedisStore, page: &mut Page) {
     let shards = redis.status();
-    let name = "ratelimit_circuit_state";
     let help = "State of each shard's breaker: 0 closed, 1 half open, 2 open.";
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+    let mut family = page.gauges("ratelimit_circuit_state", help);
     for shard in &shards {
         let state = match shard.breaker {
             BreakerState::Closed => 0,
             BreakerState::HalfOpen => 1,
             BreakerState::Open => 2,
         };
-        let _ = writeln!(text, "{name}{{shard=\"{}\"}} {state}", label(&shard.address));
+        family.add(&[("shard", &shard.address)], state);
     }
-    let name = "ratelimit_redis_lost_writes_timestamp_seconds";
+    let mut family = page.gauges("ratelimit_redis_connections", "Connections to each shard that stand.");
+    for shard in &shards {
+        family.add(&[("shard", &shard.address)], shard.connections);
+    }
+    let help = "By how much a shard's clock is ahead of this node's, as the last answer showed.";
+    let mut family = page.gauges("ratelimit_clock_offset_seconds", help);
+    for shard in &shards {
+        family.add(&[("shard", &shard.address)], shard.clock_ahead as f64 / 1e6);
+    }
+    let help = "Asks of a shard that came to nothing, by why.";
+    let mut family = page.counters("ratelimit_redis_errors_total", help);
+    for shard in &shards {
+        for (kind, count) in &shard.errors {
+            family.add(&[("shard", &shard.address), ("kind", kind)], count);
+        }
+    }
     let help =
         "When another process took a shard's place, which may not know all that was written; 0 for never.";
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+    let mut family = page.gauges("ratelimit_redis_lost_writes_timestamp_seconds", help);
     for shard in &shards {
         let at = shard.lost_writes_at.map_or(0, tollgate_core::Timestamp::as_secs);
-        let _ = writeln!(text, "{name}{{shard=\"{}\"}} {at}", label(&shard.address));
+        family.add(&[("shard", &shard.address)], at);
     }
     let disagreements = redis.disagreements() as u64;
     let help = "Decisions on which a script and this program differed; anything but 0 is a bug.";
-    metric(text, "ratelimit_redis_disagreements_total", "counter", help, disagreements);
+    page.counter("ratelimit_redis_disagreements_total", help, disagreements);
 }
 
-/// Text inside a label's quotes.
-pub(crate) fn label(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-fn memory_metrics(figures: &MemoryFigures, text: &mut String) {
+fn memory_metrics(figures: &MemoryFigures, page: &mut Page) {
     let gauges = [
         ("ratelimit_memory_cap_bytes", "The most bytes that counters can take.", figures.bytes_cap),
         ("ratelimit_memory_slots", "Slots of the counter table.", figures.slots),
@@ -168,7 +189,7 @@ fn memory_metrics(figures: &MemoryFigures, text: &mut String) {
         ("ratelimit_memory_aside_bytes", "Bytes that those take.", figures.aside_bytes),
     ];
     for (name, help, value) in gauges {
-        metric(text, name, "gauge", help, value);
+        page.gauge(name, help, value);
     }
     let counters = [
         ("inserted", "Keys that got a slot.", figures.inserted),
@@ -189,6 +210,6 @@ fn memory_metrics(figures: &MemoryFigures, text: &mut String) {
         ("aside_refused", "Wide charges denied for want of memory.", figures.aside_refused),
     ];
     for (name, help, value) in counters {
-        metric(text, &format!("ratelimit_memory_{name}_total"), "counter", help, value);
+        page.counter(&format!("ratelimit_memory_{name}_total"), help, value);
     }
 }

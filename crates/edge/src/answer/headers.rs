@@ -14,6 +14,7 @@ static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining"
 static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 static X_POLICY: HeaderName = HeaderName::from_static("x-ratelimit-policy");
 static X_DENIED_BY: HeaderName = HeaderName::from_static("x-ratelimit-denied-by");
+static X_DECISION: HeaderName = HeaderName::from_static("x-ratelimit-decision-id");
 static X_DEGRADED: HeaderName = HeaderName::from_static("x-ratelimit-degraded");
 static X_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
 
@@ -36,6 +37,10 @@ pub(super) fn write(
         number(headers, &RETRY_AFTER, facts.retry_after);
         if let Some(rule) = facts.denied_by.filter(|_| settings.denied_by) {
             insert_name(headers, &X_DENIED_BY, rule);
+        }
+        // What to ask an operator about.
+        if let Some(decision) = facts.decision {
+            insert(headers, &X_DECISION, Line::default().text(&decision.to_string()));
         }
     }
     mark(facts, headers);

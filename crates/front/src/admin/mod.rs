@@ -11,6 +11,8 @@
 //! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
 //! | `GET /admin/v1/audit/export[?after=]` | `audit` | admin | all of it in order, one a line |
 //! | `GET`, `PUT /admin/v1/log` | `log` | viewer; operator | which messages are written |
+//! | `GET /admin/v1/decisions[?key=…]`, `/decisions/{id}/why` | `decisions` | viewer | what was decided, and why |
+//! | `GET /admin/v1/stats`, `/events`, `/top`, `/nodes` | `live` | viewer | what goes on |
 //! | `GET /metrics` | `process` | viewer | the figures of the process |
 //! | `GET`, `POST`, `DELETE /admin/v1/session` | `session` | anybody | a browser logs in and out |
 //! | `GET /admin/v1/rules/tree` | `tree` | viewer | the rules that act now, as a tree |
@@ -23,8 +25,10 @@
 mod access;
 mod audit;
 mod bulk;
+mod decisions;
 mod emergency;
 mod lines;
+mod live;
 mod log;
 mod process;
 mod query;
@@ -125,6 +129,8 @@ const ROUTES: &[&[Route]] = &[
     audit::ROUTES,
     log::ROUTES,
     process::ROUTES,
+    decisions::ROUTES,
+    live::ROUTES,
 ];
 
 async fn answer(admin: Arc<Admin>, peer: IpAddr, request: Request<Incoming>) -> Result<Reply, Problem> {

@@ -187,7 +187,7 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
     let caller = caller.map_err(|error| Problem::bad(error.to_string()))?;
     let domain = app.forward.domain(&reader.rules)?;
     let attributes = caller.attributes();
-    let check = Check::attributes(domain, &attributes);
+    let check = Check::attributes(domain, &attributes).asked_by("http");
     let (decision, held) = match app.limiter.admit_now(&check) {
         Some(ruled) => ruled,
         None => Box::pin(app.limiter.admit(&check)).await,

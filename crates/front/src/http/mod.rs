@@ -63,7 +63,13 @@ impl<S: CounterStore + 'static> Service for App<S> {
     }
 
     async fn answer(&self, request: &Request<'_>) -> h1::Answer {
-        route(self, request).await.unwrap_or_else(Problem::told)
+        if !is_asked_of(request.path) && !forward::is_at(request.path) {
+            return route(self, request).await.unwrap_or_else(Problem::told);
+        }
+        let began = self.limiter.clock().now();
+        let answer = route(self, request).await.unwrap_or_else(Problem::told);
+        self.limiter.took("http", 1, self.limiter.clock().now().since(began));
+        answer
     }
 }
 

@@ -71,7 +71,7 @@ impl<'a> Question<'a> {
     }
 
     pub(super) fn check(&self) -> Check<'_> {
-        Check::attributes(self.domain, &self.attributes).costing(self.cost)
+        Check::attributes(self.domain, &self.attributes).costing(self.cost).asked_by("resp")
     }
 }
 
@@ -142,8 +142,8 @@ pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) 
         }
     };
     match protocol {
-        Protocol::Resp2 => encode::array(out, 8),
-        Protocol::Resp3 => encode::map(out, protocol, 8),
+        Protocol::Resp2 => encode::array(out, 9),
+        Protocol::Resp3 => encode::map(out, protocol, 9),
     }
     for (key, number) in numbers {
         name(out, key);
@@ -158,6 +158,13 @@ pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) 
     encode::integer(out, told.delay_ms);
     name(out, "origin");
     encode::bulk(out, told.origin.as_bytes());
+    // For a denial alone: what passes is seldom asked about, and its name costs as much as the rest.
+    name(out, "decision_id");
+    if told.limited {
+        encode::bulk(out, decision.id.to_string().as_bytes());
+    } else {
+        encode::null(out, protocol);
+    }
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Sleep;
-use tollgate_core::CounterStore;
+use tollgate_core::{CounterStore, Timestamp};
 
 /// Reads in a row after which others get their turn.
 const TURNS: usize = 8;
@@ -179,7 +179,9 @@ impl<S: CounterStore> Connection<S> {
                 }
             }
             out.clear();
+            let began = self.app.limiter.clock().now();
             let (done, stop) = turn::answer(&self.app, &mut self.session, tools, &input[..length], out);
+            self.took(began);
             self.keep(&input[done..length], stop);
             if !out.is_empty() {
                 let sent = match Pin::new(&mut self.stream).poll_write(cx, out)? {
@@ -224,11 +226,22 @@ impl<S: CounterStore> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
+    /// Tells those who watch how long it took from the read to the answers: each of its commands waited for all.
+    fn took(&mut self, began: Timestamp) {
+        let commands = std::mem::take(&mut self.session.commands);
+        if commands > 0 {
+            let limiter = &self.app.limiter;
+            limiter.took("resp", commands, limiter.clock().now().since(began));
+        }
+    }
+
     /// Asks the store about the rest of the input.
     async fn ask(&mut self) {
         let rest = std::mem::take(&mut self.rest);
         let mut out = Vec::new();
+        let began = self.app.limiter.clock().now();
         let (done, stop) = later::answer(&self.app, &mut self.session, &rest, &mut out).await;
+        self.took(began);
         self.is_busy = true;
         self.keep(&rest[done..], stop);
         self.unsent = out;

@@ -72,6 +72,7 @@ pub(super) async fn answer<S: CounterStore>(
             }
         }
         at += length;
+        session.commands += 1;
     }
 }
 

@@ -13,6 +13,8 @@ const NAME: usize = 256;
 pub(super) struct Session {
     pub(super) protocol: Protocol,
     pub(super) is_authenticated: bool,
+    /// Commands that were carried out since somebody looked.
+    pub(super) commands: u64,
     wrong_passwords: u8,
     id: u64,
     name: Box<[u8]>,
@@ -30,6 +32,7 @@ impl Session {
         Self {
             protocol: Protocol::Resp2,
             is_authenticated: config.password.is_none(),
+            commands: 0,
             wrong_passwords: 0,
             id,
             name: Box::default(),

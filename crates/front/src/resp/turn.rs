@@ -101,6 +101,7 @@ pub(super) fn answer<S: CounterStore>(
             }
         }
         at += length;
+        session.commands += 1;
     }
 }
 

@@ -83,7 +83,11 @@ const fn wire_unit(unit: Unit) -> WireUnit {
 fn headers(decision: &Decision) -> Vec<HeaderValue> {
     let denied = decision.denied_by_name().map(|name| ("x-ratelimit-denied-by", name));
     let degraded = decision.degraded_by.map(|by| ("x-ratelimit-degraded", decision.name(by)));
-    denied.into_iter().chain(degraded).map(|(key, value)| header(key, value)).collect()
+    let mut all: Vec<_> = denied.into_iter().chain(degraded).map(|(key, value)| header(key, value)).collect();
+    if !decision.is_allowed() {
+        all.push(header("x-ratelimit-decision-id", &decision.id.to_string()));
+    }
+    all
 }
 
 fn header(key: &str, value: &str) -> HeaderValue {

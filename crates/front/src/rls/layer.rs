@@ -38,7 +38,7 @@ pub(crate) async fn answer<S: CounterStore>(
             bag.push(("global", "aggregate"));
             let own = request.descriptors[0].hits_addend.map(Cost::take);
             let cost = own.unwrap_or_else(|| decode::hits(request));
-            limiter.check(&Check::attributes(&request.domain, &bag).costing(cost)).await
+            limiter.check(&Check::attributes(&request.domain, &bag).costing(cost).asked_by("rls")).await
         }
         b"descriptors" => decide(limiter, request).await?,
         _ => return Err(BadRequest(format!("{ASK}: write attributes or descriptors"))),

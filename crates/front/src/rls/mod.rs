@@ -46,7 +46,8 @@ pub async fn decide<S: CounterStore>(
 ) -> Result<Decision, BadRequest> {
     let entries = decode::entries(request)?;
     let descriptors = decode::descriptors(request, &entries)?;
-    let check = Check::descriptors(&request.domain, &descriptors).costing(decode::hits(request));
+    let check =
+        Check::descriptors(&request.domain, &descriptors).costing(decode::hits(request)).asked_by("rls");
     Ok(limiter.check(&check).await)
 }
 

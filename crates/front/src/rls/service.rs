@@ -43,10 +43,12 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
+        let began = self.0.clock().now();
         let answered = match request.metadata().get(layer::ASK) {
             Some(form) => layer::answer(&self.0, &self.1, request.get_ref(), form.as_bytes()).await,
             None => super::answer(&self.0, request.get_ref()).await,
         };
+        self.0.took("rls", 1, self.0.clock().now().since(began));
         match answered {
             Ok(response) => Ok(Response::new(response)),
             Err(bad) => Err(Status::invalid_argument(bad.to_string())),

@@ -9,7 +9,7 @@
 //! | the deadline | failed at once, whatever the connection does |
 
 use super::lane::{Answer, Failed, Failure, Job, Work};
-use super::node::{Node, Shared};
+use super::node::{Node, Shared, Trouble};
 use super::request::Request;
 use super::topology::Topology;
 use std::sync::Arc;
@@ -57,22 +57,26 @@ pub(super) async fn ask(
             },
         };
         let Some(ticket) = node.breaker.admit(shared.clock.now()) else {
+            node.errors.count(Trouble::Open);
             return Err(unavailable(&node, "too many failures; it is left alone for a while").into());
         };
         let (reply, answer) = oneshot::channel();
         let job = Job { work: work.clone(), request, slot, asking: std::mem::take(&mut asking), reply };
         if node.send(job).is_err() {
+            node.errors.count(Trouble::Busy);
             ticket.failed(shared.clock.now());
             return Err(unavailable(&node, "too many checks wait for it").into());
         }
         let failed = match timeout_at(until, answer).await {
             Ok(Ok(Ok(answer))) => {
                 ticket.succeeded();
+                node.shows(answer.now, shared.clock.now());
                 return Ok(answer);
             }
             Ok(Ok(Err(failed))) => failed,
             Ok(Err(_)) => return Err(unavailable(&node, "its lane has ended").into()),
             Err(_) => {
+                node.errors.count(Trouble::Timeout);
                 ticket.failed(shared.clock.now());
                 topology.suspect();
                 return Err(StoreError::Timeout.into());
@@ -102,6 +106,7 @@ pub(super) async fn ask(
                 request.near = Some(now);
             }
             Failure::Unsent(why) => {
+                node.errors.count(Trouble::Connection);
                 ticket.failed(shared.clock.now());
                 topology.suspect();
                 unsent += 1;
@@ -110,11 +115,13 @@ pub(super) async fn ask(
                 }
             }
             Failure::Lost(why) => {
+                node.errors.count(Trouble::Connection);
                 ticket.failed(shared.clock.now());
                 topology.suspect();
                 return Err(unavailable(&node, &why).into());
             }
             Failure::Refused(why) => {
+                node.errors.count(Trouble::Refused);
                 topology.suspect();
                 if !passes(&why) || Instant::now() + PAUSE >= until {
                     ticket.failed(shared.clock.now());

@@ -6,7 +6,7 @@ use super::script::Scripts;
 use crate::breaker::{Breaker, BreakerState};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisResult};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use tollgate_core::{Clock, Timestamp};
@@ -40,6 +40,8 @@ pub(super) struct Node {
     lanes: Vec<mpsc::Sender<Job>>,
     connected: Arc<AtomicUsize>,
     memory: Arc<Memory>,
+    pub(super) errors: Errors,
+    ahead: AtomicI64,
 }
 
 /// Which process answered last, and since when another may have forgotten something. Zero is never.
@@ -60,6 +62,36 @@ impl Memory {
     }
 }
 
+/// Why an ask came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// No answer within the deadline.
+    Timeout,
+    /// No connection, or one that broke.
+    Connection,
+    /// The server said no.
+    Refused,
+    /// The breaker is open: it was not asked.
+    Open,
+    /// Too many asks wait for it.
+    Busy,
+}
+
+/// How often each has happened.
+#[derive(Debug, Default)]
+pub(super) struct Errors([AtomicU64; 5]);
+
+impl Errors {
+    pub(super) fn count(&self, trouble: Trouble) {
+        self.0[trouble as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn told(&self) -> Vec<(&'static str, u64)> {
+        let names = ["timeout", "connection", "refused", "breaker_open", "busy"];
+        names.into_iter().zip(&self.0).map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
+    }
+}
+
 /// How one server is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -72,6 +104,10 @@ pub struct ShardStatus {
     pub breaker: BreakerState,
     /// When another process took its place, which may not know all that was written: a restart, a failover.
     pub lost_writes_at: Option<Timestamp>,
+    /// By how many microseconds its clock is ahead of ours, as far as the last answer showed; the way of the answer is in it.
+    pub clock_ahead: i64,
+    /// Asks that came to nothing, by why.
+    pub errors: Vec<(&'static str, u64)>,
 }
 
 impl Node {
@@ -101,7 +137,15 @@ impl Node {
             sender
         });
         let lanes = lanes.collect();
-        Self { address, breaker, lanes, connected, memory }
+        Self {
+            address,
+            breaker,
+            lanes,
+            connected,
+            memory,
+            errors: Errors::default(),
+            ahead: AtomicI64::new(0),
+        }
     }
 
     /// Hands a job to the lane that has its key: checks of one key meet in one batch.
@@ -116,7 +160,15 @@ impl Node {
             connections: self.connected.load(Ordering::Relaxed),
             breaker: self.breaker.state(now),
             lost_writes_at: self.memory.lost_at(),
+            clock_ahead: self.ahead.load(Ordering::Relaxed),
+            errors: self.errors.told(),
         }
+    }
+
+    /// What its clock shows, when ours shows this.
+    pub(super) fn shows(&self, its: Timestamp, ours: Timestamp) {
+        let micros = |at: Timestamp| i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
+        self.ahead.store(micros(its) - micros(ours), Ordering::Relaxed);
     }
 
     /// Another server has taken this one's slots: what it did not pass on is lost.

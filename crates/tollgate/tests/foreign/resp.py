@@ -78,8 +78,8 @@ for protocol in (2, 3):
     def read(reply):
         return dict(zip(NAMES, reply)) if isinstance(reply, list) else reply
 
-    NAMES = ["limited", "limit", "remaining", "retry_after", "reset_after", "rule", "delay_ms", "origin"]
-    decision = dict(zip(NAMES, [0, 10, 9, -1, 360, "per-user", 0, "store"]))
+    NAMES = ["limited", "limit", "remaining", "retry_after", "reset_after", "rule", "delay_ms", "origin", "decision_id"]
+    decision = dict(zip(NAMES, [0, 10, 9, -1, 360, "per-user", 0, "store", None]))
     reply = client.execute_command("TG.CHECK", "d", "user", named)
     expect("the reply's form", type(reply), list if protocol == 2 else dict)
     expect("a check", read(reply), decision)
@@ -88,7 +88,10 @@ for protocol in (2, 3):
     for _ in range(3):
         expect("a look", read(client.execute_command("TG.PEEK", "d", "user", named)), decision)
     decision.update(limited=1, retry_after=360)
-    expect("a denial", read(client.execute_command("TG.CHECK", "d", "user", named, "COST", 5)), decision)
+    denied = read(client.execute_command("TG.CHECK", "d", "user", named, "COST", 5))
+    expect("the name of a denial", len(denied["decision_id"]), 32)
+    decision.update(decision_id=denied["decision_id"])
+    expect("a denial", denied, decision)
     unmatched = read(client.execute_command("TG.CHECK", "nobody", "user", named))
     expect("no limit", (unmatched["limited"], unmatched["limit"], unmatched["rule"]), (0, -1, None))
     refused("an odd number of words", lambda: client.execute_command("TG.CHECK", "d", "user"), "wrong number")

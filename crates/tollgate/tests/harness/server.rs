@@ -112,9 +112,16 @@ pub(crate) struct Server {
 impl Server {
     /// With these rules, in a folder of their own.
     pub(crate) fn with_rules(text: &str) -> Self {
+        Self::start_with_rules(text, &[])
+    }
+
+    /// The same, with more flags.
+    pub(crate) fn start_with_rules(text: &str, flags: &[&str]) -> Self {
         let folder = Folder::new();
         let path = folder.write("rules.yaml", text);
-        let mut server = Self::start(&["--rules", path.to_str().expect("a plain path")]);
+        let mut all = vec!["--rules", path.to_str().expect("a plain path")];
+        all.extend(flags);
+        let mut server = Self::start(&all);
         server.rules = Some(folder);
         server
     }

@@ -1,0 +1,58 @@
+//! What watching costs: the limiter alone beside the limiter that is watched; and watched with every output broken (a full
+//! disk, 200 who listen and do not read) beside watched with none.
+
+use crate::contest::{fill, measure};
+use crate::contestants::Contestant;
+use crate::limiter::{Room, ThroughRules};
+use crate::report::{at_most, heading, note, rows};
+use crate::traffic::Law;
+use std::sync::Arc;
+use tollgate_observe::{Observe, Output, Settings, resident_bytes};
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    Full,
+    Short,
+}
+
+const KEYS: u64 = 1_000;
+
+pub(crate) fn run(length: Length) -> Result<(), String> {
+    let (rounds, blocks) = match length {
+        Length::Full => (15, 2_000),
+        Length::Short => (7, 400),
+    };
+    let watcher = |output| {
+        let observe =
+            Observe::new(Settings { output, ..Settings::default() }).map_err(|error| error.to_string())?;
+        observe.start().map_err(|error| error.to_string())?;
+        Ok::<Arc<Observe>, String>(observe)
+    };
+    let quiet = watcher(None)?;
+    let full = Output::File { path: "/dev/full".into(), bytes: 1 << 20, files: 2 };
+    let broken = watcher(Some(full))?;
+    let _deaf: Vec<_> = (0..200).filter_map(|_| broken.listen()).collect();
+    let before = resident_bytes().unwrap_or(0);
+    for room in [Room::Wide, Room::Tight] {
+        let alone = ThroughRules::new(KEYS);
+        let watched = ThroughRules::watched(KEYS, room, "watched", &quiet);
+        let hindered = ThroughRules::watched(KEYS, room, "watched, every output broken", &broken);
+        let all: [&dyn Contestant; 3] = [&alone, &watched, &hindered];
+        all.iter().for_each(|contestant| fill(*contestant, KEYS));
+        let names: Vec<String> = all.iter().map(|contestant| contestant.name()).collect();
+        for threads in [1, 2] {
+            let what = if room == Room::Wide { "all allowed" } else { "watched ones denied" };
+            heading(&format!("{KEYS} keys, {what}, {threads} thread(s)"));
+            let nanos = measure(&all, KEYS, Law::Uniform, threads, rounds, blocks);
+            rows(&names, &nanos);
+            if room == Room::Wide {
+                at_most("nanoseconds that watching adds to a decision", nanos[1] - nanos[0], 15.0);
+            }
+            at_most("broken outputs beside none", nanos[2] / nanos[1], 1.05);
+        }
+    }
+    let after = resident_bytes().unwrap_or(0);
+    note(&format!("\nmemory: {} KiB before, {} KiB after", before / 1_024, after / 1_024));
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! What goes on: `GET /admin/v1/stats` (the last seconds), `/events` (each as it comes, as server-sent events), `/top` (who
+//! asks most) and `/nodes`.
+//!
+//! Whoever reads slowly skips events; nobody waits for a reader. There are only so many readers, so that operators always
+//! find a connection.
+
+use super::decisions::{told, watcher};
+use super::query;
+use super::routes::{Asked, Reply, Route};
+use crate::http::problem::Problem;
+use bytes::Bytes;
+use futures_util::stream::unfold;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Response, StatusCode};
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
+use tollgate_control::Role;
+
+pub(super) const ROUTES: &[Route] = &[
+    Route::new(Method::GET, "/admin/v1/stats", Role::Viewer, |asked| Box::pin(stats(asked))),
+    Route::new(Method::GET, "/admin/v1/events", Role::Viewer, |asked| Box::pin(events(asked))),
+    Route::new(Method::GET, "/admin/v1/top", Role::Viewer, |asked| Box::pin(top(asked))),
+    Route::new(Method::GET, "/admin/v1/nodes", Role::Viewer, |asked| Box::pin(nodes(asked))),
+];
+
+/// So that what stands between notices that somebody is still there.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Those who may listen at once; the others' connections are for asking.
+const LISTENERS: usize = 400;
+
+static LISTENING: AtomicUsize = AtomicUsize::new(0);
+
+async fn stats(asked: Asked) -> Result<Reply, Problem> {
+    let [seconds] = query::words(&asked.head.uri, ["seconds"])?;
+    let seconds = match seconds.map(|text| text.parse()) {
+        None => 300,
+        Some(Ok(seconds)) if (1..=3_600).contains(&seconds) => seconds,
+        Some(_) => return Err(Problem::bad("write a number from 1 to 3600").at("seconds")),
+    };
+    let mut stats = watcher(&asked.admin)?.stats(seconds);
+    if let (Some(node), Value::Object(more)) = (stats["node"].as_object_mut(), asked.admin.status.node()) {
+        node.extend(more);
+    }
+    Ok(told(&stats))
+}
+
+async fn top(asked: Asked) -> Result<Reply, Problem> {
+    let observe = watcher(&asked.admin)?;
+    observe.gather();
+    Ok(told(&observe.top_talkers(&(asked.admin.rules)())))
+}
+
+async fn nodes(asked: Asked) -> Result<Reply, Problem> {
+    let observe = watcher(&asked.admin)?;
+    let revision = asked.admin.control.as_ref().map(|control| control.revision());
+    let node = json!({
+        "name": observe.place().node,
+        "revision": revision,
+        "rules_revision": (asked.admin.rules)().revision(),
+        "seen_at": observe.now(),
+        "lag_ms": 0,
+    });
+    Ok(told(&json!({"nodes": [node]})))
+}
+
+/// One who listens, counted for as long as it does.
+struct Listener(tokio::sync::broadcast::Receiver<tollgate_observe::Event>);
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        LISTENING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn events(asked: Asked) -> Result<Reply, Problem> {
+    let busy = |detail: &str| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many listen", detail);
+    let receiver = watcher(&asked.admin)?.listen().ok_or_else(|| busy("this process is about to end"))?;
+    let before = LISTENING.fetch_add(1, Ordering::Relaxed);
+    let listener = Listener(receiver);
+    if before >= LISTENERS {
+        return Err(busy(
+            "close some of the pages that show live figures, or ask /admin/v1/stats now and then",
+        ));
+    }
+    let greeting = Some(Bytes::from_static(b"retry: 2000\n\n"));
+    let stream = unfold((listener, greeting), |(mut listener, greeting)| async move {
+        if let Some(greeting) = greeting {
+            return Some((Ok(Frame::data(greeting)), (listener, None)));
+        }
+        loop {
+            let text = match tokio::time::timeout(KEEP_ALIVE, listener.0.recv()).await {
+                Err(_) => Bytes::from_static(b": still here\n\n"),
+                Ok(Ok(event)) => format!("event: {}\ndata: {}\n\n", event.kind, event.data).into(),
+                // Too slow: what was missed is missed.
+                Ok(Err(RecvError::Lagged(_))) => continue,
+                Ok(Err(RecvError::Closed)) => return None,
+            };
+            return Some((Ok(Frame::data(text)), (listener, None)));
+        }
+    });
+    let mut answer = Response::new(StreamBody::new(stream).boxed_unsync());
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    Ok(answer)
+}

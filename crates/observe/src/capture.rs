@@ -1,0 +1,192 @@
+//! What is set aside of a decision while its request waits: copied into a buffer of the thread's own, and nothing more. What
+//! it says to people is worked out later, by the worker.
+//!
+//! Buffers are of bounded size. When the worker is behind, what does not fit is dropped and counted: a decision never waits
+//! for whoever wants to read about it.
+
+use crate::names::Layout;
+use std::ops::Range;
+use std::sync::Arc;
+use tollgate_core::{Limit, Span, Timestamp};
+use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, Request};
+
+/// Decisions that one buffer holds.
+pub(crate) const MOST: usize = 2_048;
+/// Bytes of attributes that one buffer holds.
+const MOST_TEXT: usize = 512 * 1024;
+/// Attributes of one request that are kept, and bytes of each.
+const MOST_PAIRS: usize = 16;
+const LONGEST: usize = 256;
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ruled {
+    /// It passed.
+    Allow,
+    /// It was turned away.
+    Deny,
+    /// It passed, and would not have if a rule in shadow had decided.
+    ShadowDeny,
+    /// It was told to wait.
+    Delay,
+    /// It passed, to be served in a lesser way.
+    Degrade,
+}
+
+impl Ruled {
+    /// The word in logs and answers.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+            Self::ShadowDeny => "shadow_deny",
+            Self::Delay => "delay",
+            Self::Degrade => "degrade",
+        }
+    }
+
+    /// The other way round.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Allow, Self::Deny, Self::ShadowDeny, Self::Delay, Self::Degrade]
+            .into_iter()
+            .find(|ruled| ruled.name() == name)
+    }
+}
+
+/// What was noted while counting.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Noted {
+    pub(crate) slot: u32,
+    pub(crate) ruled: Ruled,
+    /// The limit that it is about: the one that denied, else the one nearest its end.
+    pub(crate) status: Option<LimitStatus>,
+    /// The caller's tier.
+    pub(crate) tier: u16,
+    /// Whether it goes to the log.
+    pub(crate) log: bool,
+    /// How many decisions it stands for in the sketches; none, if it is not shown to them.
+    pub(crate) weight: u32,
+}
+
+/// One decision, set aside.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    pub(crate) id: DecisionId,
+    pub(crate) at: Timestamp,
+    pub(crate) noted: Noted,
+    pub(crate) origin: Origin,
+    pub(crate) front: &'static str,
+    pub(crate) cost: u64,
+    pub(crate) retry_after: Option<Span>,
+    pub(crate) delay: Span,
+    /// A limit that is not the rule set's.
+    pub(crate) own: Option<Box<Limit>>,
+    /// Its place among the buffer's layouts.
+    layout: usize,
+    /// Its ends among the buffer's: of the domain, then of keys and values in turn.
+    ends: Range<usize>,
+    start: usize,
+}
+
+/// Decisions that were set aside.
+#[derive(Debug, Default)]
+pub(crate) struct Buffer {
+    pub(crate) captures: Vec<Capture>,
+    text: String,
+    ends: Vec<usize>,
+    layouts: Vec<Arc<Layout>>,
+}
+
+impl Buffer {
+    /// Sets a decision aside, if there is room.
+    pub(crate) fn push(
+        &mut self,
+        check: &Check<'_>,
+        decision: &Decision,
+        layout: &Arc<Layout>,
+        noted: Noted,
+        at: Timestamp,
+    ) -> bool {
+        if self.captures.len() >= MOST || self.text.len() >= MOST_TEXT {
+            return false;
+        }
+        if !self.layouts.last().is_some_and(|last| Arc::ptr_eq(last, layout)) {
+            self.layouts.push(Arc::clone(layout));
+        }
+        let (start, first) = (self.text.len(), self.ends.len());
+        self.put(check.domain);
+        match check.request {
+            Request::Attributes(pairs) => self.put_pairs(pairs, MOST_PAIRS),
+            Request::Descriptors(descriptors) => {
+                let mut room = MOST_PAIRS;
+                for descriptor in descriptors {
+                    self.put_pairs(descriptor.entries, room);
+                    room = room.saturating_sub(descriptor.entries.len());
+                }
+            }
+        }
+        let own = noted.status.filter(|status| status.number().is_none());
+        let own = own.and_then(|status| decision.limit(&status)).map(|limit| Box::new(limit.limit.clone()));
+        self.captures.push(Capture {
+            id: decision.id,
+            at,
+            noted,
+            origin: decision.origin,
+            front: check.front,
+            cost: if check.cost.is_refund() { 0 } else { check.cost.units() },
+            retry_after: decision.retry_after(),
+            delay: decision.delay(),
+            own,
+            layout: self.layouts.len() - 1,
+            ends: first..self.ends.len(),
+            start,
+        });
+        true
+    }
+
+    fn put_pairs(&mut self, pairs: &[(&str, &str)], room: usize) {
+        for (key, value) in pairs.iter().filter(|(key, _)| *key != "global").take(room) {
+            self.put(key);
+            self.put(value);
+        }
+    }
+
+    fn put(&mut self, text: &str) {
+        let mut end = text.len().min(LONGEST);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.text.push_str(&text[..end]);
+        self.ends.push(self.text.len());
+    }
+
+    /// The domain and the attributes of one.
+    pub(crate) fn words<'b>(&'b self, capture: &Capture) -> (&'b str, Vec<(&'b str, &'b str)>) {
+        let mut start = capture.start;
+        let mut words = self.ends[capture.ends.clone()].iter().map(|end| {
+            let word = &self.text[start..*end];
+            start = *end;
+            word
+        });
+        let domain = words.next().unwrap_or_default();
+        let mut pairs = Vec::new();
+        while let (Some(key), Some(value)) = (words.next(), words.next()) {
+            pairs.push((key, value));
+        }
+        (domain, pairs)
+    }
+
+    pub(crate) fn layout(&self, capture: &Capture) -> &Arc<Layout> {
+        &self.layouts[capture.layout]
+    }
+
+    /// Makes room again, and keeps the memory.
+    pub(crate) fn clear(&mut self) {
+        self.captures.clear();
+        self.text.clear();
+        self.ends.clear();
+        self.layouts.clear();
+    }
+}

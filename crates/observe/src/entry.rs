@@ -1,0 +1,259 @@
+//! One decision as it is told to people: in the log, in answers, in words.
+
+use crate::capture::{Buffer, Capture, Ruled};
+use crate::names::Name;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::sync::Arc;
+use tollgate_core::{Limit, Span, Timestamp};
+use tollgate_engine::{DecisionId, Origin, Window};
+
+/// A decision, with nothing in it that must not be told.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its place in the log, once it has one: later ones have higher numbers.
+    pub seq: u64,
+    /// Its name.
+    pub id: DecisionId,
+    /// When it was made.
+    pub at: Timestamp,
+    /// What became of the request.
+    pub ruled: Ruled,
+    pub(crate) name: Name,
+    domain: Box<str>,
+    origin: Origin,
+    front: &'static str,
+    attributes: Box<[(String, String)]>,
+    /// What values hash to: for searching by one.
+    pub(crate) ids: Box<[u64]>,
+    limit: Option<Told>,
+    cost: u64,
+    retry_after: Option<Span>,
+    delay: Span,
+    revision: Box<str>,
+}
+
+/// What is told of the limit that a decision is about.
+#[derive(Debug)]
+struct Told {
+    limit: u64,
+    capacity: u64,
+    window: String,
+    algorithm: &'static str,
+    used_before: u64,
+    remaining: u64,
+}
+
+impl Entry {
+    pub(crate) fn of(
+        capture: &Capture,
+        buffer: &Buffer,
+        names: &[Name],
+        shown: (Vec<(String, String)>, Vec<u64>),
+    ) -> Self {
+        let (domain, _) = buffer.words(capture);
+        let rules = &buffer.layout(capture).rules;
+        let noted = &capture.noted;
+        let limit = noted.status.and_then(|status| {
+            let limit: &Limit = match status.number() {
+                Some(number) => &rules.limit(number)?.limit,
+                None => capture.own.as_deref()?,
+            };
+            let (capacity, remaining) = (limit.capacity(), status.outcome.remaining);
+            let used = capacity.saturating_sub(remaining);
+            let taken = if status.outcome.verdict.is_allowed() { capture.cost } else { 0 };
+            Some(Told {
+                limit: limit.quota().count,
+                capacity,
+                window: Window::of(limit).to_string(),
+                algorithm: limit.algorithm().name(),
+                used_before: used.saturating_sub(taken),
+                remaining,
+            })
+        });
+        let none = || Name { domain: "".into(), rule: "".into() };
+        let name = names.get(noted.slot as usize).cloned().unwrap_or_else(none);
+        // Under `other` many are counted together; here each has its own name.
+        let own = noted.status.and_then(|status| rules.rule(status.rule?)).map(|rule| rule.name.as_str());
+        let name = match own {
+            Some(rule) if *name.rule != *rule => Name { domain: domain.into(), rule: rule.into() },
+            _ => name,
+        };
+        Self {
+            seq: 0,
+            id: capture.id,
+            at: capture.at,
+            ruled: noted.ruled,
+            name,
+            domain: domain.into(),
+            origin: capture.origin,
+            front: capture.front,
+            attributes: shown.0.into(),
+            ids: shown.1.into(),
+            limit,
+            cost: capture.cost,
+            retry_after: capture.retry_after,
+            delay: capture.delay,
+            revision: rules.revision().into(),
+        }
+    }
+
+    /// Whether one of its attributes has this value, or is shown so.
+    pub(crate) fn is_of(&self, key: &str, id: u64) -> bool {
+        self.ids.contains(&id)
+            || self.ids.iter().any(|id| format!("{id:016x}") == key)
+            || self.attributes.iter().any(|(_, shown)| shown == key)
+    }
+
+    /// As everyone gets it.
+    #[must_use]
+    pub fn json(&self, place: &Place) -> Value {
+        let attributes: serde_json::Map<String, Value> =
+            self.attributes.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+        let mut told = json!({
+            "id": self.id.to_string(),
+            "at": rfc3339(self.at),
+            "domain": self.domain,
+            "attributes": attributes,
+            "front": self.front,
+            "verdict": self.ruled.name(),
+            "origin": self.origin.name(),
+            "cost": self.cost,
+            "revision": self.revision,
+            "node": place.node,
+            "why": self.why(),
+        });
+        let more = [
+            ("rule", (!self.name.rule.is_empty()).then(|| json!(self.name.rule))),
+            ("limit", self.limit.as_ref().map(Told::json)),
+            ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
+            ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
+            ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
+            ("delay_ms", (self.delay > Span::ZERO).then(|| json!(self.delay.ceil_millis()))),
+            ("region", place.region.as_ref().map(|region| json!(region))),
+        ];
+        for (name, value) in more {
+            if let Some(value) = value {
+                told[name] = value;
+            }
+        }
+        told
+    }
+
+    /// One sentence.
+    #[must_use]
+    pub fn why(&self) -> String {
+        let rule = &self.name.rule;
+        let mut why = match (self.ruled, self.origin) {
+            (Ruled::Deny, Origin::FailClosed) => {
+                format!("Denied: the store was away, and rule `{rule}` turns requests away then")
+            }
+            (Ruled::Deny, Origin::Emergency) => "Denied by an emergency measure of an operator".to_owned(),
+            (_, Origin::Emergency) => "Allowed by an emergency measure of an operator".to_owned(),
+            (Ruled::Allow, Origin::Grant) => {
+                format!("Allowed by rule `{rule}` out of extra quota that was granted")
+            }
+            (Ruled::Deny, _) => format!("Denied by rule `{rule}`"),
+            (Ruled::ShadowDeny, _) => format!("Allowed; rule `{rule}` is in shadow and would have denied it"),
+            (_, Origin::FailOpen) => {
+                "Allowed: the store was away, and the rules let requests pass then".to_owned()
+            }
+            (_, Origin::Unmatched) => "Allowed: no limit applies".to_owned(),
+            (Ruled::Delay, _) => format!("Allowed by rule `{rule}`, after a wait of {}", self.delay),
+            (Ruled::Degrade, _) => format!("Allowed, to be served in a lesser way by rule `{rule}`"),
+            (Ruled::Allow, _) => format!("Allowed; nearest to its limit was rule `{rule}`"),
+        };
+        if let Some(limit) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
+            let _ = write!(why, ": {} of {} units were in use ({limit})", limit.used_before, limit.capacity);
+        }
+        match (self.ruled, self.retry_after) {
+            (Ruled::Deny, Some(wait)) => {
+                let _ = write!(why, "; the same request would have passed {wait} later");
+            }
+            (Ruled::Deny, None) => {
+                why.push_str("; it asks for more than the limit ever has, and can never pass");
+            }
+            _ => {}
+        }
+        why.push('.');
+        why
+    }
+
+    /// The whole story, line by line, and when the same request would have passed.
+    #[must_use]
+    pub fn explanation(&self, place: &Place) -> (Vec<String>, Option<String>) {
+        let mut lines = vec![self.why()];
+        let who: Vec<String> =
+            self.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let asked = if self.front.is_empty() { "the program itself" } else { self.front };
+        lines.push(format!(
+            "Asked at {} through {asked} in the domain `{}`, at a cost of {}: {}.",
+            rfc3339(self.at),
+            self.domain,
+            self.cost,
+            if who.is_empty() { "no attributes".to_owned() } else { who.join(", ") }
+        ));
+        if let Some(limit) = &self.limit {
+            lines.push(format!(
+                "The limit of rule `{}` was {limit} then; its counter stood at {} before this request and {} were left.",
+                self.name.rule, limit.used_before, limit.remaining
+            ));
+        }
+        let decided = match self.origin {
+            Origin::Store => "the counters decided",
+            Origin::Local => "the store was away, and this node's own counters decided",
+            Origin::FailOpen | Origin::FailClosed => "the store was away, and the rule's `on_error` decided",
+            Origin::Unmatched => "no rule with a limit matched",
+            Origin::Grant => "extra quota that was granted to the caller decided",
+            Origin::Emergency => "an emergency measure of an operator decided",
+        };
+        lines.push(format!("Rules {} on node {}: {decided}.", self.revision, place.node));
+        let passes =
+            self.retry_after.filter(|_| self.ruled == Ruled::Deny).map(|wait| rfc3339(self.at + wait));
+        if let Some(at) = &passes {
+            lines.push(format!(
+                "The same request would have passed at {at}, if nobody else had taken the units."
+            ));
+        }
+        (lines, passes)
+    }
+}
+
+impl Told {
+    fn json(&self) -> Value {
+        let mut told = json!({"limit": self.limit, "window": self.window, "algorithm": self.algorithm});
+        if self.capacity != self.limit {
+            told["burst"] = json!(self.capacity);
+        }
+        told
+    }
+}
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.window.as_str() {
+            "concurrent" => write!(f, "{} at once", self.limit)?,
+            window => write!(f, "{} per {window}", self.limit)?,
+        }
+        if self.capacity != self.limit {
+            write!(f, ", burst {}", self.capacity)?;
+        }
+        write!(f, ", {}", self.algorithm)
+    }
+}
+
+/// Where decisions are made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The node's name.
+    pub node: Arc<str>,
+    /// Its region, if it is in one.
+    pub region: Option<Arc<str>>,
+}
+
+/// A time as people and programs read it.
+#[must_use]
+pub fn rfc3339(at: Timestamp) -> String {
+    let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_microsecond(micros).map_or_else(|_| String::new(), |at| format!("{at:.3}"))
+}

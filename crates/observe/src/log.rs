@@ -1,0 +1,101 @@
+//! The decision log: the last so many decisions in memory, to be searched, and all of them as lines for a file or the
+//! standard output ([`crate::sink`]).
+
+use crate::capture::Ruled;
+use crate::entry::Entry;
+use crate::sink::Sink;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tollgate_core::Timestamp;
+use tollgate_engine::DecisionId;
+
+/// What is searched for; what is not given is not asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// This one.
+    pub id: Option<DecisionId>,
+    /// With this value of any attribute: the value itself, what is shown of it, or its id.
+    pub key: Option<String>,
+    /// By this rule.
+    pub rule: Option<String>,
+    /// That ended so.
+    pub ruled: Option<Ruled>,
+    /// Not before.
+    pub from: Option<Timestamp>,
+    /// Not after.
+    pub to: Option<Timestamp>,
+    /// Only what stands before this place in the log.
+    pub before: Option<u64>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// The last decisions, and how many there have been.
+#[derive(Debug, Default)]
+struct Kept {
+    entries: VecDeque<Arc<Entry>>,
+    logged: u64,
+}
+
+/// The last decisions.
+#[derive(Debug)]
+pub(crate) struct Log {
+    kept: Mutex<Kept>,
+    most: usize,
+    pub(crate) sink: Option<Sink>,
+}
+
+impl Log {
+    pub(crate) fn new(most: usize, sink: Option<Sink>) -> Self {
+        Self { kept: Mutex::default(), most: most.max(1), sink }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.kept().entries.len()
+    }
+
+    /// All that were ever logged.
+    pub(crate) fn logged(&self) -> u64 {
+        self.kept().logged
+    }
+
+    pub(crate) fn push(&self, entries: Vec<Entry>) {
+        let mut kept = self.kept();
+        for mut entry in entries {
+            kept.logged += 1;
+            entry.seq = kept.logged;
+            kept.entries.push_back(Arc::new(entry));
+        }
+        let over = kept.entries.len().saturating_sub(self.most);
+        kept.entries.drain(..over);
+    }
+
+    /// The latest that match, the latest first, and where to go on.
+    pub(crate) fn search(
+        &self,
+        search: &Search,
+        id_of: impl Fn(&str) -> u64,
+    ) -> (Vec<Arc<Entry>>, Option<u64>) {
+        let key = search.key.as_deref().map(|key| (key, id_of(key)));
+        let kept = self.kept();
+        let matches = |entry: &&Arc<Entry>| {
+            search.before.is_none_or(|before| entry.seq < before)
+                && search.id.is_none_or(|id| entry.id == id)
+                && search.rule.as_deref().is_none_or(|rule| *entry.name.rule == *rule)
+                && search.ruled.is_none_or(|ruled| entry.ruled == ruled)
+                && search.from.is_none_or(|from| entry.at >= from)
+                && search.to.is_none_or(|to| entry.at <= to)
+                && key.is_none_or(|(key, id)| entry.is_of(key, id))
+        };
+        let mut found: Vec<Arc<Entry>> =
+            kept.entries.iter().rev().filter(matches).take(search.limit + 1).map(Arc::clone).collect();
+        let more = found.len() > search.limit;
+        found.truncate(search.limit);
+        let next = found.last().map(|last| last.seq).filter(|_| more);
+        (found, next)
+    }
+}

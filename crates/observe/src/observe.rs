@@ -1,0 +1,289 @@
+//! The whole of it: what the fronts and the binary hold. The worker, a thread of its own, empties what decisions set aside,
+//! ten times a second, and takes the figures of every second.
+
+use crate::capture::{Buffer, Ruled};
+use crate::entry::{Entry, Place};
+use crate::log::{Log, Search};
+use crate::mask::{Mask, network};
+use crate::names::{Layout, Name, Names};
+use crate::series::Series;
+use crate::sink::{Output, Sink};
+use crate::stripe::Stripes;
+use crate::top::{Seen, Top};
+use serde_json::Value;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+use tokio::sync::broadcast;
+use tollgate_core::{Clock, Span, SystemClock, Timestamp};
+use tollgate_engine::DecisionId;
+
+/// How often what was set aside is looked through.
+const ROUND: Duration = Duration::from_millis(100);
+/// The most decisions of one thread that the sketches are shown in a round, about.
+const SAMPLES: usize = 256;
+/// Events that one who listens may be behind before some are skipped.
+const BEHIND: usize = 16;
+
+/// What is to be observed, and how.
+#[derive(Debug)]
+pub struct Settings {
+    /// Where decisions are made.
+    pub place: Place,
+    /// The part of allowed decisions that is logged, from 0 to 1.
+    pub allowed: f64,
+    /// Decisions that are kept in memory.
+    pub keep: usize,
+    /// Where else they are written, if anywhere.
+    pub output: Option<Output>,
+    /// What is told of attributes.
+    pub mask: Mask,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            place: Place::default(),
+            allowed: 0.001,
+            keep: 20_000,
+            output: None,
+            mask: Mask::of_this_process(),
+        }
+    }
+}
+
+/// What happened, for those who look on.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// What kind of thing: `tick`, `rules`, `quota`, `emergency`.
+    pub kind: &'static str,
+    /// What there is to know.
+    pub data: Arc<str>,
+}
+
+/// Watches decisions. Give it to a limiter ([`tollgate_engine::Limiter::with_observer`]) and ask it.
+#[derive(Debug)]
+pub struct Observe {
+    pub(crate) stripes: Stripes,
+    pub(crate) names: Names,
+    pub(crate) clock: SystemClock,
+    /// One in so many allowed decisions is logged; none, if zero.
+    pub(crate) allows: u32,
+    pub(crate) place: Place,
+    pub(crate) mask: Mask,
+    pub(crate) log: Log,
+    pub(crate) top: Mutex<Top>,
+    pub(crate) series: Mutex<Series>,
+    pub(crate) started: Timestamp,
+    events: Mutex<Option<broadcast::Sender<Event>>>,
+}
+
+impl Observe {
+    /// One that watches by these settings.
+    ///
+    /// # Errors
+    /// If the output cannot be opened.
+    pub fn new(settings: Settings) -> std::io::Result<Arc<Self>> {
+        let clock = SystemClock::new();
+        let share = settings.allowed.clamp(0.0, 1.0);
+        let allows = if share > 0.0 { (1.0 / share).round().min(1e9) as u32 } else { 0 };
+        let sink = settings.output.map(Sink::open).transpose()?;
+        Ok(Arc::new(Self {
+            stripes: Stripes::new(),
+            names: Names::new(),
+            allows,
+            place: settings.place,
+            mask: settings.mask,
+            log: Log::new(settings.keep, sink),
+            top: Mutex::default(),
+            series: Mutex::default(),
+            started: clock.now(),
+            events: Mutex::new(Some(broadcast::channel(BEHIND).0)),
+            clock,
+        }))
+    }
+
+    /// Starts the worker; it ends when nobody holds the watcher any more.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        let observe = Arc::downgrade(self);
+        std::thread::Builder::new().name("observe".to_owned()).spawn(move || run(&observe)).map(|_| ())
+    }
+
+    /// Where decisions are made.
+    #[must_use]
+    pub const fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The present time, as it is told.
+    #[must_use]
+    pub fn now(&self) -> String {
+        crate::entry::rfc3339(self.clock.now())
+    }
+
+    /// Listens to what happens from now on; nothing, when the end has come.
+    #[must_use]
+    pub fn listen(&self) -> Option<broadcast::Receiver<Event>> {
+        self.events().as_ref().map(broadcast::Sender::subscribe)
+    }
+
+    /// Tells all who listen.
+    pub fn tell(&self, kind: &'static str, data: &Value) {
+        if let Some(events) = &*self.events() {
+            // Nobody may be listening.
+            let _ = events.send(Event { kind, data: data.to_string().into() });
+        }
+    }
+
+    /// Lets all go who listen: the process is about to end.
+    pub fn close(&self) {
+        self.events().take();
+    }
+
+    fn events(&self) -> MutexGuard<'_, Option<broadcast::Sender<Event>>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The latest decisions of the log that match, the latest first, and the place to go on from.
+    #[must_use]
+    pub fn search(&self, search: &Search) -> (Vec<Arc<Entry>>, Option<u64>) {
+        self.log.search(search, |key| self.mask.id(key))
+    }
+
+    /// One decision of the log.
+    #[must_use]
+    pub fn find(&self, id: DecisionId) -> Option<Arc<Entry>> {
+        self.search(&Search { id: Some(id), limit: 1, ..Search::default() }).0.pop()
+    }
+
+    /// Empties what decisions have set aside. The worker does so by itself.
+    pub fn gather(&self) {
+        let stripes = self.stripes.all().clone();
+        let names = self.names.rules();
+        let mut spare = Buffer::default();
+        let mut entries = Vec::new();
+        for stripe in &stripes {
+            let mut samples = 0;
+            for buffer in &stripe.buffers {
+                std::mem::swap(&mut *buffer.lock().unwrap_or_else(PoisonError::into_inner), &mut spare);
+                samples += self.take_in(&spare, &names, &mut entries);
+                spare.clear();
+            }
+            // Twice as seldom when there are too many, twice as often when there are few.
+            let shift = stripe.shift.load(Ordering::Relaxed);
+            let next = if samples > SAMPLES {
+                shift + 1
+            } else {
+                shift - u32::from(shift > 0 && samples < SAMPLES / 4)
+            };
+            stripe.shift.store(next.min(20), Ordering::Relaxed);
+        }
+        entries.sort_by_key(|entry: &Entry| entry.at);
+        if let Some(sink) = &self.log.sink {
+            let mut text = String::new();
+            let mut lines = 0;
+            for entry in &entries {
+                text.push_str(&entry.json(&self.place).to_string());
+                text.push('\n');
+                lines += 1;
+                if text.len() > 256 * 1024 {
+                    sink.write(std::mem::take(&mut text), std::mem::take(&mut lines));
+                }
+            }
+            if lines > 0 {
+                sink.write(text, lines);
+            }
+        }
+        self.log.push(entries);
+        self.top().turn(self.clock.now());
+    }
+
+    /// What one thread set aside: how many of it were samples.
+    fn take_in(&self, buffer: &Buffer, names: &[Name], entries: &mut Vec<Entry>) -> usize {
+        let mut samples = 0;
+        let mut top = self.top();
+        for capture in &buffer.captures {
+            let (_, pairs) = buffer.words(capture);
+            let shown = self.mask.shown(&pairs);
+            let noted = &capture.noted;
+            if noted.weight > 0 {
+                samples += 1;
+            }
+            if let Some(caller) = self.mask.caller(&pairs, &shown.0, &shown.1) {
+                let rule = names
+                    .get(noted.slot as usize)
+                    .map_or_else(|| "other".into(), |name| Arc::clone(&name.rule));
+                let used = noted.status.and_then(|status| {
+                    let capacity = match status.number() {
+                        Some(number) => buffer.layout(capture).rules.limit(number)?.limit.capacity(),
+                        None => capture.own.as_deref()?.capacity(),
+                    };
+                    let remaining = status.outcome.remaining as f32;
+                    // One that denies is at its limit, whatever odd units are left.
+                    let used = 1.0 - remaining / capacity.max(1) as f32;
+                    Some(if status.outcome.verdict.is_denied() { 1.0 } else { used })
+                });
+                top.see(&Seen {
+                    caller: &caller,
+                    network: network(&pairs)
+                        .as_deref()
+                        .filter(|network| !caller.shown.starts_with(&network[..network.len() - 4])),
+                    slot: noted.slot,
+                    rule: &rule,
+                    tier: noted.tier,
+                    denied: noted.ruled == Ruled::Deny,
+                    used,
+                    weight: noted.weight,
+                    at: capture.at,
+                });
+            }
+            if noted.log {
+                entries.push(Entry::of(capture, buffer, names, shown));
+            }
+        }
+        samples
+    }
+
+    /// Takes the figures of a second. The worker does so by itself.
+    pub fn tick(&self) {
+        let totals = self.totals();
+        let step = self.series().tick(self.clock.now(), &totals);
+        self.tell("tick", &step.json());
+    }
+
+    pub(crate) fn top(&self) -> MutexGuard<'_, Top> {
+        self.top.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn series(&self) -> MutexGuard<'_, Series> {
+        self.series.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decisions that should have been logged and were not, for want of room.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.stripes.all().iter().map(|stripe| stripe.dropped.load(Ordering::Relaxed)).sum()
+    }
+
+    pub(crate) fn layout_of(&self, rules: &Arc<tollgate_rules::Ruleset>) -> Arc<Layout> {
+        self.names.layout(Arc::clone(rules))
+    }
+}
+
+/// Works until the watcher has gone.
+fn run(observe: &Weak<Observe>) {
+    let mut second = Timestamp::ZERO;
+    while let Some(observe) = observe.upgrade() {
+        observe.gather();
+        let now = observe.clock.now();
+        if now.since(second) >= Span::from_secs(1) {
+            // On the second, whatever the rounds are.
+            second = Timestamp::from_secs(now.as_secs());
+            observe.tick();
+        }
+        drop(observe);
+        std::thread::sleep(ROUND);
+    }
+}

@@ -1,0 +1,169 @@
+//! Who asks most, who is turned away most, who is near a limit and stays there, and which addresses many near-limit keys
+//! share. All in fixed memory, whatever the traffic: sketches and tables with a bound on their entries.
+//!
+//! | file | answers |
+//! |---|---|
+//! | `sketch` | the heaviest of a stream (Space-Saving) |
+//! | `near` | who has been near a limit for minutes |
+//! | `shared` | addresses that many such callers share |
+//!
+//! The worker shows it a sample of decisions, each with a weight; with little traffic the sample is all of them.
+
+mod near;
+mod shared;
+mod sketch;
+
+pub(crate) use near::NearLimit;
+pub(crate) use shared::SharedAddress;
+pub(crate) use sketch::Sketch;
+
+use crate::mask::Caller;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use tollgate_core::{Span, Timestamp};
+
+/// How long is counted in one piece, and how many pieces are kept.
+const PIECE: Span = Span::from_secs(10);
+const PIECES: usize = 6;
+/// From this part of a limit on a caller is near it.
+pub(crate) const NEAR: f32 = 0.8;
+/// The longest lists.
+const MOST: usize = 50;
+
+/// One decision, as far as it concerns who asks.
+#[derive(Debug)]
+pub(crate) struct Seen<'a> {
+    pub(crate) caller: &'a Caller,
+    pub(crate) network: Option<&'a str>,
+    pub(crate) slot: u32,
+    pub(crate) rule: &'a Arc<str>,
+    pub(crate) tier: u16,
+    pub(crate) denied: bool,
+    /// The used part of the limit, if there is one.
+    pub(crate) used: Option<f32>,
+    /// How many decisions it stands for; none, where it was kept for another reason.
+    pub(crate) weight: u32,
+    pub(crate) at: Timestamp,
+}
+
+/// Counts of one stretch of time.
+#[derive(Debug)]
+struct Piece {
+    since: Timestamp,
+    by_rate: Sketch<u64, Arc<str>>,
+    by_denials: Sketch<(u64, u32), (Arc<str>, Arc<str>)>,
+}
+
+impl Piece {
+    fn new(since: Timestamp) -> Self {
+        Self { since, by_rate: Sketch::new(), by_denials: Sketch::new() }
+    }
+}
+
+/// All that is known of who asks.
+#[derive(Debug, Default)]
+pub(crate) struct Top {
+    pieces: VecDeque<Piece>,
+    near: near::Near,
+    shared: shared::Shared,
+}
+
+/// A caller by its rate.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ByRate {
+    pub(crate) id: u64,
+    pub(crate) shown: Arc<str>,
+    pub(crate) requests: u64,
+}
+
+/// A caller by its denials.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ByDenials {
+    pub(crate) id: u64,
+    pub(crate) shown: Arc<str>,
+    pub(crate) rule: Arc<str>,
+    pub(crate) denied: u64,
+}
+
+impl Top {
+    pub(crate) fn see(&mut self, seen: &Seen<'_>) {
+        self.turn(seen.at);
+        let (id, shown) = (seen.caller.id, &seen.caller.shown);
+        if let Some(piece) = self.pieces.back_mut().filter(|_| seen.weight > 0) {
+            let weight = u64::from(seen.weight);
+            piece.by_rate.add(id, weight, || shown.as_str().into());
+            if seen.denied {
+                let told = || (shown.as_str().into(), Arc::clone(seen.rule));
+                piece.by_denials.add((id, seen.slot), weight, told);
+            }
+        }
+        if let Some(used) = seen.used {
+            self.near.see(seen, used);
+            if let Some(network) = seen.network {
+                self.shared.see(network, id, used >= NEAR, seen.at);
+            }
+        }
+    }
+
+    /// Begins a new piece when it is time, and forgets old ones.
+    pub(crate) fn turn(&mut self, now: Timestamp) {
+        if self.pieces.back().is_none_or(|last| now.since(last.since) >= PIECE) {
+            self.pieces.push_back(Piece::new(now));
+        }
+        let whole = Span::from_micros(PIECE.as_micros() * PIECES as u64);
+        while self.pieces.len() > PIECES
+            || self.pieces.front().is_some_and(|first| now.since(first.since) > whole)
+        {
+            if self.pieces.len() == 1 {
+                break;
+            }
+            self.pieces.pop_front();
+        }
+        self.near.turn(now);
+        self.shared.turn(now);
+    }
+
+    /// How long is looked back, and all requests in that time.
+    pub(crate) fn window(&self, now: Timestamp) -> (Span, u64) {
+        let since = self.pieces.front().map_or(now, |first| first.since);
+        (now.since(since), self.pieces.iter().map(|piece| piece.by_rate.total()).sum())
+    }
+
+    pub(crate) fn by_rate(&self) -> Vec<ByRate> {
+        let all = merged(self.pieces.iter().map(|piece| &piece.by_rate));
+        all.into_iter().map(|(id, shown, requests)| ByRate { id, shown, requests }).collect()
+    }
+
+    pub(crate) fn by_denials(&self) -> Vec<ByDenials> {
+        let all = merged(self.pieces.iter().map(|piece| &piece.by_denials));
+        all.into_iter()
+            .map(|((id, _), (shown, rule), denied)| ByDenials { id, shown, rule, denied })
+            .collect()
+    }
+
+    pub(crate) fn near(&self) -> Vec<NearLimit> {
+        self.near.told(MOST)
+    }
+
+    pub(crate) fn near_keys(&self) -> usize {
+        self.near.told(usize::MAX).len()
+    }
+
+    pub(crate) fn shared(&self, now: Timestamp) -> Vec<SharedAddress> {
+        self.shared.told(now, MOST)
+    }
+}
+
+/// The heaviest of all pieces together.
+fn merged<'s, K: Copy + Eq + std::hash::Hash + 's, T: Clone + 's>(
+    pieces: impl Iterator<Item = &'s Sketch<K, T>>,
+) -> Vec<(K, T, u64)> {
+    let mut sums: HashMap<K, (T, u64)> = HashMap::new();
+    for (key, told, count) in pieces.flat_map(Sketch::counts) {
+        sums.entry(*key).or_insert_with(|| (told.clone(), 0)).1 += count;
+    }
+    let mut all: Vec<(K, T, u64)> = sums.into_iter().map(|(key, (told, count))| (key, told, count)).collect();
+    all.sort_by_key(|(.., count)| std::cmp::Reverse(*count));
+    all.truncate(MOST);
+    all
+}

@@ -1,0 +1,229 @@
+//! The watcher on the path of a request: counts every decision, and sets some aside. It takes no lock that anybody waits
+//! behind, allocates nothing in the usual case, and shares no cache line with other threads.
+
+use crate::capture::{Noted, Ruled};
+use crate::names::{NO_TIER, OTHER, part};
+use crate::observe::Observe;
+use crate::stripe::{FRONTS, Local, add};
+use std::sync::TryLockError;
+use std::sync::atomic::Ordering;
+use tollgate_core::{Clock, Span, Verdict};
+use tollgate_engine::{Check, Decision, LimitStatus, Observer, Origin, RulingBy};
+use tollgate_rules::Role;
+
+/// Verdicts that are counted for each origin.
+pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
+/// What decisions rest on, in the order of their cells.
+pub(crate) const ORIGINS: [Origin; 7] = [
+    Origin::Unmatched,
+    Origin::Store,
+    Origin::Local,
+    Origin::FailOpen,
+    Origin::FailClosed,
+    Origin::Grant,
+    Origin::Emergency,
+];
+/// Cells beside those of decisions.
+pub(crate) const SHADOW_DENY: usize = VERDICTS.len() * ORIGINS.len();
+pub(crate) const MET_ALLOW: usize = SHADOW_DENY + 1;
+pub(crate) const MET_DENY: usize = SHADOW_DENY + 2;
+const _: () = assert!(MET_DENY < crate::stripe::CELLS);
+
+const fn origin(origin: Origin) -> usize {
+    match origin {
+        Origin::Unmatched => 0,
+        Origin::Store => 1,
+        Origin::Local => 2,
+        Origin::FailOpen => 3,
+        Origin::FailClosed => 4,
+        Origin::Grant => 5,
+        Origin::Emergency => 6,
+    }
+}
+
+impl Observer for Observe {
+    #[inline]
+    fn decided(&self, check: &Check<'_>, decision: &Decision) {
+        self.stripes.with(|local| self.note(local, check, decision));
+    }
+
+    fn took(&self, front: &'static str, requests: u64, each: Span) {
+        let at = FRONTS.iter().position(|known| *known == front).unwrap_or(FRONTS.len() - 1);
+        self.stripes.with(|local| local.stripe.latencies(at).record(each.as_micros(), requests));
+    }
+}
+
+impl Observe {
+    #[inline]
+    fn note(&self, local: &mut Local, check: &Check<'_>, decision: &Decision) {
+        if !local.layout.as_ref().is_some_and(|layout| decision.is_by(&layout.rules)) {
+            local.layout = Some(self.names.layout(decision.shared_rules()));
+        }
+        let Some(layout) = &local.layout else { return };
+        let stripe = &local.stripe;
+        let allowed = decision.is_allowed();
+        // The limit nearest its end, of those that decide; the rule whose limits are being gone through.
+        let (mut least, mut nearest, mut tier) = (f32::INFINITY, None, NO_TIER);
+        let (mut rule, mut met) = (None, (OTHER, false));
+        let mut shadowed: Option<(u32, &LimitStatus)> = None;
+        let mut unanswered = None;
+        for status in &decision.limits {
+            let (slot, own_tier, decides, scale) = match status.number() {
+                Some(number) => {
+                    let facts = layout.limits.get(number as usize).copied().unwrap_or_default();
+                    (facts.slot, facts.tier, facts.decides, facts.scale)
+                }
+                None => {
+                    let slot = status.rule.map_or(OTHER, |rule| layout.slot(rule));
+                    let capacity = decision.limit(status).map_or(1, |limit| limit.limit.capacity());
+                    let decides = matches!(status.role, Role::Live | Role::Quota);
+                    (slot, layout.tier(decision.agreed_tier()), decides, part(capacity))
+                }
+            };
+            let denied = match status.outcome.verdict {
+                Verdict::Unanswered => {
+                    unanswered = unanswered.or(Some(slot).filter(|_| decides));
+                    continue;
+                }
+                Verdict::Denied { .. } => true,
+                Verdict::Allowed { .. } => false,
+            };
+            if denied && is_shadow(status.role, allowed, decision) {
+                add(&stripe.cells(slot)[SHADOW_DENY], 1);
+                shadowed.get_or_insert((slot, status));
+            }
+            if rule != Some(status.rule) {
+                if rule.is_some() {
+                    add(&stripe.cells(met.0)[if met.1 { MET_DENY } else { MET_ALLOW }], 1);
+                }
+                (rule, met) = (Some(status.rule), (slot, false));
+            }
+            met.1 |= denied;
+            // Signed numbers are the quicker to convert; a limit has never so many units that it matters.
+            let share = status.outcome.remaining as i64 as f32 * scale;
+            if decides && share < least {
+                (least, nearest, tier) = (share, Some((slot, status)), own_tier);
+            }
+        }
+        let met_cells = stripe.cells(met.0);
+        if rule.is_some() {
+            add(&met_cells[if met.1 { MET_DENY } else { MET_ALLOW }], 1);
+        }
+        if nearest.is_some() {
+            stripe.remains(tier, least.min(1.0));
+        }
+        let (verdict, ruled) = match () {
+            () if !allowed => (1, Ruled::Deny),
+            () if decision.delay() > Span::ZERO => (2, Ruled::Delay),
+            () if decision.degraded_by.is_some() => (3, Ruled::Degrade),
+            () => (0, Ruled::Allow),
+        };
+        let owed = match decision.denied_by {
+            Some(RulingBy::Rule(rule)) => Some(layout.slot(rule)),
+            Some(RulingBy::Own) => Some(OTHER),
+            // No rule of the rule set: its origin says what it was.
+            Some(RulingBy::Emergency) => Some(layout.unmatched(check.domain)),
+            None => nearest.map(|(slot, _)| slot).or(unanswered),
+        };
+        let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
+        let cells = if slot == met.0 { met_cells } else { stripe.cells(slot) };
+        add(&cells[verdict * ORIGINS.len() + origin(decision.origin)], 1);
+
+        local.until_sample -= 1;
+        let log = !allowed || shadowed.is_some();
+        if local.until_sample > 0 && !log && self.allows == 0 {
+            return;
+        }
+        self.maybe_set_aside(local, check, decision, Found { slot, ruled, nearest, shadowed, tier, log });
+    }
+
+    /// Sets a decision aside if it is to be logged or shown to the sketches.
+    #[inline]
+    fn maybe_set_aside(&self, local: &mut Local, check: &Check<'_>, decision: &Decision, found: Found<'_>) {
+        let mut weight = 0;
+        if local.until_sample == 0 {
+            weight = 1 << local.stripe.shift.load(Ordering::Relaxed).min(20);
+            local.until_sample = local.skip(weight);
+        }
+        let mut log = found.log;
+        if !log && self.allows > 0 {
+            if local.until_log == 0 {
+                local.until_log = local.skip(self.allows);
+            }
+            local.until_log -= 1;
+            log = local.until_log == 0;
+        }
+        if log || weight > 0 {
+            self.set_aside(local, check, decision, found, log, weight);
+        }
+    }
+
+    #[cold]
+    fn set_aside(
+        &self,
+        local: &Local,
+        check: &Check<'_>,
+        decision: &Decision,
+        found: Found<'_>,
+        log: bool,
+        weight: u32,
+    ) {
+        let denied = decision.denied_by.and_then(|by| {
+            let of = |status: &&LimitStatus| {
+                status.outcome.verdict.is_denied() && status.rule.map_or(RulingBy::Own, RulingBy::Rule) == by
+            };
+            decision.limits.iter().filter(of).max_by_key(|status| retry(status))
+        });
+        let (slot, status, ruled) = match (denied, found.shadowed) {
+            (Some(status), _) => (found.slot, Some(status), found.ruled),
+            (None, Some((slot, status))) if found.ruled == Ruled::Allow => {
+                (slot, Some(status), Ruled::ShadowDeny)
+            }
+            _ => (found.slot, found.nearest.map(|(_, status)| status), found.ruled),
+        };
+        let noted = Noted { slot, ruled, status: status.copied(), tier: found.tier, log, weight };
+        let Some(layout) = &local.layout else { return };
+        let now = self.clock.now();
+        for buffer in &local.stripe.buffers {
+            let mut buffer = match buffer.try_lock() {
+                Ok(buffer) => buffer,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // It is being emptied at this moment.
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            if buffer.push(check, decision, layout, noted, now) {
+                return;
+            }
+        }
+        if log {
+            add(&local.stripe.dropped, 1);
+        }
+    }
+}
+
+/// What was found while counting.
+#[derive(Clone, Copy)]
+struct Found<'d> {
+    slot: u32,
+    ruled: Ruled,
+    nearest: Option<(u32, &'d LimitStatus)>,
+    shadowed: Option<(u32, &'d LimitStatus)>,
+    tier: u16,
+    log: bool,
+}
+
+/// Whether a denial by a limit did not bite: it is a shadow, or everything is.
+fn is_shadow(role: Role, allowed: bool, decision: &Decision) -> bool {
+    match role {
+        Role::Shadow | Role::Candidate => true,
+        Role::Live => allowed && decision.degraded_by.is_none(),
+        Role::Quota => false,
+    }
+}
+
+fn retry(status: &LimitStatus) -> Span {
+    match status.outcome.verdict {
+        Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
+        _ => Span::ZERO,
+    }
+}

@@ -1,0 +1,151 @@
+//! The watcher beside a real limiter: what it counts is what was decided, on many threads and across changes of the rules;
+//! and when nobody empties what it sets aside, decisions go on and memory stays.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tollgate_core::SystemClock;
+use tollgate_engine::{Check, Limiter};
+use tollgate_observe::{Format, Observe, Page, Ruled, Search, Settings};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+fn rules(text: &str) -> Arc<Ruleset> {
+    Arc::new(Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules"))
+}
+
+fn watched(text: &str, settings: Settings) -> (Limiter<MemoryStore<SystemClock>>, Arc<Observe>) {
+    let observe = Observe::new(settings).expect("a watcher");
+    let clock = SystemClock::new();
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("memory");
+    let limiter = Limiter::new(rules(text), store, Arc::new(clock)).with_observer(Arc::clone(&observe) as _);
+    (limiter, observe)
+}
+
+fn decide(limiter: &Limiter<MemoryStore<SystemClock>>, pairs: &[(&str, &str)]) -> &'static str {
+    let decision = limiter.check_now(&Check::attributes("d", pairs).asked_by("http")).expect("memory");
+    if decision.is_allowed() { "allow" } else { "deny" }
+}
+
+/// The counts of decisions, by rule and verdict.
+fn counted(observe: &Observe) -> BTreeMap<(String, String), u64> {
+    let mut page = Page::new(Format::Prometheus);
+    observe.write(&mut page);
+    let mut counts = BTreeMap::new();
+    for line in page.finish().lines().filter_map(|line| line.strip_prefix("ratelimit_decisions_total{")) {
+        let label = |name: &str| {
+            let from = line.split(&format!("{name}=\"")).nth(1).expect("a label");
+            from.split('"').next().expect("a value").to_owned()
+        };
+        let count: u64 = line.rsplit(' ').next().and_then(|count| count.parse().ok()).expect("a count");
+        *counts.entry((label("rule"), label("verdict"))).or_default() += count;
+    }
+    counts
+}
+
+/// Against a plain map that is told of every answer.
+#[test]
+fn counts_are_what_was_decided_on_every_thread_and_over_changes_of_rules() {
+    let first =
+        "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}, {key: b, name: b, limit: 7/hour}]}";
+    let second =
+        "{domain: d, descriptors: [{key: c, name: c, limit: 9/hour}, {key: b, name: b, limit: 700/hour}]}";
+    let (limiter, observe) = watched(first, Settings::default());
+    let mut exact: BTreeMap<(String, String), u64> = BTreeMap::new();
+    for round in [first, second] {
+        limiter.replace_rules(rules(round));
+        let told: Vec<Vec<(&str, &str)>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|thread| {
+                    let limiter = &limiter;
+                    scope.spawn(move || {
+                        let keys = ["a", "b", "c"];
+                        (0..300)
+                            .map(|n| {
+                                let key = keys[(n + thread) % 3];
+                                let verdict = decide(limiter, &[(key, ["x", "y"][n % 2])]);
+                                let limited = limiter.rules().rules().iter().any(|rule| rule.name == key);
+                                (if limited { key } else { "" }, verdict)
+                            })
+                            .collect()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        for (rule, verdict) in told.into_iter().flatten() {
+            *exact.entry((rule.to_owned(), verdict.to_owned())).or_default() += 1;
+        }
+    }
+    assert_eq!(counted(&observe), exact);
+}
+
+/// Nobody empties the buffers: they fill, what does not fit is counted, and every decision is made all the same.
+#[test]
+fn what_does_not_fit_is_dropped_and_counted() {
+    let text = "{domain: d, descriptors: [{key: a, name: a, limit: 1/hour}]}";
+    let (limiter, observe) = watched(text, Settings { keep: 5_000, ..Settings::default() });
+    let denials = (0..20_001).filter(|_| decide(&limiter, &[("a", "x")]) == "deny").count();
+    assert_eq!(denials, 20_000);
+    observe.gather();
+    let mut page = Page::new(Format::Prometheus);
+    observe.write(&mut page);
+    let text = page.finish();
+    let figure = |name: &str| -> usize {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.and_then(|value| value.parse().ok()).expect(name)
+    };
+    let logged = figure("ratelimit_decision_log_decisions_total");
+    let dropped = figure("ratelimit_decision_log_dropped_total{where=\"memory\"}");
+    assert!(logged > 0 && dropped > 0, "{logged} logged, {dropped} dropped");
+    // One sample of what is allowed may be among them.
+    assert!((20_000..=20_001).contains(&(logged + dropped)), "{logged} + {dropped}");
+    assert_eq!(counted(&observe)[&("a".to_owned(), "deny".to_owned())], 20_000, "counts drop nothing");
+    // From now on somebody does.
+    decide(&limiter, &[("a", "y")]);
+    decide(&limiter, &[("a", "y")]);
+    observe.gather();
+    let search =
+        Search { key: Some("y".to_owned()), ruled: Some(Ruled::Deny), limit: 10, ..Search::default() };
+    assert_eq!(observe.search(&search).0.len(), 1);
+    assert!(figure("ratelimit_decision_log_entries") <= 5_000);
+}
+
+#[test]
+fn the_sample_of_what_is_allowed_has_its_size() {
+    let text = "{domain: d, descriptors: [{key: a, name: a, limit: 1000000/hour}]}";
+    for (allowed, least, most) in [(0.0, 0, 0), (1.0, 30_000, 30_000), (0.01, 200, 400)] {
+        let (limiter, observe) = watched(text, Settings { allowed, keep: 100_000, ..Settings::default() });
+        let names: Vec<String> = (0..500).map(|n| format!("k{n}")).collect();
+        for n in 0..30_000 {
+            decide(&limiter, &[("a", &names[n % 500])]);
+            if n % 1_000 == 0 {
+                observe.gather();
+            }
+        }
+        observe.gather();
+        let found = observe.search(&Search { limit: 100_000, ..Search::default() }).0.len();
+        assert!((least..=most).contains(&found), "{allowed}: {found}");
+    }
+}
+
+/// Sampled or not, shares are told as they are.
+#[test]
+fn shares_are_right_under_load() {
+    let text = "{domain: d, descriptors: [{key: api_key, name: a, limit: 100000000/hour}]}";
+    let (limiter, observe) = watched(text, Settings::default());
+    for round in 0..200 {
+        for n in 0..2_000 {
+            let name = if n % 4 == 0 {
+                "heavy-caller-1".to_owned()
+            } else {
+                format!("light-caller-{}", n * 31 + round)
+            };
+            decide(&limiter, &[("api_key", &name)]);
+        }
+        observe.gather();
+    }
+    let top = observe.top_talkers(&limiter.rules());
+    let share = top["by_rate"][0]["share"].as_f64().expect("a share");
+    assert!((share - 0.25).abs() < 0.04, "{share}");
+    assert!(!top.to_string().contains("heavy-caller"), "{top}");
+}

@@ -1,0 +1,314 @@
+//! Seeing what the real binary decides: metrics that Prometheus' own tool finds clean, the decision log and `why`, live
+//! figures for many readers, and none of it with a caller's key in it or in a decision's way.
+
+mod harness;
+
+use harness::{Answer, Folder, Open, Redis, Server, eventually, run};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: api_key
+    name: per-key
+    limit: 3/hour
+    tiers: {pro: 1000/hour}
+    descriptors:
+      - {key: endpoint, value: POST /orders, limit: 2/hour, shadow_mode: true, name: orders}
+  - {key: slow, limit: {count: 1, period: 1s, burst: 100}, action: delay, name: slow}
+";
+const KEY: &str = "sk_live_PLANTED0123456789abcdef";
+
+fn admin(server: &Server) -> SocketAddr {
+    server.admin.expect("an admin address")
+}
+
+fn ask(server: &Server, path: &str, accept: &str) -> Answer {
+    let head =
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: {accept}\r\nconnection: close\r\n\r\n");
+    harness::exchange(admin(server), head.as_bytes()).expect("an answer")
+}
+
+fn get(server: &Server, path: &str) -> Value {
+    let answer = ask(server, path, "*/*");
+    assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    answer.json()
+}
+
+fn metrics(server: &Server) -> String {
+    ask(server, "/metrics", "text/plain").text()
+}
+
+fn figure(text: &str, name: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))
+}
+
+/// Prometheus' own tool.
+fn promtool(text: &str) {
+    let mut tool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool runs");
+    tool.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads");
+    let output = tool.wait_with_output().expect("it ends");
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() && said.is_empty(), "{}\n{text}", String::from_utf8_lossy(&said));
+}
+
+#[test]
+fn metrics_are_what_happened_and_clean() {
+    let server = Server::with_rules(RULES);
+    for _ in 0..5 {
+        server.check("d", &json!({"api_key": KEY, "endpoint": "POST /orders"}));
+    }
+    server.check("d", &json!({"api_key": "other", "tier": "pro"}));
+    server.check("d", &json!({"nothing": "matches"}));
+    server.check("elsewhere", &json!({"api_key": KEY}));
+    (0..2).for_each(|_| drop(server.check("d", &json!({"slow": "x"}))));
+    let text = metrics(&server);
+    let count = |rule: &str, verdict: &str, origin: &str, shadow: &str| {
+        let labels = format!(
+            "domain=\"d\",rule=\"{rule}\",verdict=\"{verdict}\",origin=\"{origin}\",shadow=\"{shadow}\""
+        );
+        figure(&text, &format!("ratelimit_decisions_total{{{labels}}}"))
+    };
+    assert_eq!(count("per-key", "deny", "store", "false"), 2.0);
+    assert_eq!(count("per-key", "allow", "store", "false"), 4.0, "{text}");
+    assert_eq!(count("orders", "deny", "store", "true"), 3.0, "{text}");
+    assert_eq!(count("slow", "delay", "store", "false"), 1.0);
+    assert_eq!(count("", "allow", "unmatched", "false"), 1.0);
+    let other = "ratelimit_decisions_total{domain=\"other\",rule=\"other\",verdict=\"allow\",origin=\"unmatched\",shadow=\"false\"}";
+    assert_eq!(figure(&text, other), 1.0, "a domain that a caller made up is no label");
+    assert_eq!(figure(&text, "ratelimit_check_duration_seconds_count{front=\"http\"}"), 10.0);
+    assert_eq!(figure(&text, "ratelimit_remaining_count{tier=\"pro\"}"), 1.0);
+    assert!(figure(&text, "process_resident_memory_bytes") > 1e6);
+    promtool(&text);
+    let open = ask(&server, "/metrics", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
+    assert!(open.header("content-type").is_some_and(|kind| kind.starts_with("application/openmetrics-text")));
+    assert!(open.text().ends_with("# EOF\n") && open.text().contains("# TYPE ratelimit_decisions counter"));
+}
+
+/// Over a store that dies: what was let through is told, by rule, and why.
+#[test]
+fn a_store_that_is_away_shows() {
+    let redis = Redis::start();
+    let folder = Folder::new();
+    let text = "{domain: d, descriptors: [{key: a, limit: 9/hour, on_error: open, name: open}]}";
+    let rules = folder.write("rules.yaml", text);
+    let server = Server::start(&["--rules", rules.to_str().expect("plain"), "--store", &redis.url()]);
+    assert_eq!(server.check("d", &json!({"a": "1"})).status, 200);
+    promtool(&metrics(&server));
+    let dead = redis.stop();
+    eventually("a decision without the store", || {
+        (server.check("d", &json!({"a": "1"})).json()["origin"] == "fail_open").then_some(())
+    });
+    let text = metrics(&server);
+    assert!(figure(&text, "ratelimit_failopen_total{rule=\"open\"}") >= 1.0);
+    let decided = "domain=\"d\",rule=\"open\",verdict=\"allow\",origin=\"fail_open\",shadow=\"false\"";
+    assert!(figure(&text, &format!("ratelimit_decisions_total{{{decided}}}")) >= 1.0);
+    let shard = dead.url().trim_start_matches("redis://").to_owned();
+    let errors = ["timeout", "connection", "refused"].map(|kind| {
+        figure(&text, &format!("ratelimit_redis_errors_total{{shard=\"{shard}\",kind=\"{kind}\"}}"))
+    });
+    assert!(errors.iter().sum::<f64>() >= 1.0, "{text}");
+    promtool(&text);
+    let stats = get(&server, "/admin/v1/stats");
+    assert_eq!(
+        (&stats["node"]["store"], &stats["node"]["breakers"][0]["shard"]),
+        (&json!("redis"), &json!(shard))
+    );
+}
+
+#[test]
+fn a_denied_caller_can_be_told_why() {
+    let server = Server::start_with_rules(RULES, &["--node", "n1", "--decision-log-allowed", "0"]);
+    let caller = json!({"api_key": KEY});
+    (0..3).for_each(|_| assert_eq!(server.check("d", &caller).status, 200));
+    let denied = server.check("d", &caller);
+    assert_eq!(denied.status, 429);
+    let id = denied.json()["decision_id"].as_str().expect("an id").to_owned();
+    assert_eq!(denied.header("x-ratelimit-decision-id"), Some(id.as_str()));
+
+    let why = get(&server, &format!("/admin/v1/decisions/{id}/why"));
+    assert_eq!(
+        (&why["verdict"], &why["rule"], &why["node"]),
+        (&json!("deny"), &json!("per-key"), &json!("n1"))
+    );
+    assert_eq!(
+        (&why["used_before"], &why["limit"]["limit"], &why["front"]),
+        (&json!(3), &json!(3), &json!("http"))
+    );
+    let told = why["explanation"].to_string();
+    assert!(told.contains("Denied by rule `per-key`") && told.contains("3 per 1h"), "{told}");
+    assert!(why["would_pass_at"].as_str() > why["at"].as_str(), "{why}");
+
+    for (query, found) in [
+        (format!("key={KEY}"), 1),
+        ("key=somebody".to_owned(), 0),
+        ("verdict=deny&rule=per-key".to_owned(), 1),
+        ("verdict=allow".to_owned(), 0),
+        (format!("id={id}"), 1),
+        ("from=2020-01-01T00:00:00Z&to=2020-01-02T00:00:00Z".to_owned(), 0),
+    ] {
+        let decisions = get(&server, &format!("/admin/v1/decisions?{query}"))["decisions"].clone();
+        assert_eq!(decisions.as_array().map(Vec::len), Some(found), "{query}: {decisions}");
+    }
+    for _ in 0..4 {
+        server.check("d", &caller);
+    }
+    let page = get(&server, "/admin/v1/decisions?limit=2");
+    let cursor = page["next_cursor"].as_str().expect("more");
+    let rest = get(&server, &format!("/admin/v1/decisions?limit=100&cursor={cursor}"));
+    assert_eq!((rest["decisions"].as_array().map(Vec::len), &rest["next_cursor"]), (Some(3), &Value::Null));
+    for wrong in [
+        "decisions?limit=0",
+        "decisions?verdict=maybe",
+        "decisions?from=now",
+        "decisions/xyz/why",
+        "stats?seconds=0",
+    ] {
+        assert_eq!(ask(&server, &format!("/admin/v1/{wrong}"), "*/*").status, 400, "{wrong}");
+    }
+    let unknown = ask(&server, &format!("/admin/v1/decisions/{}/why", "0".repeat(32)), "*/*");
+    assert_eq!(unknown.status, 404, "{}", unknown.text());
+
+    let place = admin(&server).to_string();
+    let said = run(&["why", &id, "--admin", &place]);
+    assert!(
+        said.code == Some(0) && said.out.contains("Denied by rule `per-key`"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+    let said = run(&["why", "--key", KEY, "--admin", &place, "--json"]);
+    let told: Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{}{}", said.out, said.err));
+    assert_eq!(told["rule"], "per-key");
+    let said = run(&["why", &"0".repeat(32), "--admin", &place]);
+    assert!(said.code == Some(1) && said.err.contains("no such decision"), "{}", said.err);
+}
+
+/// Two hundred pages left open, most of which do not read: all that do are served, and decisions go on.
+#[test]
+fn many_can_look_on() {
+    let mut server = Server::with_rules(RULES);
+    let asked = b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut pages: Vec<Open> = (0..200)
+        .map(|_| {
+            let mut page = Open::to(admin(&server)).expect("a connection");
+            page.send(asked).expect("sent");
+            page
+        })
+        .collect();
+    let caller = json!({"api_key": KEY});
+    let stats = eventually("a second with all four", || {
+        server.check("d", &caller);
+        let stats = get(&server, "/admin/v1/stats?seconds=60");
+        let sum = |name: &str| -> u64 {
+            stats["series"][name].as_array().into_iter().flatten().filter_map(Value::as_u64).sum()
+        };
+        (sum("allow") >= 3 && sum("deny") >= 1).then_some(stats)
+    });
+    assert!(stats["series"]["p99_us"].as_array().is_some_and(|p99| p99.iter().any(Value::is_u64)), "{stats}");
+    assert_eq!(stats["rules"][0]["rule"], "per-key");
+    for page in pages.iter_mut().step_by(20) {
+        let tick = page.read_until(b"event: tick\n").expect("a tick");
+        assert!(String::from_utf8_lossy(&tick).contains("text/event-stream"));
+        let data = page.read_until(b"\n\n").expect("its data");
+        let data = String::from_utf8_lossy(&data).trim_start_matches("data: ").trim().to_owned();
+        let data: Value = serde_json::from_str(data.split("\r\n").next().unwrap_or("")).expect("JSON");
+        assert!(data["t"].as_u64().is_some_and(|t| t > 1_600_000_000), "{data}");
+    }
+    assert_eq!(get(&server, "/admin/v1/nodes")["nodes"].as_array().map(Vec::len), Some(1));
+    // They are let go at the end, and do not hold it up.
+    server.signal("TERM");
+    assert!(server.wait().success());
+    drop(pages);
+}
+
+#[test]
+fn those_who_ask_most_are_found() {
+    let server = Server::with_rules(RULES);
+    for n in 0..60 {
+        let key = if n % 2 == 0 { KEY.to_owned() } else { format!("key-{n}") };
+        server.check("d", &json!({"api_key": key, "remote_address": "10.1.2.3"}));
+    }
+    let top = get(&server, "/admin/v1/top");
+    let first = &top["by_rate"][0];
+    assert!(first["key_masked"].as_str().is_some_and(|key| key.starts_with("sk_liv…")), "{top}");
+    assert!((first["share"].as_f64().unwrap_or(0.0) - 0.5).abs() < 0.01, "{top}");
+    assert_eq!(
+        (&top["by_denials"][0]["rule"], &top["by_denials"][0]["denied"]),
+        (&json!("per-key"), &json!(27))
+    );
+    let id = first["key_id"].as_str().expect("an id");
+    let found = get(&server, &format!("/admin/v1/decisions?key={id}&verdict=deny&limit=1000"));
+    assert_eq!(found["decisions"].as_array().map(Vec::len), Some(27));
+}
+
+/// Wherever a key could have got to, it has not.
+#[test]
+fn no_key_is_told_anywhere() {
+    let folder = Folder::new();
+    let log = folder.join("decisions.ndjson");
+    let log_path = log.to_str().expect("plain");
+    let flags = ["--decision-log", log_path, "--decision-log-allowed", "1", "--log", "debug"];
+    let mut server = Server::start_with_rules(RULES, &flags);
+    for n in 0..8 {
+        server.check("d", &json!({"api_key": KEY, "user": KEY, "endpoint": format!("GET /x?api_key={KEY}"), "n": n.to_string()}));
+    }
+    let descriptors = json!({"domain": "d", "descriptors": [{"entries": [["api_key", KEY], ["authorization", format!("Bearer {KEY}")]]}]});
+    server.post("/v1/check", &descriptors);
+    let lines = eventually("nine lines", || {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        (text.lines().count() >= 9).then_some(text)
+    });
+    for line in lines.lines() {
+        let line: Value = serde_json::from_str(line).expect("a line is JSON");
+        assert!(line["id"].is_string() && line["verdict"].is_string(), "{line}");
+    }
+    let mut told = vec![lines];
+    for path in ["/metrics", "/admin/v1/decisions", "/admin/v1/stats", "/admin/v1/top", "/admin/v1/nodes"] {
+        told.push(ask(&server, path, "*/*").text());
+    }
+    for path in ["/metrics", "/readyz?verbose", "/v1/hot"] {
+        told.push(server.get(path).text());
+    }
+    server.signal("TERM");
+    assert!(server.wait().success());
+    told.push(server.log());
+    for text in told {
+        assert!(!text.contains("PLANTED"), "{text}");
+    }
+}
+
+/// A full disk, and an output that nobody reads: lines are lost and counted, decisions are not held up.
+#[test]
+fn broken_outputs_cost_lines_and_nothing_else() {
+    let flags = ["--decision-log", "/dev/full", "--decision-log-allowed", "0"];
+    let server = Server::start_with_rules(RULES, &flags);
+    for _ in 0..100 {
+        server.check("d", &json!({"api_key": KEY}));
+    }
+    eventually("97 lines that were lost", || {
+        let lost = figure(&metrics(&server), "ratelimit_decision_log_dropped_total{where=\"output\"}");
+        (lost >= 97.0).then_some(())
+    });
+    assert_eq!(
+        get(&server, "/admin/v1/decisions?limit=1000")["decisions"].as_array().map(Vec::len),
+        Some(97)
+    );
+    assert!(server.log().contains("the decision log cannot be written"), "{}", server.log());
+    let refused = run(&["serve", "--http", "127.0.0.1:0", "--decision-log", "/nowhere/log"]);
+    assert!(
+        refused.code == Some(1) && refused.err.contains("--decision-log /nowhere/log"),
+        "{}",
+        refused.err
+    );
+}
