@@ -146,8 +146,8 @@ dashboard-test: toolchain dashboard-tools
 .PHONY: screenshots
 screenshots: toolchain dashboard-tools
 	@$(MAKE) --no-print-directory $(DASHBOARD_PAGE)
-	$(BUILD_TESTED)
-	cd dashboard && TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm run --silent screenshots
+	$(CARGO) build --release --locked -p tollgate
+	cd dashboard && TOLLGATE_TEST_BINARY=$(abspath $(RELEASE)) npm run --silent screenshots
 
 .PHONY: dashboard-tools
 dashboard-tools:

@@ -18,7 +18,8 @@ test('who is denied is listed, explained, and given a limit of their own', async
   await row.getByRole('button', { name: /^Override/ }).click();
   await dialog.getByLabel('API key').fill(key);
   await dialog.getByLabel('Count').fill('50');
-  await dialog.getByLabel('Per', { exact: true }).fill('hour');
+  // Another period than the rule's: the same would go on with its counter, which is used up.
+  await dialog.getByLabel('Per', { exact: true }).fill('minute');
   await dialog.getByLabel('Reason').fill('ticket 12');
   await expect(dialog.getByLabel('Until'), 'it ends by itself').not.toHaveValue('');
   await dialog.getByRole('button', { name: 'Agree', exact: true }).click();
@@ -26,7 +27,7 @@ test('who is denied is listed, explained, and given a limit of their own', async
   expect(await server.check({ api_key: key }), 'it acts').toBe(true);
 
   await open(page, server, 'quotas');
-  await expect(page.getByRole('row').filter({ hasText: 'ticket 12' })).toContainText('50 / hour');
+  await expect(page.getByRole('row').filter({ hasText: 'ticket 12' })).toContainText('50 / minute');
   await page.getByLabel("One caller's whole key").fill(key);
   await page.getByRole('button', { name: 'Find' }).click();
   await page.getByRole('button', { name: 'Usage' }).click();
