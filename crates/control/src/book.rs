@@ -12,6 +12,7 @@ use crate::granted::Granted;
 use crate::grants::KeptGrant;
 use crate::key::{KeyHash, KeyHasher};
 use crate::quotas::KeptTerms;
+use crate::snapshot::Quotas;
 use arc_swap::ArcSwapOption;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -126,6 +127,26 @@ impl Book {
         };
         drop(part);
         drop(before);
+    }
+
+    /// All of it, to be kept in a file.
+    pub(crate) fn dump(&self) -> Quotas {
+        let mut all = Quotas::default();
+        let mut known: HashMap<*const Terms, usize> = HashMap::new();
+        for part in &self.parts {
+            for (word, entry) in part.read().unwrap_or_else(PoisonError::into_inner).iter() {
+                let at = *known.entry(Arc::as_ptr(&entry.terms)).or_insert_with(|| {
+                    let Said { tier, overrides } = &*entry.terms.said;
+                    let overrides = overrides.iter().map(crate::quota::QuotaOverride::of_rule).collect();
+                    all.terms.push((tier.clone(), overrides));
+                    all.terms.len() - 1
+                });
+                let from = (entry.from != 0).then_some(i64::from(entry.from));
+                let until = (entry.until != NEVER).then_some(i64::from(entry.until));
+                all.callers.push((*word, from, until, at));
+            }
+        }
+        all
     }
 
     /// Forgets everything.

@@ -34,6 +34,10 @@ pub struct Control {
     /// Whether the book has ever held all there is.
     pub(crate) loaded: AtomicBool,
     pub(crate) lag: Lag,
+    /// What API keys are hashed with.
+    pub(crate) secret: Vec<u8>,
+    /// Whether the database has been there since the start.
+    pub(crate) prepared: AtomicBool,
     /// The revision of the rules that acts.
     pub(crate) published: watch::Sender<Option<Arc<PublishedRules>>>,
 }
@@ -59,12 +63,19 @@ impl Control {
         let (secret,): (Vec<u8>,) = on!(&db, pool => {
             sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
         });
-        let hasher = KeyHasher::new(&secret);
+        let control = Self::new(db, &secret, clock);
+        // These decide from the first request on.
+        control.catch_up_rules().await?;
+        Ok(control)
+    }
+
+    pub(crate) fn new(db: Db, secret: &[u8], clock: Arc<dyn Clock>) -> Arc<Self> {
+        let hasher = KeyHasher::new(secret);
         let words = {
             let hasher = hasher.clone();
             move |api_key: &str| hasher.hash(api_key).word()
         };
-        let control = Arc::new(Self {
+        Arc::new(Self {
             db,
             book: Arc::new(Book::new(hasher.clone())),
             emergencies: Arc::new(Emergencies::new(words)),
@@ -79,10 +90,9 @@ impl Control {
             loaded: AtomicBool::new(false),
             lag: Lag::default(),
             published: watch::Sender::new(None),
-        });
-        // These decide from the first request on.
-        control.catch_up_rules().await?;
-        Ok(control)
+            secret: secret.to_vec(),
+            prepared: AtomicBool::new(true),
+        })
     }
 
     /// What the limiter asks.

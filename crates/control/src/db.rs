@@ -81,15 +81,18 @@ impl Db {
             return Self::sqlite(Path::new(path)).await;
         }
         if address.starts_with("postgres://") || address.starts_with("postgresql://") {
-            let options = PgConnectOptions::from_str(address)
-                .map_err(|_| ControlError::Address("the address of PostgreSQL is malformed".into()))?
-                .application_name("tollgate");
-            let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(PATIENCE);
+            let (pool, options) = postgres(address)?;
             return Ok(Self::Postgres(pool.connect_with(options).await?));
         }
         Err(ControlError::Address(
             "write sqlite:FILE, as in sqlite:tollgate.db, or postgres://USER:PASSWORD@HOST/DATABASE".into(),
         ))
+    }
+
+    /// A server that does not answer yet; it is asked when it is needed.
+    pub(crate) fn later(address: &str) -> Result<Self, ControlError> {
+        let (pool, options) = postgres(address)?;
+        Ok(Self::Postgres(pool.connect_lazy_with(options)))
     }
 
     async fn sqlite(path: &Path) -> Result<Self, ControlError> {
@@ -118,6 +121,13 @@ impl Db {
     pub async fn close(&self) {
         on!(self, pool => pool.close().await);
     }
+}
+
+fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlError> {
+    let options = PgConnectOptions::from_str(address)
+        .map_err(|_| ControlError::Address("the address of PostgreSQL is malformed".into()))?
+        .application_name("tollgate");
+    Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(PATIENCE), options))
 }
 
 /// Creates the file for its owner alone: it holds the secret that API keys are hashed with.

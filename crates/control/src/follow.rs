@@ -49,6 +49,7 @@ impl Control {
     /// [`ControlError`] if the database does not answer; what is known goes on acting.
     pub async fn catch_up(&self) -> Result<bool, ControlError> {
         let _one = self.reading.lock().await;
+        timely(self.prepare()).await?;
         let asked_at = self.now_millis();
         let newest = timely(async {
             let (newest,): (i64,) = on!(&self.db, pool => {

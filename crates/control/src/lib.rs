@@ -20,6 +20,7 @@
 //! | `key` | how API keys are kept: as a keyed hash |
 //! | [`book`](Book) | all agreements in memory, for the limiter |
 //! | `follow`, `lag` | how this node learns of changes that others make, and how long that takes |
+//! | `snapshot` | what is known, in a file beside, for a start without the database |
 //! | `purge` | when rows go that were deleted |
 //! | `tokens` | who may do what |
 //! | `audit` | what was changed, by whom, in a chain that shows what was tampered with |
@@ -50,6 +51,7 @@ mod quotas;
 mod rehearsal;
 mod revision;
 mod sample;
+mod snapshot;
 mod tokens;
 
 pub use audit::{AuditEntry, Verified};

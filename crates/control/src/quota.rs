@@ -44,6 +44,11 @@ pub struct QuotaOverride {
 }
 
 impl QuotaOverride {
+    pub(crate) fn of_rule(rule: &Override) -> Self {
+        let Override { descriptor, count, period, burst } = rule.clone();
+        Self { descriptor, requests_per_unit: count, unit: period, burst }
+    }
+
     pub(crate) fn to_rule(&self) -> Override {
         Override {
             descriptor: self.descriptor.clone(),

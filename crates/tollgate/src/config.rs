@@ -40,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) admin: Option<Listen>,
     /// Where rules come from when some are published.
     pub(crate) rules_from: RulesFrom,
+    /// Where what is known from the database is kept beside.
+    pub(crate) snapshot: Option<PathBuf>,
     /// When publishing is refused, and when it is undone.
     pub(crate) guardrails: Guardrails,
     pub(crate) profile: Option<ProfileName>,
@@ -100,6 +102,7 @@ struct File {
     rules_from: Option<RulesFromName>,
     #[serde(default)]
     guardrails: GuardrailSection,
+    snapshot: Option<PathBuf>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
     #[serde(default)]
@@ -135,6 +138,7 @@ impl Config {
         let db = flags.db.clone().or(file.db.clone());
         let admin = flags.admin.or(file.admin);
         Ok(Self {
+            snapshot: flags.publishing.snapshot(file.snapshot.clone(), db.as_deref()),
             db: db.map(DbAddress),
             admin,
             store: store(flags, &file)?,
@@ -280,6 +284,9 @@ fn read(path: &Path) -> anyhow::Result<File> {
     let base = path.parent().unwrap_or(Path::new(""));
     for rules in &mut file.rules {
         *rules = base.join(&*rules);
+    }
+    if let Some(snapshot) = file.snapshot.as_mut().filter(|path| path.as_os_str() != "off") {
+        *snapshot = base.join(&*snapshot);
     }
     file.who.resolve(base);
     if let Some(gateway) = &mut file.gateway {

@@ -10,6 +10,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -31,6 +32,8 @@ pub(crate) struct Operators {
     pub(crate) control: Option<Arc<Control>>,
     /// Which rules act, where they can be published.
     pub(crate) desk: Option<Arc<Desk>>,
+    /// Where what is known from the database is kept.
+    snapshot: Option<PathBuf>,
     /// How often callers are denied.
     denials: Arc<Denials>,
     listener: Option<TcpListener>,
@@ -46,7 +49,7 @@ impl Operators {
     /// Opens the database and the address.
     pub(crate) async fn open(config: &Config) -> anyhow::Result<Self> {
         let control = match &config.db {
-            Some(db) => Some(connect(&db.0).await.context("--db")?),
+            Some(db) => Some(connect(&db.0, config.snapshot.as_deref()).await.context("--db")?),
             None => None,
         };
         let listener = match (config.admin, &control) {
@@ -77,7 +80,13 @@ impl Operators {
                 files,
             )
         });
-        Ok(Self { control, desk: desk.transpose()?, denials: Arc::default(), listener })
+        Ok(Self {
+            control,
+            desk: desk.transpose()?,
+            snapshot: config.snapshot.clone(),
+            denials: Arc::default(),
+            listener,
+        })
     }
 
     /// Lets those watch who rehearse and guard rules, where any can be published.
@@ -120,6 +129,9 @@ impl Operators {
                 Err(error) => counting.refused(Part::Rules, error),
             });
             following.push(tokio::spawn(Arc::clone(control).follow(Following::default())));
+            if let Some(file) = self.snapshot {
+                following.push(tokio::spawn(Arc::clone(control).keep_snapshot(file)));
+            }
             following.push(tokio::spawn(Arc::clone(desk).follow()));
             following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
         }
@@ -136,6 +148,10 @@ impl Operators {
 
 /// On an address that others reach, nobody is let in without a token: so there must be one.
 async fn needs_tokens(address: SocketAddr, control: Option<&Control>) -> anyhow::Result<()> {
+    // Who cannot be asked lets nobody in.
+    if control.is_some_and(Control::is_restored) {
+        return Ok(());
+    }
     let Some(control) = control else {
         anyhow::bail!(
             "--admin {address}: on an address other than loopback everybody needs a token, and tokens are kept in a \
@@ -163,8 +179,11 @@ impl Running {
 
 /// Opens the database and reads what is agreed with callers. Where that is much, the rest is read while traffic flows: until
 /// all is there, requests are decided by what is, and the node says that it is not ready.
-async fn connect(db: &str) -> anyhow::Result<Arc<Control>> {
-    let control = Control::connect(db, Arc::new(SystemClock::new())).await?;
+async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<Control>> {
+    let (control, restored) = Control::connect_or_restore(db, Arc::new(SystemClock::new()), snapshot).await?;
+    if restored {
+        return Ok(control);
+    }
     let reading = Arc::clone(&control);
     let reading = tokio::spawn(async move { reading.catch_up().await });
     match tokio::time::timeout(BEFORE_TRAFFIC, reading).await {
@@ -185,6 +204,7 @@ pub(crate) fn details(control: &Control) -> Value {
         "revision": control.revision(),
         "quotas": control.book().len(),
         "loaded": control.is_loaded(),
+        "from_snapshot": control.is_restored(),
         "age_ms": control.age_millis(),
         "propagation_ms": control.lag().last_millis(),
     })

@@ -293,6 +293,43 @@ fn the_command_line_publishes_and_goes_back() {
     assert!(wrong.code == Some(1) && wrong.out.contains("wrong.yaml:4:12"), "{}", wrong.out);
 }
 
+/// A node that could not start while its database is away would make every outage of the one an outage of the other.
+#[test]
+fn a_node_starts_without_its_database_and_finds_it_again() {
+    let mut postgres = Postgres::start();
+    let db = postgres.database("rules");
+    let place = Place::new();
+    let file = place.path().join("state").join("snapshot");
+    let flags = ["--snapshot", file.to_str().expect("a plain path")];
+    let mut node = Node::start(&rules("3/hour"), &db, &flags);
+    let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 9, "unit": "hour"}]});
+    assert_eq!(node.ask("PUT", "/admin/v1/quotas/k", &[], &own).status, 200);
+    assert_eq!(publish(&node, &sent("5/hour")).status, 201);
+    eventually("a snapshot with the rules", || {
+        std::fs::read_to_string(&file).is_ok_and(|text| text.contains("5/hour")).then_some(())
+    });
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+    let acts = revision(&node);
+    node.server.signal("KILL");
+    node.server.wait();
+    postgres.stop("QUIT");
+
+    let node = Node::start(&rules("3/hour"), &db, &flags);
+    assert_eq!(revision(&node), acts, "the published rules act");
+    assert_eq!(node.passes("d", &json!({"api_key": "k"})), 9, "and what is agreed with callers");
+    assert_eq!(node.passes("d", &json!({"api_key": "other"})), 5);
+    assert!(node.server.log().contains("starting with what was last known"), "{}", node.server.log());
+    assert_eq!(node.server.get("/readyz?verbose").json()["control"]["from_snapshot"], true);
+    assert_eq!(publish(&node, &sent("6/hour")).status, 503);
+
+    postgres.start_again();
+    eventually("the database", || (publish(&node, &sent("6/hour")).status == 201).then_some(()));
+    assert_eq!(node.server.get("/readyz?verbose").json()["control"]["from_snapshot"], false);
+    let other = start(&db);
+    assert_eq!(revision(&other), revision(&node));
+}
+
 /// Kills a node again and again while rules are published: what was acknowledged is there afterwards, and acts.
 fn kills_lose_nothing(db: &str) {
     let mut acknowledged: Vec<(i64, String)> = Vec::new();

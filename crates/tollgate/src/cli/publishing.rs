@@ -1,6 +1,7 @@
 //! Settings of published rules.
 
 use clap::{Args, ValueEnum};
+use std::path::PathBuf;
 use std::time::Duration;
 use tollgate_control::Guardrails;
 
@@ -10,6 +11,10 @@ pub(crate) struct PublishingFlags {
     /// database unless set.
     #[arg(long, env = "TOLLGATE_RULES_FROM", value_name = "SOURCE")]
     pub(crate) rules_from: Option<RulesFromName>,
+    /// Where what is known from PostgreSQL is kept, for a start without it, or `off`; unless set, a file of its own in
+    /// $STATE_DIRECTORY, $XDG_STATE_HOME/tollgate or ~/.local/state/tollgate.
+    #[arg(long, env = "TOLLGATE_SNAPSHOT", value_name = "FILE|off")]
+    snapshot: Option<PathBuf>,
     /// Publishing rules that newly deny more than this part of the last requests must be confirmed (default 0.05).
     #[arg(long, env = "TOLLGATE_RULES_CONFIRM_OVER", value_name = "PART")]
     rules_confirm_over: Option<f64>,
@@ -40,6 +45,25 @@ pub(crate) struct GuardrailSection {
 }
 
 impl PublishingFlags {
+    /// Where what is known from this database is kept; nowhere, for a file of SQLite.
+    pub(crate) fn snapshot(&self, file: Option<PathBuf>, db: Option<&str>) -> Option<PathBuf> {
+        let db = db.filter(|db| !db.starts_with("sqlite:"))?;
+        if let Some(path) = self.snapshot.clone().or(file) {
+            return (path.as_os_str() != "off").then_some(path);
+        }
+        let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let state = || {
+            Some(
+                folder("XDG_STATE_HOME")
+                    .or_else(|| Some(folder("HOME")?.join(".local/state")))?
+                    .join("tollgate"),
+            )
+        };
+        let mut hasher = tollgate_core::StableHasher::default();
+        hasher.bytes(db.as_bytes());
+        Some(folder("STATE_DIRECTORY").or_else(state)?.join(format!("{:016x}.snapshot", hasher.finish())))
+    }
+
     /// Flags over file over what is usual.
     pub(crate) fn guardrails(&self, file: GuardrailSection) -> anyhow::Result<Guardrails> {
         let mut rails = Guardrails::default();

@@ -27,6 +27,8 @@ pub(super) fn command(args: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
+    // Tests leave nothing behind in the home of whoever runs them.
+    command.env("TOLLGATE_SNAPSHOT", "off");
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
