@@ -4,6 +4,7 @@
 #   make test    every check there is; what CI runs
 #   make bench   the short benchmarks
 #   make sim     leases in virtual time, SEEDS=100000 runs of them
+#   make fuzz    bytes that nobody thought of, for SECONDS=60 at each reader of what strangers send
 #   make fmt     formats the code
 #   make screenshots   pictures of the dashboard, taken from the real server, into docs/images
 #   make setup   all of the set-up, for working without a network afterwards
@@ -153,6 +154,22 @@ screenshots: toolchain dashboard-tools
 dashboard-tools:
 	@scripts/setup packages chromium=chromium python3=python3
 	@scripts/setup node $(VENVS)/node
+
+# Needs a nightly compiler, and gets it. What it finds is written to fuzz/artifacts, and makes it fail.
+SECONDS ?= 60
+FUZZ_TARGETS := request_head chunks proxy_protocol
+CARGO_FUZZ := .tools/bin/cargo-fuzz
+.PHONY: fuzz
+fuzz: toolchain $(CARGO_FUZZ)
+	@scripts/setup nightly
+	@for target in $(FUZZ_TARGETS); do \
+	  echo "fuzz $$target"; mkdir -p fuzz/corpus/$$target; \
+	  PATH="$(CURDIR)/.tools/bin:$$PATH" $(CARGO) +nightly fuzz run --fuzz-dir fuzz $$target \
+	    fuzz/corpus/$$target fuzz/seeds/$$target -- -max_total_time=$(SECONDS) -max_len=16384 -timeout=10 -print_final_stats=1; \
+	done
+
+$(CARGO_FUZZ):
+	$(CARGO) install cargo-fuzz --version 0.13.2 --locked --root .tools --target-dir $(TARGET)/tools
 
 .PHONY: fmt
 fmt: toolchain

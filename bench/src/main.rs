@@ -1,7 +1,7 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
 //! `cargo run --release -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
-//! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--short | --memory]`
+//! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
 
@@ -38,7 +38,12 @@ fn main() -> std::process::ExitCode {
         ["http", "--short"] => return report::outcome(http::run(http::Length::Short)),
         ["gateway"] => return report::outcome(gateway::run(gateway::Length::Full)),
         ["gateway", "--short"] => return report::outcome(gateway::run(gateway::Length::Short)),
-        ["gateway", "--memory"] => return report::outcome(gateway::run(gateway::Length::Memory)),
+        ["gateway", "--memory"] => {
+            return report::outcome(gateway::run(gateway::Length::Memory(gateway::MANY)));
+        }
+        ["gateway", "--memory", "--short"] => {
+            return report::outcome(gateway::run(gateway::Length::Memory(gateway::SOME)));
+        }
         ["redis"] => return report::outcome(redis::run(redis::Length::Full)),
         ["redis", "--short"] => return report::outcome(redis::run(redis::Length::Short)),
         ["leases"] => return report::outcome(leases::run(leases::Length::Full)),

@@ -1,11 +1,14 @@
-//! One line of JSON a request, written by a thread of its own. A request never waits for it: what does not fit into the
-//! queue is dropped, and counted. A file that was moved away is opened anew within a second.
+//! One line of JSON a request, written by a thread of its own: also of those that no route takes, that are refused as bad,
+//! and whose callers leave early. A request never waits for it: what does not fit into the queue is dropped, and counted. A
+//! file that was moved away is opened anew within a second.
 
 use serde_json::json;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
@@ -14,26 +17,81 @@ use tollgate_core::{Clock, SystemClock, Timestamp};
 /// Lines that wait to be written.
 const QUEUE: usize = 8192;
 
+/// What the status of a request is whose caller left before there was an answer; nginx's number for it.
+const LEFT: u16 = 499;
+
 /// Where lines go.
 pub(crate) struct AccessLog {
+    path: PathBuf,
     queue: SyncSender<String>,
     dropped: AtomicU64,
     clock: SystemClock,
 }
 
-/// What is known of a request when its answer begins.
+/// What is known of a request.
 pub(crate) struct Entry {
     pub(crate) began: Timestamp,
-    pub(crate) method: String,
-    pub(crate) host: String,
-    pub(crate) path: String,
-    pub(crate) remote: std::net::IpAddr,
+    pub(crate) remote: IpAddr,
+    /// 0 while there is no answer.
     pub(crate) status: u16,
-    pub(crate) route: String,
+    pub(crate) method: Option<String>,
+    pub(crate) host: Option<String>,
+    pub(crate) path: Option<String>,
+    pub(crate) route: Option<String>,
     pub(crate) upstream: Option<String>,
     pub(crate) decision: Option<String>,
     pub(crate) denied_by: Option<String>,
     pub(crate) degraded_by: Option<String>,
+    /// Bytes of the answer's body.
+    pub(crate) bytes: u64,
+    pub(crate) error: Option<String>,
+}
+
+impl Entry {
+    pub(crate) const fn new(began: Timestamp, remote: IpAddr) -> Self {
+        Self {
+            began,
+            remote,
+            status: 0,
+            method: None,
+            host: None,
+            path: None,
+            route: None,
+            upstream: None,
+            decision: None,
+            denied_by: None,
+            degraded_by: None,
+            bytes: 0,
+            error: None,
+        }
+    }
+}
+
+/// A line that is written when it is dropped, whatever becomes of its request.
+pub(crate) struct Line {
+    log: Arc<AccessLog>,
+    pub(crate) entry: Entry,
+    /// Whether the answer has come to its end.
+    pub(crate) is_whole: bool,
+}
+
+impl Line {
+    pub(crate) const fn new(log: Arc<AccessLog>, entry: Entry) -> Self {
+        Self { log, entry, is_whole: false }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let Self { log, entry, is_whole } = self;
+        if entry.status == 0 {
+            entry.status = LEFT;
+            entry.error = Some("the caller left before the answer".to_owned());
+        } else if !*is_whole && entry.error.is_none() {
+            entry.error = Some("the caller left before the end of the answer".to_owned());
+        }
+        log.write(entry);
+    }
 }
 
 impl AccessLog {
@@ -42,33 +100,37 @@ impl AccessLog {
         let (queue, lines) = sync_channel(QUEUE);
         let sink = if path.as_os_str() == "-" { Sink::Output } else { Sink::open(path)? };
         std::thread::Builder::new().name("access-log".to_owned()).spawn(move || sink.run(&lines))?;
-        Ok(Self { queue, dropped: AtomicU64::new(0), clock: SystemClock::new() })
+        Ok(Self { path: path.to_owned(), queue, dropped: AtomicU64::new(0), clock: SystemClock::new() })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Hands a line over, or drops it.
-    pub(crate) fn write(&self, entry: &Entry, bytes: u64, failed: Option<&str>) {
+    fn write(&self, entry: &Entry) {
         let took = self.clock.now().since(entry.began);
         let mut line = json!({
             "time_us": entry.began.as_micros(),
             "remote_address": entry.remote.to_string(),
-            "method": entry.method,
-            "host": entry.host,
-            "path": entry.path,
             "status": entry.status,
-            "bytes": bytes,
+            "bytes": entry.bytes,
             "took_us": took.as_micros(),
-            "route": entry.route,
         });
         let more = [
-            ("upstream", entry.upstream.as_deref()),
-            ("decision", entry.decision.as_deref()),
-            ("denied_by", entry.denied_by.as_deref()),
-            ("degraded_by", entry.degraded_by.as_deref()),
-            ("error", failed),
+            ("method", &entry.method),
+            ("host", &entry.host),
+            ("path", &entry.path),
+            ("route", &entry.route),
+            ("upstream", &entry.upstream),
+            ("decision", &entry.decision),
+            ("denied_by", &entry.denied_by),
+            ("degraded_by", &entry.degraded_by),
+            ("error", &entry.error),
         ];
         for (name, value) in more {
             if let Some(value) = value {
-                line[name] = value.into();
+                line[name] = value.as_str().into();
             }
         }
         if self.queue.try_send(line.to_string()).is_err() {

@@ -111,6 +111,13 @@ impl Outgoing {
     pub(crate) fn here(bytes: Bytes) -> Self {
         Self { source: Source::Here(bytes), finish: None }
     }
+
+    /// Ends here: of an answer to `HEAD`, and the like, there is nothing to read.
+    pub(crate) fn end(mut self) {
+        if let Some(finish) = &mut self.finish {
+            finish.whole();
+        }
+    }
 }
 
 impl Body for Outgoing {
@@ -129,10 +136,17 @@ impl Body for Outgoing {
             Source::H2 { body, .. } => body.poll(cx),
             Source::Tunnel(_) => Poll::Ready(None),
         };
-        if let (Some(finish), Poll::Ready(Some(frame))) = (&mut this.finish, &polled) {
-            match frame {
-                Ok(frame) => finish.bytes += frame.data_ref().map_or(0, |data| data.len() as u64),
-                Err(error) => finish.failed = Some(error.to_string()),
+        if let (Poll::Ready(frame), true) = (&polled, this.finish.is_some()) {
+            let ends = frame.is_none() || this.is_end_stream();
+            if let Some(finish) = &mut this.finish {
+                match frame {
+                    Some(Ok(frame)) => finish.count(frame.data_ref().map_or(0, Bytes::len)),
+                    Some(Err(error)) => finish.failed(error),
+                    None => {}
+                }
+                if ends {
+                    finish.whole();
+                }
             }
         }
         polled

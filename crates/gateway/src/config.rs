@@ -31,7 +31,7 @@ impl std::ops::Deref for GatewayConfig {
 }
 
 /// The section `gateway` of a settings file.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatewaySection {
     /// Where callers come in.
@@ -51,7 +51,7 @@ pub struct GatewaySection {
 }
 
 /// One address that callers reach.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenerConfig {
     /// Where it listens.
@@ -64,7 +64,7 @@ pub struct ListenerConfig {
 }
 
 /// A listener's certificate.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerTlsConfig {
     /// The chain, in PEM form.
@@ -74,7 +74,7 @@ pub struct ServerTlsConfig {
 }
 
 /// One upstream.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// `host:port`, at least one.
@@ -126,7 +126,7 @@ pub enum UpstreamProtocol {
 }
 
 /// TLS towards an upstream.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpstreamTlsConfig {
     /// The authorities that may vouch for it; those of the system where nothing is said.
@@ -136,7 +136,7 @@ pub struct UpstreamTlsConfig {
 }
 
 /// When an address that fails is passed over.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Eject {
     /// After so many failures in a row; 0 never.
@@ -153,7 +153,7 @@ impl Default for Eject {
 }
 
 /// How addresses are asked whether they are well.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HealthConfig {
     /// What is asked for; any status below 400 is well.
@@ -185,7 +185,7 @@ impl HealthConfig {
 }
 
 /// Which requests go where, and what limits them.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouteConfig {
     /// `api.example.com`, `*.example.com`; any where nothing is said.
@@ -261,7 +261,7 @@ impl RouteConfig {
 }
 
 /// What callers may do.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CallerLimits {
     /// Connections open at once, for each listener; more wait to be accepted.

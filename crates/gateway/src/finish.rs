@@ -1,7 +1,6 @@
 //! What ends when an answer's body does: its line in the access log, and what its request held.
 
-use crate::access_log::{AccessLog, Entry};
-use std::sync::Arc;
+use crate::access_log::Line;
 
 /// Something that is given back by being dropped.
 pub(crate) trait Ends: Send {}
@@ -9,16 +8,29 @@ impl<T: Send> Ends for T {}
 
 /// Dropped when the answer has been written, has failed, or the caller has left.
 pub(crate) struct Finish {
-    pub(crate) bytes: u64,
-    pub(crate) failed: Option<String>,
-    pub(crate) log: Option<(Arc<AccessLog>, Entry)>,
+    pub(crate) line: Option<Line>,
     pub(crate) _held: Option<Box<dyn Ends>>,
 }
 
-impl Drop for Finish {
-    fn drop(&mut self) {
-        if let Some((log, entry)) = self.log.take() {
-            log.write(&entry, self.bytes, self.failed.as_deref());
+impl Finish {
+    /// So many bytes of the answer have been handed on.
+    pub(crate) fn count(&mut self, bytes: usize) {
+        if let Some(line) = &mut self.line {
+            line.entry.bytes += bytes as u64;
+        }
+    }
+
+    /// The answer could not be read to its end.
+    pub(crate) fn failed(&mut self, error: &impl ToString) {
+        if let Some(line) = &mut self.line {
+            line.entry.error = Some(error.to_string());
+        }
+    }
+
+    /// The answer has come to its end.
+    pub(crate) fn whole(&mut self) {
+        if let Some(line) = &mut self.line {
+            line.is_whole = true;
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::pool::{ConnectError, Endpoint};
 use crate::problem;
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
@@ -36,8 +36,16 @@ pub(crate) struct Settings {
 }
 
 /// Serves one connection to its end.
-pub(crate) async fn serve<F, Fut>(io: Io, first: BytesMut, settings: Settings, drain: &Drain, handle: F)
-where
+///
+/// `refused` hears of what is no request that could be handled.
+pub(crate) async fn serve<F, Fut>(
+    io: Io,
+    first: BytesMut,
+    settings: Settings,
+    drain: &Drain,
+    handle: F,
+    refused: impl Fn(StatusCode, &str),
+) where
     F: Fn(Request<Option<Incoming>>) -> Fut,
     Fut: Future<Output = Response<Outgoing>> + Send + 'static,
 {
@@ -46,7 +54,11 @@ where
         let busy = Busy::new(&under_way);
         let answering =
             match check(&request) {
-                Err(error) => Err(problem::answer(error.status(), &error.to_string())),
+                Err(error) => {
+                    let (status, detail) = (error.status(), error.to_string());
+                    refused(status, &detail);
+                    Err(problem::answer(status, &detail))
+                }
                 Ok(()) => {
                     let idle = settings.body_timeout;
                     Ok(handle(request.map(|body| {

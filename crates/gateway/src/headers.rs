@@ -25,16 +25,15 @@ pub(crate) struct Peer {
     pub(crate) address: IpAddr,
     /// The same as it is written into a field.
     text: HeaderValue,
-    pub(crate) is_trusted: bool,
     scheme: &'static str,
 }
 
 impl Peer {
-    pub(crate) fn new(address: IpAddr, is_trusted: bool, has_tls: bool) -> Self {
+    pub(crate) fn new(address: IpAddr, has_tls: bool) -> Self {
         let address = address.to_canonical();
         let text = HeaderValue::from_str(&address.to_string());
         let text = text.unwrap_or_else(|_| HeaderValue::from_static("unknown"));
-        Self { address, text, is_trusted, scheme: if has_tls { "https" } else { "http" } }
+        Self { address, text, scheme: if has_tls { "https" } else { "http" } }
     }
 }
 
@@ -73,13 +72,19 @@ fn is_about_one_hop(name: &HeaderName) -> bool {
     }
 }
 
+/// How a caller's fields become those that an upstream gets.
+pub(crate) struct Passing<'a> {
+    pub(crate) peer: &'a Peer,
+    /// Whether what the peer says of others counts.
+    pub(crate) is_trusted: bool,
+    pub(crate) forward: Forward,
+    /// Fields that count of trusted peers alone.
+    pub(crate) trusted_only: &'a [HeaderName],
+}
+
 /// Makes a caller's fields those that an upstream gets.
-pub(crate) fn towards_upstream(
-    headers: &mut HeaderMap,
-    peer: &Peer,
-    forward: Forward,
-    trusted_only: &[HeaderName],
-) {
+pub(crate) fn towards_upstream(headers: &mut HeaderMap, passing: &Passing<'_>) {
+    let &Passing { peer, is_trusted, forward, trusted_only } = passing;
     // Whether the caller can read trailers is asked before the field that says so is taken out.
     let trailers = headers.get(TE).is_some_and(|te| {
         let mut options = te.as_bytes().split(|byte| *byte == b',');
@@ -95,7 +100,7 @@ pub(crate) fn towards_upstream(
             headers.remove(name);
         }
     }
-    if !peer.is_trusted {
+    if !is_trusted {
         for name in [&FORWARDED, &X_FORWARDED_FOR, &X_FORWARDED_HOST, &X_FORWARDED_PROTO] {
             headers.remove(name);
         }

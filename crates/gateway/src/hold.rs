@@ -16,7 +16,7 @@ const ROUND: Duration = Duration::from_millis(500);
 pub(crate) struct Holds<S> {
     limiter: Arc<Limiter<S>>,
     waiting: AtomicUsize,
-    most_waiting: usize,
+    most_waiting: AtomicUsize,
     /// Permits that will have to be renewed.
     permits: Mutex<HashMap<u64, Lasting>>,
     next: std::sync::atomic::AtomicU64,
@@ -39,7 +39,7 @@ impl<S: CounterStore + 'static> Holds<S> {
         Arc::new(Self {
             limiter,
             waiting: AtomicUsize::new(0),
-            most_waiting,
+            most_waiting: AtomicUsize::new(most_waiting),
             permits: Mutex::default(),
             next: Default::default(),
         })
@@ -58,6 +58,11 @@ impl<S: CounterStore + 'static> Holds<S> {
             name
         });
         Hold { holds: Arc::clone(self), held, permit, waits: false }
+    }
+
+    /// From now on so many may wait.
+    pub(crate) fn bound(&self, most_waiting: usize) {
+        self.most_waiting.store(most_waiting, Ordering::Relaxed);
     }
 
     /// Requests that wait for their turn.
@@ -90,7 +95,7 @@ impl<S: CounterStore + 'static> Hold<S> {
     pub(crate) async fn wait(&mut self, delay: Span) -> Result<(), ()> {
         self.waits = true;
         let holds = Arc::clone(&self.holds);
-        if holds.waiting.fetch_add(1, Ordering::Relaxed) >= holds.most_waiting {
+        if holds.waiting.fetch_add(1, Ordering::Relaxed) >= holds.most_waiting.load(Ordering::Relaxed) {
             holds.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(());
         }

@@ -4,7 +4,8 @@
 //! | file | answers |
 //! |---|---|
 //! | `config` | what can be said in its file? |
-//! | `listener` | who is accepted, and what do they speak? |
+//! | `state` | what do its settings come to, and what stays when they change? |
+//! | `door`, `listener` | who is accepted, and what do they speak? |
 //! | `h1`, `h2` | how are messages read and written? |
 //! | `proxy` | what happens to a request, start to end? |
 //! | `route` | where does it go? |
@@ -17,6 +18,7 @@
 mod access_log;
 mod body;
 mod config;
+mod door;
 mod finish;
 mod gateway;
 mod h1;
@@ -30,6 +32,7 @@ mod pool;
 mod problem;
 mod proxy;
 mod route;
+mod state;
 mod tls;
 mod upstream;
 
@@ -37,4 +40,4 @@ pub use config::{
     CallerLimits, Eject, Forward, GatewayConfig, GatewaySection, HealthConfig, ListenerConfig, PoolConfig,
     RouteConfig, ServerTlsConfig, Size, Time, UpstreamProtocol, UpstreamTlsConfig,
 };
-pub use gateway::{Figures, Gateway};
+pub use gateway::{Gateway, Handle};

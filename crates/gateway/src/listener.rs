@@ -6,6 +6,7 @@ use crate::headers::Peer;
 use crate::io::Io;
 use crate::proxy::Proxy;
 use crate::tls::ServerTls;
+use arc_swap::ArcSwap;
 use bytes::BytesMut;
 use http::Request;
 use std::io::ErrorKind;
@@ -32,14 +33,16 @@ pub(crate) struct Listener<S: CounterStore + 'static> {
 }
 
 impl<S: CounterStore + 'static> Listener<S> {
-    /// Takes connections for as long as it is polled.
-    pub(crate) async fn accept_all(self: Arc<Self>, listener: TcpListener) {
+    /// Takes connections for as long as it is polled; each is served by what acts when it comes.
+    pub(crate) async fn accept_all(current: Arc<ArcSwap<Self>>, listener: TcpListener) {
         loop {
-            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+            let places = Arc::clone(&current.load().places);
+            let Ok(place) = places.acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, address)) => {
                     let _ = stream.set_nodelay(true);
-                    let (present, this) = (self.drain.enter(), Arc::clone(&self));
+                    let this = current.load_full();
+                    let present = this.drain.enter();
                     tokio::spawn(async move {
                         this.serve(stream, address).await;
                         drop((place, present));
@@ -65,7 +68,7 @@ impl<S: CounterStore + 'static> Listener<S> {
                 _ => return,
             }
         }
-        let peer = Peer::new(from, self.proxy.trusts(from), self.tls.is_some());
+        let peer = Peer::new(from, self.tls.is_some());
         match &self.tls {
             None => self.serve_plain(stream, peer).await,
             Some(tls) => Box::pin(self.serve_tls(tls, stream, peer, deadline)).await,
@@ -74,7 +77,7 @@ impl<S: CounterStore + 'static> Listener<S> {
 
     /// Whom a load balancer speaks for. Only trusted ones may say.
     async fn proxied_for(&self, stream: &TcpStream, from: IpAddr) -> Option<IpAddr> {
-        if !self.proxy.trusts(from) {
+        if !self.proxy.state().routes.nobody().trusts(from) {
             tracing::debug!(%from, "no trusted peer, where a PROXY header is needed");
             return None;
         }
@@ -167,11 +170,12 @@ impl<S: CounterStore + 'static> Listener<S> {
             h1::serve(io, first, &self.h1, &self.drain, &self.proxy, &peer).await;
             return;
         }
-        let (peer, proxy) = (Arc::new(peer), Arc::clone(&self.proxy));
+        let (refused_peer, peer, proxy) = (peer.clone(), Arc::new(peer), Arc::clone(&self.proxy));
         let handle = move |request: Request<_>| {
             let (peer, proxy) = (Arc::clone(&peer), Arc::clone(&proxy));
-            async move { proxy.handle(&peer, request, None).await }
+            async move { proxy.handle(&proxy.state(), &peer, request, None).await }
         };
-        Box::pin(h2::serve(io, first, self.h2, &self.drain, handle)).await;
+        let refused = |status, detail: &str| self.proxy.refused(&refused_peer, status, detail);
+        Box::pin(h2::serve(io, first, self.h2, &self.drain, handle, refused)).await;
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Pool {
     pub(crate) name: String,
     pub(crate) config: PoolConfig,
     pub(crate) endpoints: Vec<Arc<Endpoint>>,
+    /// What the file of its authorities held.
+    authorities: Option<Vec<u8>>,
     /// Draws pairs of endpoints.
     drawn: AtomicU64,
 }
@@ -88,8 +90,27 @@ impl Pool {
             let tls = tls.as_ref().map(|tls| tls.towards(address)).transpose()?;
             Ok(Arc::new(Endpoint::new(address, config, tls)))
         };
+        if config.addresses.is_empty() {
+            return Err("`addresses` is empty; write at least one host:port".to_owned());
+        }
+        let authorities = authorities(config);
         let endpoints = config.addresses.iter().map(endpoint).collect::<Result<Vec<_>, String>>()?;
-        Ok(Self { name: name.to_owned(), config: config.clone(), endpoints, drawn: AtomicU64::new(0) })
+        let (name, config, drawn) = (name.to_owned(), config.clone(), AtomicU64::new(0));
+        Ok(Self { name, config, endpoints, authorities, drawn })
+    }
+
+    /// Whether these settings would make the same one.
+    pub(crate) fn is_by(&self, name: &str, config: &PoolConfig) -> bool {
+        self.name == name && self.config == *config && self.authorities == authorities(config)
+    }
+
+    /// Takes over what is known of addresses that stay when the settings change: a sick one is not asked anew.
+    pub(crate) fn inherit(&self, former: &Self) {
+        for own in &self.endpoints {
+            if let Some(known) = former.endpoints.iter().find(|known| known.address == own.address) {
+                own.inherit(known, self.config.health.is_some());
+            }
+        }
     }
 
     /// Who gets the next request; `tried` have failed it already.
@@ -125,6 +146,10 @@ impl Pool {
     }
 }
 
+fn authorities(config: &PoolConfig) -> Option<Vec<u8>> {
+    std::fs::read(config.tls.as_ref()?.ca.as_ref()?).ok()
+}
+
 /// Spreads a count over 64 bits (the finaliser of SplitMix64).
 const fn mix(count: u64) -> u64 {
     let mut x = count.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -152,6 +177,15 @@ impl Endpoint {
             ejected: AtomicBool::new(false),
             streams: crate::h2::Streams::default(),
         }
+    }
+
+    /// `checked`: whether a health check will say so when it is well again.
+    fn inherit(&self, former: &Self, checked: bool) {
+        self.healthy.store(former.healthy.load(Ordering::Relaxed) || !checked, Ordering::Relaxed);
+        self.failures.store(former.failures.load(Ordering::Relaxed), Ordering::Relaxed);
+        let until = *former.ejected_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.ejected_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        self.ejected.store(until.is_some(), Ordering::Relaxed);
     }
 
     fn enter(self: &Arc<Self>) -> InFlight {

@@ -5,7 +5,7 @@ use crate::config::{GatewayConfig, RouteConfig};
 use http::Uri;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_edge::who::{Caller, Who};
+use tollgate_edge::who::{Caller, Tokens, Who};
 
 /// A route, ready for use.
 pub(crate) struct Route {
@@ -35,7 +35,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    pub(crate) fn new(config: &GatewayConfig) -> Result<Self, String> {
+    pub(crate) fn new(config: &GatewayConfig, tokens: Option<&Arc<Tokens>>) -> Result<Self, String> {
         if config.routes.is_empty() {
             return Err("`routes` is empty; write at least one, such as {path: \"/{*rest}\", upstream: api}"
                 .to_owned());
@@ -47,10 +47,11 @@ impl Routes {
                 hosts.push(host);
             }
         }
-        let nobody = Who::new(&config.who).map_err(|error| format!("who: {error}"))?;
+        let nobody =
+            Who::sharing(&config.who, [], tokens.cloned()).map_err(|error| format!("who: {error}"))?;
         let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, nobody };
         for host in hosts {
-            let site = Site::new(config, host.as_deref())?;
+            let site = Site::new(config, host.as_deref(), tokens)?;
             match host {
                 None => routes.any = Some(site),
                 Some(host) => match host.strip_prefix('*') {
@@ -112,7 +113,7 @@ pub(crate) fn host<'r>(uri: &'r Uri, headers: &'r http::HeaderMap) -> Option<&'r
 }
 
 impl Site {
-    fn new(config: &GatewayConfig, host: Option<&str>) -> Result<Self, String> {
+    fn new(config: &GatewayConfig, host: Option<&str>, tokens: Option<&Arc<Tokens>>) -> Result<Self, String> {
         let mut who = config.who.clone();
         let mut by_endpoint = HashMap::default();
         let own = config
@@ -161,7 +162,7 @@ impl Site {
                 who.routes.push(template);
             }
         }
-        let who = Who::new(&who).map_err(|error| format!("who: {error}"))?;
+        let who = Who::sharing(&who, [], tokens.cloned()).map_err(|error| format!("who: {error}"))?;
         Ok(Self { who, by_endpoint })
     }
 

@@ -54,5 +54,5 @@ pub use decide::{Decide, Decided};
 pub use honour::{Honour, HonourError, HonourLayer};
 pub use in_process::{InProcess, RulesError};
 pub use layer::{Tollgate, TollgateLayer};
-pub use remote::{AddressError, OnFailure, Remote, RemoteSettings};
+pub use remote::{OnFailure, Remote, RemoteError, RemoteSettings, RemoteTls};
 pub use tollgate_edge::answer::AnswerSettings;

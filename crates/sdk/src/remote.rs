@@ -10,6 +10,7 @@ use crate::wire::{
 };
 use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue, Response, StatusCode, Uri};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tollgate_core::{CalendarUnit, Clock, Span, SystemClock};
@@ -18,7 +19,7 @@ use tollgate_engine::Window;
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic_prost::ProstCodec;
 
 /// What happens to requests that the server does not answer about.
@@ -31,11 +32,43 @@ pub enum OnFailure {
     Closed,
 }
 
+/// Who vouches for a server that is reached by TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoteTls {
+    /// A file with the authorities that may, in PEM form; those of the system where nothing is said.
+    pub ca: Option<PathBuf>,
+    /// The name that the server must prove, where that is not the address's host.
+    pub server_name: Option<String>,
+}
+
+impl RemoteTls {
+    fn config(&self) -> Result<ClientTlsConfig, RemoteError> {
+        let mut tls = ClientTlsConfig::new();
+        tls = match &self.ca {
+            None => tls.with_native_roots(),
+            Some(path) => {
+                let wrong = |wrong: String| RemoteError::Authorities { path: path.clone(), wrong };
+                let pem = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
+                if !String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----") {
+                    return Err(wrong("there is no certificate in PEM form".to_owned()));
+                }
+                tls.ca_certificate(Certificate::from_pem(pem))
+            }
+        };
+        Ok(match &self.server_name {
+            Some(name) => tls.domain_name(name),
+            None => tls,
+        })
+    }
+}
+
 /// How a server is asked.
 #[derive(Clone, Debug)]
 pub struct RemoteSettings {
-    /// Where it is: `http://127.0.0.1:8081`.
+    /// Where it is: `http://127.0.0.1:8081`, or `https://…` for one that is reached by TLS.
     pub address: String,
+    /// Who vouches for it, at an `https` address.
+    pub tls: RemoteTls,
     /// The domain whose rules decide.
     pub domain: String,
     /// The longest that a request waits for its decision.
@@ -54,6 +87,7 @@ impl RemoteSettings {
     pub fn new(address: impl Into<String>, domain: impl Into<String>) -> Self {
         Self {
             address: address.into(),
+            tls: RemoteTls::default(),
             domain: domain.into(),
             deadline: Duration::from_millis(50),
             connections: 1,
@@ -63,10 +97,27 @@ impl RemoteSettings {
     }
 }
 
-/// An address that no server can be asked at.
+/// Settings by which no server can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no address of a server; write one such as http://127.0.0.1:8081")]
-pub struct AddressError(String);
+#[non_exhaustive]
+pub enum RemoteError {
+    /// No address.
+    #[error(
+        "`{0}` is no address of a server; write one such as http://127.0.0.1:8081 or https://tollgate.internal:8443"
+    )]
+    Address(String),
+    /// Authorities that cannot be used.
+    #[error("{}: {wrong}", path.display())]
+    Authorities {
+        /// Their file.
+        path: PathBuf,
+        /// What is wrong with it.
+        wrong: String,
+    },
+    /// TLS cannot be had.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(String),
+}
 
 /// Decides by asking a server.
 ///
@@ -93,14 +144,24 @@ impl Remote {
     /// Connects when the first request asks, and again whenever a connection is lost. Call it on a tokio runtime.
     ///
     /// # Errors
-    /// If the address is none, or wants TLS, which the server does not speak: every request would be undecided.
-    pub fn new(settings: RemoteSettings) -> Result<Self, AddressError> {
-        let wrong = || AddressError(settings.address.clone());
+    /// If the address is none, or who vouches for it cannot be read: every request would be undecided.
+    pub fn new(settings: RemoteSettings) -> Result<Self, RemoteError> {
+        let wrong = || RemoteError::Address(settings.address.clone());
         let uri: Uri = settings.address.parse().map_err(|_| wrong())?;
-        if uri.scheme_str() != Some("http") || uri.authority().is_none() {
-            return Err(wrong());
+        let by_tls = match (uri.scheme_str(), uri.authority()) {
+            (Some("http"), Some(_)) => false,
+            (Some("https"), Some(_)) => true,
+            _ => return Err(wrong()),
+        };
+        let mut endpoint = Endpoint::from(uri);
+        if by_tls {
+            let set_up = endpoint.tls_config(settings.tls.config()?);
+            endpoint = set_up.map_err(|error| {
+                let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+                RemoteError::Tls(format!("{error}{}", cause.unwrap_or_default()))
+            })?;
         }
-        let endpoint = Endpoint::from(uri)
+        let endpoint = endpoint
             .tcp_nodelay(true)
             .connect_timeout(settings.deadline.max(Duration::from_millis(100)))
             .http2_keep_alive_interval(Duration::from_secs(30))

@@ -128,7 +128,7 @@ pub(crate) struct DbFlag {
 }
 
 /// Everything here can also be set in the file of `--config`; a flag wins over the environment, that over the file.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ServeFlags {
     /// A YAML file with these settings.
     #[arg(long, env = "TOLLGATE_CONFIG", value_name = "FILE")]

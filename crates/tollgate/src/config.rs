@@ -16,7 +16,7 @@ use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::who::WhoSettings;
 use tollgate_front::http::ForwardSettings;
 use tollgate_front::resp::RespConfig;
-use tollgate_gateway::GatewaySection;
+use tollgate_gateway::{GatewayConfig, GatewaySection};
 use tollgate_rules::{Options, Profile};
 use tollgate_store::{LeaseConfig, RedisConfig};
 
@@ -166,6 +166,30 @@ impl Config {
             gateway: file.gateway,
             asked_http: flags.http.or(file.http).is_some(),
         })
+    }
+
+    /// Settings of which another value takes a restart, with their values (secrets are not shown).
+    pub(crate) fn fixed(&self) -> [(&'static str, String); 10] {
+        [
+            ("rules", format!("{:?}", self.rules)),
+            ("store", format!("{:?}", self.store)),
+            ("nodes", format!("{:?}", self.nodes)),
+            ("leases", format!("{:?}", self.leases)),
+            ("memory", self.memory.to_string()),
+            ("http", format!("{:?}", self.asked_http.then_some(self.http))),
+            ("db", self.db.as_ref().map(|db| db.0.clone()).unwrap_or_default()),
+            ("admin", format!("{:?}", self.admin)),
+            ("profile", format!("{:?}", self.profile)),
+            ("global_shadow", self.global_shadow.to_string()),
+        ]
+    }
+
+    /// What `tollgate gateway` runs by.
+    pub(crate) fn gateway(&self) -> anyhow::Result<GatewayConfig> {
+        let gateway = self.gateway.clone().context(
+            "`tollgate gateway` needs --config FILE with a section `gateway`; examples/gateway has one",
+        )?;
+        Ok(GatewayConfig { gateway, who: self.who.clone(), answers: self.answers.clone() })
     }
 
     pub(crate) fn rule_options(&self) -> Options {

@@ -6,8 +6,9 @@ use crate::config::Config;
 use crate::logging::{self, Logs};
 use crate::operators::Operators;
 use crate::serve::{pay_debts, told_to_stop};
+use crate::settings::Settings;
 use crate::status::ServerStatus;
-use crate::{leases, reload, sources, watching};
+use crate::{leases, open_files, reload, sources, watching};
 use anyhow::Context;
 use std::io::Write;
 use std::process::ExitCode;
@@ -16,33 +17,37 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tollgate_front::http;
-use tollgate_gateway::{Gateway, GatewayConfig};
+use tollgate_gateway::Gateway;
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     let logs = logging::start(flags);
+    // Before it is read for good: a change in between must not be missed.
+    let text = flags.config.as_ref().and_then(|path| std::fs::read(path).ok());
     let config = Config::new(flags)?;
+    open_files::raise();
     let runtime = crate::serve::runtime()?;
-    runtime.block_on(serve(config, logs))?;
+    runtime.block_on(serve(config, flags, text, logs))?;
     // What is still running past the drain is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
-    let section = config.gateway.clone().context(
-        "`tollgate gateway` needs --config FILE with a section `gateway`; examples/gateway has one",
-    )?;
+async fn serve(
+    config: Config,
+    flags: &ServeFlags,
+    text: Option<Vec<u8>>,
+    logs: Arc<Logs>,
+) -> anyhow::Result<()> {
+    let section = config.gateway()?;
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
     let operators = Operators::open(&config).await?;
     let observe = watching::start(&config, operators.control.as_ref())?;
     let limiter = build::limiter(&config, &operators, Arc::clone(&observe))?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, &config));
-    let settings =
-        GatewayConfig { gateway: section, who: config.who.clone(), answers: config.answers.clone() };
-    let gateway = Gateway::bind(&settings, Arc::clone(&limiter));
+    let gateway = Gateway::bind(&section, Arc::clone(&limiter));
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
-    let figures = gateway.figures();
+    let figures = gateway.handle();
     status.tell_also(move |page| figures.metrics(page));
     // The HTTP address is for probes, metrics and programs that ask; only where somebody wants it.
     let http = match config.asked_http {
@@ -67,6 +72,17 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
         let settings = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };
         tokio::spawn(http::serve(listener, Arc::clone(&limiter), asked, settings, drain()))
     });
+    let settings = Settings {
+        flags: flags.clone(),
+        path: flags.config.clone().unwrap_or_default(),
+        text,
+        started: config.clone(),
+        gateway: gateway.handle(),
+        status: Arc::clone(&status),
+    };
+    let handle = gateway.handle();
+    let keys = tokio::spawn(reload::watch_keys(move || handle.tokens(), Arc::clone(&status)));
+    let settings = tokio::spawn(settings.watch());
     let reloading =
         tokio::spawn(reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status), desk));
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
@@ -84,7 +100,9 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     }
     operators.end().await;
     tracing::info!("drained");
-    reloading.abort();
+    for task in [reloading, settings, keys] {
+        task.abort();
+    }
     paying.abort();
     tending.abort();
     leases::say_farewell(&limiter).await;

@@ -1,8 +1,8 @@
-//! New rules while traffic flows: by a change on disk (a write, a rename, a ConfigMap's symlink swap) or by SIGHUP.
+//! New rules, keys and settings while traffic flows: by a change on disk (a write, a rename, a ConfigMap's symlink swap) or by SIGHUP.
 //!
 //! Directories are watched, not files: an editor that renames and a ConfigMap that swaps a link leave a watched file
 //! behind. A glance at sizes and times every half second catches what notifications miss (network file systems, lost
-//! events). A set that does not load changes nothing but the status and the log; the last good rules stay.
+//! events). What does not load changes nothing but the status and the log; the last good stays.
 
 use crate::config::Config;
 use crate::sources::{self, Glimpse};
@@ -24,36 +24,55 @@ const GLANCE: Duration = Duration::from_millis(500);
 /// Writers need a moment: many changes in this time are one.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Watches for changes from `seen` on: what the files looked like before they were loaded.
+/// Why files are looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Something has changed where they are, maybe they.
+    Stirred,
+    /// Somebody asked, by SIGHUP.
+    Asked,
+}
+
+/// Watches for changes of the rules from `seen` on: what the files looked like before they were loaded.
 pub(crate) async fn watch(
     config: Config,
-    mut seen: Glimpse,
+    seen: Glimpse,
     limiter: Arc<Limiter<Store>>,
     status: Arc<ServerStatus>,
     desk: Option<Arc<Desk>>,
 ) {
+    let paths = config.rules.clone();
+    let act = move |_| reload(&config, &limiter, &status, desk.as_deref());
+    watch_files(paths, seen, act).await;
+}
+
+/// Calls `act` whenever these files may have changed, one call at a time.
+pub(crate) async fn watch_files(
+    paths: Vec<PathBuf>,
+    mut seen: Glimpse,
+    act: impl Fn(Why) + Send + Sync + 'static,
+) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     let (tell, mut told) = mpsc::channel(1);
-    let _watcher = notified(&config.rules, tell);
+    let _watcher = notified(&paths, tell);
+    let act = Arc::new(act);
     loop {
-        let asked = tokio::select! {
-            _ = hangup.recv() => true,
+        let why = tokio::select! {
+            _ = hangup.recv() => Some(Why::Asked),
             Some(()) = told.recv() => {
                 tokio::time::sleep(SETTLE).await;
                 while told.try_recv().is_ok() {}
-                true
+                Some(Why::Stirred)
             }
-            () = tokio::time::sleep(GLANCE) => false,
+            () = tokio::time::sleep(GLANCE) => None,
         };
-        let now = sources::glimpse(&config.rules);
-        if !asked && now == seen {
+        let now = sources::glimpse(&paths);
+        if why.is_none() && now == seen {
             continue;
         }
         seen = now;
-        let (config, limiter, status, desk) =
-            (config.clone(), Arc::clone(&limiter), Arc::clone(&status), desk.clone());
-        let reloading = move || reload(&config, &limiter, &status, desk.as_deref());
-        let _ = tokio::task::spawn_blocking(reloading).await;
+        let act = Arc::clone(&act);
+        let _ = tokio::task::spawn_blocking(move || act(why.unwrap_or(Why::Stirred))).await;
     }
 }
 
@@ -98,9 +117,16 @@ fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus, desk
 
 /// Looks after the keys that tokens are verified by, for as long as it is polled.
 pub(crate) async fn watch_keys(tokens: impl Fn() -> Option<Arc<Tokens>> + Send, status: Arc<ServerStatus>) {
+    let mut last = tokens();
     loop {
         tokio::time::sleep(GLANCE).await;
-        match tokens().map_or(Ok(false), |tokens| tokens.look_again()) {
+        let now = tokens();
+        if now.as_ref().map(Arc::as_ptr) != last.as_ref().map(Arc::as_ptr) {
+            // Other settings name other keys, and were only taken with good ones.
+            status.accepted(Part::Keys);
+            last.clone_from(&now);
+        }
+        match now.map_or(Ok(false), |tokens| tokens.look_again()) {
             Ok(false) => {}
             Ok(true) => {
                 tracing::info!("new keys verify tokens");

@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::logging::{self, Logs};
 use crate::operators::Operators;
 use crate::store::Store;
-use crate::{leases, reload, sources};
+use crate::{leases, open_files, reload, sources};
 use anyhow::Context;
 use std::io::Write;
 use std::process::ExitCode;
@@ -36,6 +36,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     if config.gateway.is_some() {
         anyhow::bail!("the file of --config has a `gateway` section: start it with `tollgate gateway`");
     }
+    open_files::raise();
     let runtime = runtime()?;
     runtime.block_on(serve(config, logs))?;
     // What is still running past the drain is not waited for.

@@ -1,6 +1,7 @@
 //! What the process tells about itself: readiness, the rules it runs, the last change that was refused, its figures.
 
 use crate::config::Config;
+use crate::open_files;
 use crate::operators;
 use crate::store::Store;
 use serde_json::{Value, json};
@@ -131,6 +132,7 @@ impl Status for ServerStatus {
             },
             "keys": {"error": refused.get(&Part::Keys)},
             "settings": {"error": refused.get(&Part::Settings)},
+            "open_files": open_files::details(),
             "store": self.limiter.store().details(),
             "control": self.control.get().map(|(control, _)| operators::details(control)),
         })

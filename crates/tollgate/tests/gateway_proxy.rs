@@ -228,7 +228,7 @@ fn unhealthy_upstreams_are_left_alone() {
     for _ in 0..20 {
         assert_eq!(gateway.get("/ejected").status, 200);
     }
-    assert!(gateway.log().contains("passed over for a while"), "{}", gateway.log());
+    eventually("it to be told", || gateway.log().contains("passed over for a while").then_some(()));
 }
 
 /// A rolling update: requests under way are answered, idle connections are closed, the process ends.
@@ -265,27 +265,4 @@ fn slow_upstreams_are_given_up() {
     drip.read_until(b"drip\r\n").expect("the first piece");
     assert!(drip.is_at_end(), "silence in the middle of an answer ends it");
     assert_eq!(gateway.get("/a").status, 200);
-}
-
-/// One line a request, with what an operator looks for, and no query: it may hold secrets.
-#[test]
-fn the_access_log_tells_what_happened() {
-    let origin = Origin::start();
-    let section = plain(origin.address, "") + "  access_log: access.log\n";
-    let gateway = Gateway::start(RULES, &section);
-    for _ in 0..3 {
-        gateway.exchange(&with_key("GET", "/a?token=secret", "connection: close\r\n"));
-    }
-    let path = gateway.folder.join("access.log");
-    let lines = || -> Vec<serde_json::Value> {
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
-    };
-    let lines = eventually("three lines", || Some(lines()).filter(|lines| lines.len() == 3));
-    // A line is written when its answer has been: the order is that of the ends.
-    let passed = lines.iter().find(|line| line["status"] == 200).expect("one that passed");
-    assert_eq!((&passed["bytes"], &passed["upstream"]), (&7.into(), &origin.address.to_string().into()));
-    let denied = lines.iter().find(|line| line["status"] == 429).expect("one that did not");
-    assert_eq!(denied["denied_by"], "per-key");
-    assert!(lines.iter().all(|line| line["path"] == "/a" && !line.to_string().contains("secret")));
 }

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Folder, Server, eventually, exchange};
+use harness::{Folder, Gateway, Origin, Server, eventually, exchange, plain};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -62,4 +62,12 @@ fn at_the_check_keys_are_rotated() {
     let path = folder.write("tollgate.yml", settings);
     let server = Server::start(&["--config", path.to_str().expect("a plain path")]);
     keys_are_rotated(&folder, server.http, "/check/a", server.http);
+}
+
+#[test]
+fn in_the_gateway_keys_are_rotated() {
+    let (folder, origin) = (Folder::new(), Origin::start());
+    write_keys(&folder, &["r1"]);
+    let gateway = Gateway::start_in(folder, RULES, WHO, &plain(origin.address, ""));
+    keys_are_rotated(&gateway.folder, gateway.address(), "/a", gateway.http);
 }

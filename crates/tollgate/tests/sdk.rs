@@ -8,7 +8,7 @@ use http::{Request, Response};
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
-use tollgate_sdk::{Ask, Decide, OnFailure, Remote, RemoteSettings};
+use tollgate_sdk::{Ask, Decide, OnFailure, Remote, RemoteSettings, RemoteTls};
 
 const RULES: &str = "
 domain: shop
@@ -111,10 +111,44 @@ async fn without_an_answer_the_policy_decides() {
             assert_eq!(decided.answer.headers().contains_key("retry-after"), !passes);
         }
     }
-    for address in ["not an address", "127.0.0.1:8081", "https://127.0.0.1:8081", "http://", "/path", ""] {
+    for address in ["not an address", "127.0.0.1:8081", "ftp://127.0.0.1:8081", "http://", "/path", ""] {
         let error = Remote::new(RemoteSettings::new(address, "shop")).expect_err(address);
         assert!(error.to_string().contains("http://127.0.0.1:8081"), "{error}");
     }
+}
+
+/// Across a network that others share, decisions come by TLS, from whom a known authority vouches for and no other.
+#[tokio::test]
+async fn a_server_behind_tls_is_asked_by_tls() {
+    let folder = harness::Folder::new();
+    harness::certificate(&folder, "tollgate");
+    harness::certificate(&folder, "stranger");
+    let both = ["tollgate.crt", "tollgate.key"].map(|name| std::fs::read(folder.join(name)).expect("a file"));
+    let pair = folder.write("pair.pem", both.concat());
+    let server = Server::with_rules(RULES);
+    let proxy = harness::Haproxy::with_tls(server.grpc, &pair);
+    let by_tls = |ca: &str, name: Option<&str>| {
+        let tls = RemoteTls { ca: Some(folder.join(ca)), server_name: name.map(str::to_owned) };
+        let address = format!("https://{}", proxy.address);
+        let on_failure = OnFailure::Closed;
+        Remote::new(RemoteSettings { address, tls, on_failure, ..settings(server.grpc) })
+    };
+    let remote = by_tls("tollgate.crt", None).expect("settings");
+    for passes in [true, true, true, false] {
+        assert_eq!(remote.decide(user("by-tls")).await.passes, passes);
+    }
+    let named = by_tls("tollgate.crt", Some("localhost")).expect("settings");
+    assert!(named.decide(user("named")).await.passes);
+    for (ca, name) in [("stranger.crt", None), ("tollgate.crt", Some("other.example"))] {
+        let decided = by_tls(ca, name).expect("settings").decide(user("forged")).await;
+        assert_eq!((decided.passes, decided.answer.status().as_u16()), (false, 503), "{ca} {name:?}");
+    }
+    let plain = Remote::new(RemoteSettings { on_failure: OnFailure::Closed, ..settings(proxy.address) });
+    assert!(!plain.expect("settings").decide(user("plain")).await.passes, "TLS alone is spoken there");
+    let missing = by_tls("none.crt", None).expect_err("no file").to_string();
+    assert!(missing.contains("none.crt"), "{missing}");
+    let empty = by_tls("tollgate.key", None).expect_err("no certificate").to_string();
+    assert!(empty.contains("no certificate in PEM form"), "{empty}");
 }
 
 /// A server that comes back is asked again, without anything being restarted here.

@@ -11,6 +11,7 @@ use crate::headers::Peer;
 use crate::io::{Io, WriteHalf};
 use crate::problem;
 use crate::proxy::{Judged, Proxy};
+use crate::state::State;
 use bytes::{Buf, Bytes, BytesMut};
 use http::{Request, StatusCode, Version};
 use http_body::{Body, Frame};
@@ -110,19 +111,25 @@ impl Line<'_> {
             Next::Head(head) => head,
             Next::End => return false,
             Next::Refuse(status, error) => {
-                self.refuse(status, &error.to_string()).await;
+                let detail = error.to_string();
+                proxy.refused(peer, status, &detail);
+                self.refuse(status, &detail).await;
                 return false;
             }
             Next::Slow => {
-                self.refuse(StatusCode::REQUEST_TIMEOUT, "the header section did not come in time").await;
+                let (status, detail) =
+                    (StatusCode::REQUEST_TIMEOUT, "the header section did not come in time");
+                proxy.refused(peer, status, detail);
+                self.refuse(status, detail).await;
                 return false;
             }
         };
         let (asked_head, version, keep_alive) = (head.scan.asks_head, head.scan.version, head.keep_alive);
         let (framing, mut expects) = (head.scan.framing, head.scan.expects_continue);
+        let state = proxy.state();
         let mut ruled = None;
         if framing == Framing::None {
-            match self.judge(proxy, peer, &head) {
+            match self.judge(proxy, &state, peer, &head) {
                 Judged::Denied(answer) => return self.deny(&answer, &head, proxy.now()).await,
                 Judged::Ruled(known) => ruled = Some(known),
                 Judged::Open => {}
@@ -141,7 +148,7 @@ impl Line<'_> {
         *request.version_mut() = version;
         *request.headers_mut() = headers;
         let response = {
-            let mut handling = Box::pin(proxy.handle(peer, request, ruled));
+            let mut handling = Box::pin(proxy.handle(&state, peer, request, ruled));
             let wanted = home.as_ref().map(|home| home.wanted.notified());
             let mut wanted = pin!(wanted);
             poll_fn(|cx| {
@@ -201,7 +208,8 @@ impl Line<'_> {
 
     fn judge<'p, S: CounterStore + 'static>(
         &self,
-        proxy: &'p Proxy<S>,
+        proxy: &Proxy<S>,
+        state: &'p State,
         peer: &Peer,
         head: &RequestHead,
     ) -> Judged<'p> {
@@ -212,7 +220,7 @@ impl Line<'_> {
             authority: head.uri.authority().map(http::uri::Authority::as_str),
             headers: &head.fields(),
         };
-        proxy.judge(&asked, proxy.now())
+        proxy.judge(state, &asked, proxy.now())
     }
 
     /// Writes a denial of a request without a body. It is sent with those of other requests that are here already.
@@ -316,7 +324,7 @@ impl Line<'_> {
     /// Whether everything was written.
     async fn write_body(&mut self, mut body: Outgoing, frames: Frames) -> bool {
         if frames == Frames::None {
-            drop(body);
+            body.end();
             return self.flush(Bytes::new()).await;
         }
         let mut trailers = false;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tollgate_control::Guardrails;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct PublishingFlags {
     /// Where rules come from, with --db: from the database once some are published there, or always from the files;
     /// database unless set.

@@ -26,9 +26,7 @@ impl Gateway {
     /// The same with files that are in the folder already, and more settings beside the section.
     pub(crate) fn start_in(folder: Folder, rules: &str, more: &str, section: &str) -> Self {
         folder.write("rules.yaml", rules);
-        let config =
-            format!("rules: [rules.yaml]\nmemory: 16MiB\nhttp: 127.0.0.1:0\n{more}\ngateway:\n{section}");
-        let path = folder.write("gateway.yaml", config);
+        let path = folder.write("gateway.yaml", settings(more, section));
         let mut child = Ended(
             command(&[
                 "gateway",
@@ -59,6 +57,17 @@ impl Gateway {
             greeting.contains("\n  rules ").then(|| (listed("gateway "), listed("http ")[0]))
         });
         Self { child, addresses, http, out, log, folder }
+    }
+
+    /// Changes its settings, while it serves.
+    pub(crate) fn change(&self, more: &str, section: &str) {
+        self.folder.write("gateway.yaml", settings(more, section));
+    }
+
+    /// What `/readyz?verbose` says.
+    pub(crate) fn details(&self) -> serde_json::Value {
+        let answer = web::exchange(self.http, &web::request("GET", "/readyz?verbose", b""));
+        answer.expect("an answer").json()
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -106,6 +115,10 @@ impl Gateway {
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait("tollgate gateway")
     }
+}
+
+fn settings(more: &str, section: &str) -> String {
+    format!("rules: [rules.yaml]\nmemory: 16MiB\nhttp: 127.0.0.1:0\n{more}\ngateway:\n{section}")
 }
 
 /// One listener, one upstream, one route for everything; `route` is added to that route.

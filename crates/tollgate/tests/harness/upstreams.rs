@@ -59,11 +59,20 @@ pub(crate) struct Haproxy {
 impl Haproxy {
     /// `version` is its word for which PROXY header it writes.
     pub(crate) fn start(towards: SocketAddr, version: &str) -> Self {
+        Self::run("", towards, version)
+    }
+
+    /// By TLS and HTTP/2 towards callers, with the certificate and key of this file; HTTP/2 towards the other side.
+    pub(crate) fn with_tls(towards: SocketAddr, pair: &Path) -> Self {
+        Self::run(&format!("ssl crt {} alpn h2", pair.display()), towards, "")
+    }
+
+    fn run(bind: &str, towards: SocketAddr, server: &str) -> Self {
         let (address, folder) = (free(), Folder::new());
         let config = folder.write(
             "haproxy.cfg",
             format!(
-                "defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\nlisten gateway\n  bind {address}\n  server gateway {towards} {version}\n"
+                "defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\nlisten gateway\n  bind {address} {bind}\n  server gateway {towards} {server}\n"
             ),
         );
         let mut command = Command::new("haproxy");

@@ -1,0 +1,82 @@
+//! What one reading of the settings comes to: everything that requests look up. Changed settings make another one beside the
+//! traffic, and one pointer is swapped; requests under way end by the one that they began with.
+//!
+//! What stays is kept, not made anew: an upstream whose settings are the same keeps its connections and what is known of its
+//! health, the log its file, and tokens that were verified stay so.
+
+use crate::access_log::AccessLog;
+use crate::config::{Forward, GatewayConfig};
+use crate::pool::Pool;
+use crate::route::Routes;
+use http::header::HeaderName;
+use std::sync::Arc;
+use tollgate_edge::answer::AnswerSettings;
+use tollgate_edge::who::Tokens;
+use tollgate_rules::Ruleset;
+
+pub(crate) struct State {
+    pub(crate) routes: Routes,
+    pub(crate) pools: Vec<Arc<Pool>>,
+    pub(crate) answers: AnswerSettings,
+    pub(crate) forward: Forward,
+    /// Fields that count of trusted peers alone, and that upstreams therefore get of no others.
+    pub(crate) trusted_only: Vec<HeaderName>,
+    pub(crate) log: Option<Arc<AccessLog>>,
+    pub(crate) tokens: Option<Arc<Tokens>>,
+}
+
+impl State {
+    /// Reads the settings and the files that they name; `former` is what acts until then.
+    pub(crate) fn new(
+        config: &GatewayConfig,
+        rules: &Ruleset,
+        former: Option<&Self>,
+    ) -> Result<Self, String> {
+        for route in &config.routes {
+            let known = |domain: &str| rules.domain(domain).is_some();
+            if let Some(domain) = route.domain.as_deref().filter(|domain| !known(domain)) {
+                return Err(format!("route `{}`: no rule file has the domain `{domain}`", route.path));
+            }
+        }
+        let known = former.and_then(|former| former.tokens.as_ref());
+        let tokens = match known.filter(|known| known.is_by(&config.who)) {
+            Some(known) => Some(Arc::clone(known)),
+            None => Tokens::new(&config.who).map_err(|error| format!("who: {error}"))?,
+        };
+        let trusted_only = config.who.trusted_headers.values();
+        Ok(Self {
+            routes: Routes::new(config, tokens.as_ref())?,
+            pools: pools(config, former)?,
+            answers: config.answers.clone(),
+            forward: config.forward,
+            trusted_only: trusted_only.filter_map(|name| name.parse().ok()).collect(),
+            log: log(config, former)?,
+            tokens,
+        })
+    }
+}
+
+fn pools(config: &GatewayConfig, former: Option<&State>) -> Result<Vec<Arc<Pool>>, String> {
+    let pools = config.upstreams.iter().map(|(name, settings)| {
+        let known = former.and_then(|former| former.pools.iter().find(|pool| pool.name == *name));
+        if let Some(same) = known.filter(|known| known.is_by(name, settings)) {
+            return Ok(Arc::clone(same));
+        }
+        let pool = Pool::new(name, settings).map_err(|error| format!("upstream `{name}`: {error}"))?;
+        if let Some(known) = known {
+            pool.inherit(known);
+        }
+        Ok(Arc::new(pool))
+    });
+    pools.collect()
+}
+
+fn log(config: &GatewayConfig, former: Option<&State>) -> Result<Option<Arc<AccessLog>>, String> {
+    let Some(path) = config.access_log.as_deref() else { return Ok(None) };
+    let known = former.and_then(|former| former.log.as_ref()).filter(|log| log.path() == path);
+    if let Some(known) = known {
+        return Ok(Some(Arc::clone(known)));
+    }
+    let opened = AccessLog::open(path).map_err(|error| format!("access_log {}: {error}", path.display()))?;
+    Ok(Some(Arc::new(opened)))
+}

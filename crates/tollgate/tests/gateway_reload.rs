@@ -1,0 +1,175 @@
+//! The gateway's settings, changed while it serves: nobody is dropped, what stays keeps what is known of it, and what cannot
+//! be used changes nothing.
+
+mod harness;
+
+use harness::{Gateway, Open, Origin, eventually, foreign, plain, request};
+use std::net::{SocketAddr, TcpListener};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: api_key, name: per-key, limit: 2/hour, algorithm: fixed_window}
+";
+
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port")
+}
+
+fn ask(open: &mut Open, path: &str, more: &str) -> harness::Answer {
+    open.send(format!("GET {path} HTTP/1.1\r\nhost: t\r\n{more}\r\n").as_bytes()).expect("sent");
+    open.answer().expect("an answer")
+}
+
+/// A route that moves to another upstream is a daily thing: it must cost no request and no connection.
+#[test]
+fn routes_move_under_traffic_and_nobody_is_dropped() {
+    let (first, second) = (Origin::start(), Origin::start());
+    let gateway = Gateway::start(RULES, &plain(first.address, ", timeout: 1h"));
+    let mut kept = gateway.open();
+    assert_eq!(ask(&mut kept, "/a", "").status, 200);
+    let mut held = gateway.open();
+    held.send(b"GET /hold HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
+    eventually("it at the first upstream", || (first.requests() == 2).then_some(()));
+    gateway.change("", &plain(second.address, ", timeout: 1h"));
+    eventually("the second upstream to be asked", || {
+        assert_eq!(ask(&mut kept, "/a", "").status, 200, "on the connection that was there");
+        (second.requests() > 0).then_some(())
+    });
+    let before = first.requests();
+    for _ in 0..5 {
+        assert_eq!(ask(&mut kept, "/a", "").status, 200);
+    }
+    assert_eq!(first.requests(), before);
+    first.let_go(1);
+    assert_eq!(held.answer().expect("an answer").status, 200, "what was under way ends as it began");
+    // What takes a restart is named, and the rest acts.
+    gateway.change("nodes: 3", &plain(first.address, ""));
+    eventually("the first upstream again", || {
+        assert_eq!(ask(&mut kept, "/a", "").status, 200);
+        (first.requests() > before).then_some(())
+    });
+    eventually("it to be told", || gateway.log().contains("`nodes` has changed").then_some(()));
+}
+
+/// A slip in the file must not take the API down, and must be seen.
+#[test]
+fn what_cannot_be_used_changes_nothing_and_is_told() {
+    let origin = Origin::start();
+    let good = plain(origin.address, "");
+    let gateway = Gateway::start(RULES, &good);
+    assert!(gateway.details()["settings"]["error"].is_null());
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address");
+    let wrong = [
+        (good.replace("upstream: api", "upstream: apo"), "there is no upstream `apo`"),
+        (good.replace("domain: d", "domain: other"), "the domain `other`"),
+        (good.replace("listeners", "lusteners"), "lusteners"),
+        (good.replace("address: \"127.0.0.1:0\"", &format!("address: \"{address}\"")), "cannot listen"),
+        (String::from("  : ["), "gateway.yaml"),
+    ];
+    for (section, says) in wrong {
+        gateway.change("", &section);
+        let told = eventually("the error to be told", || {
+            let told = gateway.details()["settings"]["error"].as_str()?.to_owned();
+            told.contains(says).then_some(told)
+        });
+        assert!(told.contains("gateway.yaml"), "{told}");
+        assert_eq!(gateway.get("/a").status, 200, "the last good settings stay");
+    }
+    eventually("it to be logged", || gateway.log().contains("the last good ones stay").then_some(()));
+    gateway.change("", &good);
+    eventually("the error to be gone", || gateway.details()["settings"]["error"].is_null().then_some(()));
+    assert_eq!(gateway.get("/a").status, 200);
+}
+
+/// An upstream that was found sick must not get callers because somebody edited a route.
+#[test]
+fn what_is_known_of_upstreams_is_kept() {
+    let (well, unwell) = (Origin::start(), Origin::start());
+    well.let_go(1_000_000);
+    let section = |health: &str, more: &str| {
+        format!(
+            "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams:\n    api: {{addresses: [\"{}\", \"{}\"], health: {{path: /hold, timeout: 200ms, {health}}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n{more}",
+            well.address, unwell.address
+        )
+    };
+    let gateway = Gateway::start(RULES, &section("every: 100ms", ""));
+    let usable = |origin: &Origin| {
+        gateway.figure(&format!("gateway_endpoint_usable{{upstream=\"api\",address=\"{}\"}}", origin.address))
+    };
+    eventually("the sick one to be found", || (usable(&unwell) == 0).then_some(()));
+    let acts = |times: usize| {
+        eventually("the settings to act", || {
+            (gateway.log().matches("gateway.yaml act").count() >= times).then_some(())
+        });
+        assert_eq!((usable(&well), usable(&unwell)), (1, 0));
+    };
+    // The upstream's own settings are the same.
+    gateway.change("", &section("every: 100ms", "    - {path: /more, upstream: api}\n"));
+    acts(1);
+    // They are others: by these alone it would be found sick after a thousand hours.
+    gateway.change("", &section("every: 1h, unhealthy_after: 1000", ""));
+    acts(2);
+    let asked = |origin: &Origin| origin.heads().iter().filter(|head| head.starts_with("GET /a ")).count();
+    for _ in 0..10 {
+        assert_eq!(gateway.get("/a").status, 200);
+    }
+    assert_eq!((asked(&well), asked(&unwell)), (10, 0));
+}
+
+/// Addresses come and go, certificates and limits too, and whoever is connected stays.
+#[test]
+fn listeners_and_limits_change() {
+    let (origin, second) = (Origin::start(), free());
+    let one = plain(origin.address, "");
+    let gateway = Gateway::start(RULES, &one);
+    let both = one.replace("[{address", &format!("[{{address: \"{second}\"}}, {{address"));
+    gateway.change("", &both);
+    let mut there = eventually("the second address", || Open::to(second).ok());
+    assert_eq!(ask(&mut there, "/a", "").status, 200);
+    harness::certificate(&gateway.folder, "gateway");
+    let tls =
+        format!("[{{address: \"{second}\", tls: {{certificate: gateway.crt, key: gateway.key}}}}, {{address");
+    gateway.change("", &one.replace("[{address", &tls));
+    let target = format!("https://{second}/a");
+    let ca = gateway.folder.join("gateway.crt").to_str().expect("a plain path").to_owned();
+    eventually("TLS there", || {
+        let seen = std::process::Command::new("curl").args(["-s", "--cacert", &ca, &target]).output();
+        seen.expect("curl: run `make setup`").stdout.starts_with(b"hello").then_some(())
+    });
+    assert!(foreign("curl", &["-s", "--cacert", &ca, &target]).starts_with("hello"));
+    assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever came before TLS did stays");
+    gateway.change("", &(one + "  callers: {header_fields: 3}\n"));
+    eventually("the second address to be closed", || Open::to(second).is_err().then_some(()));
+    assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever is connected there stays");
+    let many = b"GET /a HTTP/1.1\r\nhost: t\r\na: 1\r\nb: 2\r\nc: 3\r\nconnection: close\r\n\r\n";
+    assert_eq!(gateway.exchange(many).status, 431);
+    assert_eq!(gateway.exchange(&request("GET", "/a", b"")).status, 200);
+}
+
+/// A proxy that is not trusted any more is not believed, though its connection is an old one.
+#[test]
+fn trust_is_that_of_the_moment() {
+    let origin = Origin::start();
+    let section = plain(origin.address, "");
+    let gateway = Gateway::start(RULES, &section);
+    let mut old = gateway.open();
+    let said = |open: &mut Open| ask(open, "/head", "x-forwarded-for: 198.51.100.7\r\n").text();
+    assert!(said(&mut old).contains("x-forwarded-for: 198.51.100.7, 127.0.0.1\r\n"));
+    gateway.change("who: {trusted: [\"10.0.0.0/8\"]}", &section);
+    let head =
+        eventually("the change", || Some(said(&mut old)).filter(|head| !head.contains("198.51.100.7")));
+    assert!(head.contains("x-forwarded-for: 127.0.0.1\r\n"), "{head}");
+    // By SIGHUP as well, though nothing has changed.
+    let before = gateway.log().matches("gateway.yaml act").count();
+    gateway.signal("HUP");
+    eventually("a reload", || (gateway.log().matches("gateway.yaml act").count() > before).then_some(()));
+    // As many connections as the system gives at all.
+    let files = gateway.details()["open_files"].clone();
+    let hard = std::fs::read_to_string(format!("/proc/{}/limits", gateway.id())).expect("limits");
+    let line = hard.lines().find(|line| line.starts_with("Max open files")).expect("a line");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words[3], words[4], "{line}");
+    assert_eq!(files["allowed"].to_string(), words[3], "{files}");
+}
