@@ -59,7 +59,7 @@ demo:
 	@python3 examples/demo.py $(ARGS)
 
 .PHONY: test
-test: format lint unit model examples deploy
+test: format lint unit model examples deploy dashboard-test
 	@echo "make test: every check has passed"
 
 .PHONY: format
