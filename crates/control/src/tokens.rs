@@ -216,6 +216,15 @@ impl Control {
         Ok(())
     }
 
+    /// Whether this token has been proven in this process: whoever sends it is no stranger, though it may be revoked by now.
+    #[must_use]
+    pub fn has_proven(&self, token: &str) -> bool {
+        let parts = token.strip_prefix("tg_").and_then(|rest| rest.split_once('_'));
+        let Some((id, secret)) = parts else { return false };
+        let known = self.proven.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(id).is_some_and(|(_, known)| bool::from(known.ct_eq(&short(secret))))
+    }
+
     /// Who has this token; nobody, if it is not valid.
     ///
     /// # Errors
@@ -255,8 +264,7 @@ impl Control {
         salt: Vec<u8>,
         hash: Vec<u8>,
     ) -> Result<bool, ControlError> {
-        let short: [u8; 32] =
-            digest::digest(&digest::SHA256, secret.as_bytes()).as_ref().try_into().unwrap_or_default();
+        let short = short(secret);
         {
             let known = self.proven.known.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some((by, known)) = known.get(id)
@@ -277,6 +285,11 @@ impl Control {
         }
         Ok(proven)
     }
+}
+
+/// What a secret is known again by.
+fn short(secret: &str) -> [u8; 32] {
+    digest::digest(&digest::SHA256, secret.as_bytes()).as_ref().try_into().unwrap_or_default()
 }
 
 /// Argon2id with 19 MiB and two passes.

@@ -9,6 +9,7 @@
 //! | [`h1`] | what has a stranger sent: how are heads and chunks read? |
 //! | [`alarm`], [`drain`] | how long may a connection take, and when must it go? |
 //! | [`date`] | what day is it, as HTTP writes it? |
+//! | [`tls`] | which certificate acts, and whose are trusted? |
 //! | [`proxy_protocol`] | whom does a load balancer's first line name? |
 
 pub mod alarm;
@@ -19,4 +20,5 @@ pub mod fields;
 pub mod h1;
 mod hex;
 pub mod proxy_protocol;
+pub mod tls;
 pub mod who;

@@ -2,94 +2,39 @@
 
 use crate::config::{ServerTlsConfig, UpstreamProtocol, UpstreamTlsConfig};
 use crate::io::Io;
-use arc_swap::ArcSwap;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::{ClientHello, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
-use std::path::Path;
+use rustls::pki_types::ServerName;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use tollgate_edge::tls::{ServerCertificate, authorities, provider};
 
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// The certificate that acts now.
-#[derive(Debug)]
-struct Current(ArcSwap<CertifiedKey>);
-
-impl ResolvesServerCert for Current {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.load_full())
-    }
-}
-
 /// A listener's side.
 pub(crate) struct ServerTls {
-    current: Arc<Current>,
+    certificate: Arc<ServerCertificate>,
     pub(crate) acceptor: TlsAcceptor,
-    config: ServerTlsConfig,
 }
 
 impl ServerTls {
     pub(crate) fn new(config: &ServerTlsConfig) -> Result<Self, String> {
-        let current = Arc::new(Current(ArcSwap::from_pointee(certified(config)?)));
+        let certificate = ServerCertificate::load(&config.certificate, &config.key)?;
         let builder = rustls::ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;
-        let mut server = builder.with_no_client_auth().with_cert_resolver(Arc::clone(&current) as _);
+        let mut server = builder.with_no_client_auth().with_cert_resolver(Arc::clone(&certificate) as _);
         server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { current, acceptor: TlsAcceptor::from(Arc::new(server)), config: config.clone() })
+        Ok(Self { certificate, acceptor: TlsAcceptor::from(Arc::new(server)) })
     }
 
-    /// Looks at the files every second, and takes what they hold when they have changed and are good.
+    /// Looks at the files every second.
     pub(crate) async fn watch(&self) {
-        let mut seen = self.glimpse();
         loop {
             tokio::time::sleep(GLANCE).await;
-            let now = self.glimpse();
-            if now == seen {
-                continue;
-            }
-            match certified(&self.config) {
-                Ok(certified) => {
-                    seen = now;
-                    self.current.0.store(Arc::new(certified));
-                    tracing::info!(certificate = %self.config.certificate.display(), "a new certificate acts");
-                }
-                // Files are written one after the other: this may be half of a change.
-                Err(error) => tracing::warn!("{error}; the last good certificate stays"),
-            }
+            self.certificate.refresh();
         }
     }
-
-    fn glimpse(&self) -> [Option<(u64, SystemTime)>; 2] {
-        [&self.config.certificate, &self.config.key].map(|path| {
-            let seen = std::fs::metadata(path).ok()?;
-            Some((seen.len(), seen.modified().ok()?))
-        })
-    }
-}
-
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let all = CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))?;
-    let all = all.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(&error))?;
-    if all.is_empty() { Err(wrong(&"there is no certificate in PEM form")) } else { Ok(all) }
-}
-
-fn certified(config: &ServerTlsConfig) -> Result<CertifiedKey, String> {
-    let chain = certificates(&config.certificate)?;
-    let key = PrivateKeyDer::from_pem_file(&config.key)
-        .map_err(|error| format!("{}: {error}", config.key.display()))?;
-    CertifiedKey::from_der(chain, key, &provider()).map_err(|error| {
-        format!("{} and {} do not make a pair: {error}", config.certificate.display(), config.key.display())
-    })
 }
 
 /// An upstream's side.
@@ -101,19 +46,14 @@ pub(crate) struct ClientTls {
 
 impl ClientTls {
     pub(crate) fn new(config: &UpstreamTlsConfig, protocol: UpstreamProtocol) -> Result<Self, String> {
-        let mut roots = rustls::RootCertStore::empty();
-        match &config.ca {
-            Some(path) => {
-                for certificate in certificates(path)? {
-                    roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
-                }
-            }
+        let roots = match &config.ca {
+            Some(path) => authorities(path)?,
             None => {
-                for certificate in rustls_native_certs::load_native_certs().certs {
-                    let _ = roots.add(certificate);
-                }
+                let mut roots = rustls::RootCertStore::empty();
+                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                roots
             }
-        }
+        };
         let builder = rustls::ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;

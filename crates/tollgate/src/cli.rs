@@ -190,6 +190,16 @@ pub(crate) struct ServeFlags {
     /// than on loopback it needs --db and a token.
     #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS|off")]
     pub(crate) admin: Option<Listen>,
+    /// A certificate for the admin address, in PEM form: it then speaks TLS. Changed files act within a second.
+    #[arg(long, env = "TOLLGATE_ADMIN_TLS_CERT", value_name = "FILE")]
+    pub(crate) admin_tls_cert: Option<PathBuf>,
+    /// The key of that certificate.
+    #[arg(long, env = "TOLLGATE_ADMIN_TLS_KEY", value_name = "FILE")]
+    pub(crate) admin_tls_key: Option<PathBuf>,
+    /// Operators may prove who they are by certificates of this authority; `admin_roles` in the file of --config says what
+    /// their names may do.
+    #[arg(long, env = "TOLLGATE_ADMIN_CLIENT_CA", value_name = "FILE")]
+    pub(crate) admin_client_ca: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) publishing: PublishingFlags,
     /// This node's name in logs and metrics; the machine's unless set.

@@ -13,9 +13,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use serde_json::Value;
 use std::convert::Infallible;
 use std::fs::File;
@@ -27,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tollgate_edge::tls;
 
 /// Where the server is, and who asks. For a command's `#[command(flatten)]`.
 #[derive(Debug, Args)]
@@ -113,7 +112,7 @@ impl Client {
             None | Some("http") => (None, 80),
             Some("https") => {
                 let name = ServerName::try_from(host.to_owned()).with_context(wrong)?;
-                (Some((TlsConnector::from(Arc::new(tls(flags)?)), name)), 443)
+                (Some((TlsConnector::from(Arc::new(trusting(flags)?)), name)), 443)
             }
             Some(_) => anyhow::bail!(wrong()),
         };
@@ -252,39 +251,27 @@ fn token(flags: &AdminFlags) -> anyhow::Result<Option<HeaderValue>> {
     Ok(Some(header))
 }
 
-fn tls(flags: &AdminFlags) -> anyhow::Result<rustls::ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    match &flags.ca {
-        Some(path) => {
-            for certificate in certificates("--ca", path)? {
-                roots.add(certificate).with_context(|| format!("--ca {}", path.display()))?;
-            }
-        }
+fn trusting(flags: &AdminFlags) -> anyhow::Result<rustls::ClientConfig> {
+    let of = |flag: &'static str| move |error: String| anyhow::anyhow!("{flag} {error}");
+    let roots = match &flags.ca {
+        Some(path) => tls::authorities(path).map_err(of("--ca"))?,
         None => {
-            for certificate in rustls_native_certs::load_native_certs().certs {
-                let _ = roots.add(certificate);
-            }
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            roots
         }
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider)
+    };
+    let builder = rustls::ClientConfig::builder_with_provider(tls::provider())
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots);
     Ok(match (&flags.cert, &flags.cert_key) {
         (Some(cert), Some(key)) => {
-            let chain = certificates("--cert", cert)?;
-            let key = PrivateKeyDer::from_pem_file(key)
-                .map_err(|error| anyhow::anyhow!("--cert-key {}: {error}", key.display()))?;
+            let chain = tls::certificates(cert).map_err(of("--cert"))?;
+            let key = tls::private_key(key).map_err(of("--cert-key"))?;
             builder.with_client_auth_cert(chain, key).context("--cert and --cert-key do not make a pair")?
         }
         _ => builder.with_no_client_auth(),
     })
-}
-
-fn certificates(flag: &str, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let wrong = |error| anyhow::anyhow!("{flag} {}: {error}", path.display());
-    let all = CertificateDer::pem_file_iter(path).map_err(wrong)?;
-    all.collect::<Result<_, _>>().map_err(wrong)
 }
 
 /// A text as a part of a path, or a value of a query.

@@ -7,10 +7,11 @@ use crate::cli::{
 use crate::watching::{DecisionLog, decision_log};
 use anyhow::Context;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tollgate_control::{Guardrails, RulesFrom};
+use tollgate_control::{Guardrails, Role, RulesFrom};
 use tollgate_core::Span;
 use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::who::WhoSettings;
@@ -44,6 +45,8 @@ pub(crate) struct Config {
     pub(crate) snapshot: Option<PathBuf>,
     /// When publishing is refused, and when it is undone.
     pub(crate) guardrails: Guardrails,
+    /// How operators are shown who answers, and prove who they are.
+    pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
     pub(crate) answers: AnswerSettings,
@@ -67,6 +70,52 @@ impl std::fmt::Debug for DbAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("DbAddress")
     }
+}
+
+/// TLS on the admin address.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AdminTlsSettings {
+    /// The certificate and its key.
+    pub(crate) own: Option<(PathBuf, PathBuf)>,
+    /// The authority of operators' certificates.
+    pub(crate) client_ca: Option<PathBuf>,
+    /// What the names of these may do.
+    pub(crate) roles: BTreeMap<String, Role>,
+}
+
+/// A role as a file says it.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct RoleName(Role);
+
+impl TryFrom<String> for RoleName {
+    type Error = String;
+    fn try_from(word: String) -> Result<Self, String> {
+        word.parse().map(Self)
+    }
+}
+
+fn admin_tls(flags: &ServeFlags, file: &File) -> anyhow::Result<AdminTlsSettings> {
+    let pick = |flag: &Option<PathBuf>, file: &Option<PathBuf>| flag.clone().or(file.clone());
+    let certificate = pick(&flags.admin_tls_cert, &file.admin_tls_cert);
+    let key = pick(&flags.admin_tls_key, &file.admin_tls_key);
+    let client_ca = pick(&flags.admin_client_ca, &file.admin_client_ca);
+    let own = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => anyhow::bail!("--admin-tls-cert and --admin-tls-key go together: write both"),
+    };
+    anyhow::ensure!(
+        client_ca.is_none() || own.is_some(),
+        "--admin-client-ca needs --admin-tls-cert and --admin-tls-key: certificates are shown over TLS"
+    );
+    let roles: BTreeMap<_, _> = file.admin_roles.iter().map(|(name, role)| (name.clone(), role.0)).collect();
+    anyhow::ensure!(
+        client_ca.is_some() == !roles.is_empty(),
+        "--admin-client-ca and `admin_roles` in the file of --config go together: one says whose certificates are \
+         believed, the other what their names may do, as in `admin_roles: {{otto: operator}}`"
+    );
+    Ok(AdminTlsSettings { own, client_ca, roles })
 }
 
 /// Where counters live.
@@ -103,6 +152,11 @@ struct File {
     #[serde(default)]
     guardrails: GuardrailSection,
     snapshot: Option<PathBuf>,
+    admin_tls_cert: Option<PathBuf>,
+    admin_tls_key: Option<PathBuf>,
+    admin_client_ca: Option<PathBuf>,
+    #[serde(default)]
+    admin_roles: BTreeMap<String, RoleName>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
     #[serde(default)]
@@ -142,6 +196,7 @@ impl Config {
             db: db.map(DbAddress),
             admin,
             store: store(flags, &file)?,
+            admin_tls: admin_tls(flags, &file)?,
             resp: flags.resp.or(file.resp),
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
             rules: if flags.rules.is_empty() { file.rules } else { flags.rules.clone() },
@@ -311,6 +366,9 @@ fn read(path: &Path) -> anyhow::Result<File> {
     }
     if let Some(snapshot) = file.snapshot.as_mut().filter(|path| path.as_os_str() != "off") {
         *snapshot = base.join(&*snapshot);
+    }
+    for path in [&mut file.admin_tls_cert, &mut file.admin_tls_key, &mut file.admin_client_ca] {
+        *path = path.take().map(|path| base.join(path));
     }
     file.who.resolve(base);
     if let Some(gateway) = &mut file.gateway {

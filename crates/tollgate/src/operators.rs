@@ -8,6 +8,7 @@ use crate::status::{Part, ServerStatus};
 use crate::store::Store;
 use anyhow::Context;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
@@ -15,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tollgate_control::{Control, Denials, Desk, Following};
+use tollgate_control::{Control, Denials, Desk, Following, Role};
 use tollgate_core::SystemClock;
 use tollgate_engine::Limiter;
-use tollgate_front::admin::{self, Admin, Door, LogLevels, Meter, Sessions};
+use tollgate_front::admin::{self, Admin, AdminTls, Attempts, Door, LogLevels, Meter, Sessions};
 use tollgate_observe::Page;
 
 /// Where operators come in if nothing else is said.
@@ -37,6 +38,8 @@ pub(crate) struct Operators {
     /// How often callers are denied.
     denials: Arc<Denials>,
     listener: Option<TcpListener>,
+    tls: Option<AdminTls>,
+    roles: BTreeMap<String, Role>,
 }
 
 /// What runs until it is told to stop.
@@ -60,7 +63,7 @@ impl Operators {
                     Some(Listen::At(address)) => address,
                     _ => ADMIN,
                 };
-                if Door::at(&address) == Door::Tokens {
+                if Door::at(&address) == Door::Tokens && config.admin_tls.client_ca.is_none() {
                     needs_tokens(address, control.as_deref()).await?;
                 }
                 let listener = TcpListener::bind(address).await;
@@ -80,13 +83,13 @@ impl Operators {
                 files,
             )
         });
-        Ok(Self {
-            control,
-            desk: desk.transpose()?,
-            snapshot: config.snapshot.clone(),
-            denials: Arc::default(),
-            listener,
-        })
+        let settings = &config.admin_tls;
+        let tls = settings.own.as_ref().map(|(certificate, key)| {
+            AdminTls::new(certificate, key, settings.client_ca.as_deref()).map_err(anyhow::Error::msg)
+        });
+        let tls = tls.transpose().context("--admin-tls-cert, --admin-tls-key, --admin-client-ca")?;
+        let (desk, snapshot, roles) = (desk.transpose()?, config.snapshot.clone(), settings.roles.clone());
+        Ok(Self { control, desk, snapshot, denials: Arc::default(), listener, tls, roles })
     }
 
     /// Lets those watch who rehearse and guard rules, where any can be published.
@@ -136,12 +139,14 @@ impl Operators {
             following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
         }
         let Some(listener) = self.listener else { return Ok(Running { following, serving: None }) };
-        let door = Door::at(&listener.local_addr()?);
+        // Where certificates say who asks, everybody has to say it.
+        let door = if self.roles.is_empty() { Door::at(&listener.local_addr()?) } else { Door::Tokens };
         let meter = Arc::clone(&limiter) as Arc<dyn Meter>;
         let rules = Box::new(move || limiter.rules());
         let (control, desk, status) = (self.control, self.desk, Arc::clone(status) as _);
-        let admin = Admin { control, desk, rules, meter, status, log, door, sessions: Sessions::default() };
-        let serving = Some(tokio::spawn(admin::serve(listener, admin, drain)));
+        let (roles, sessions, attempts) = (self.roles, Sessions::default(), Attempts::default());
+        let admin = Admin { control, desk, rules, meter, status, log, door, roles, sessions, attempts };
+        let serving = Some(tokio::spawn(admin::serve(listener, self.tls, admin, drain)));
         Ok(Running { following, serving })
     }
 }

@@ -1,15 +1,17 @@
 //! Who asks, and what they may do.
 //!
 //! On loopback and before the first token is made, whoever is on the machine may do everything; from then on, and on any
-//! other address always, a token is needed, or the session that a browser was given for one. Other sites are held off: a page of another site may neither send
+//! other address always, a token is needed, or the session that a browser was given for one, or a certificate whose name has
+//! a role. Other sites are held off: a page of another site may neither send
 //! a request here nor, by a name that it has pointed at loopback, read an answer.
 
+use super::tls::Caller;
 use super::{Admin, problem};
 use crate::http::problem::Problem;
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
 use hyper::http::request::Parts;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tollgate_control::{Actor, Identity, Role};
 
 /// Who is let in.
@@ -47,16 +49,55 @@ pub(super) async fn enter(
     Ok(Actor { name: who.name, origin })
 }
 
+fn refused(detail: &str) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail)
+}
+
+/// Who has this token. Whoever sends wrong ones is slowed down, by where they come from.
+pub(super) async fn prove(admin: &Admin, head: &Parts, token: &str) -> Result<Identity, Problem> {
+    let control = admin.control()?;
+    if control.has_proven(token) {
+        let found = control.identify(token).await.map_err(problem)?;
+        return found.ok_or_else(|| refused("the token has expired or is revoked"));
+    }
+    let peer =
+        head.extensions.get().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |caller: &Caller| caller.address);
+    let attempt = admin.attempts.begin(peer).map_err(|wait| {
+        let detail = format!("too many wrong tokens came from {peer}; try again in {} s", wait.as_secs());
+        Problem::new(StatusCode::TOO_MANY_REQUESTS, "Too many wrong tokens", detail)
+    })?;
+    match control.identify(token).await.map_err(problem)? {
+        Some(who) => Ok(who),
+        None => {
+            attempt.failed().await;
+            Err(refused("the token is wrong, has expired or is revoked"))
+        }
+    }
+}
+
+/// Who a certificate stands for, if one was shown.
+fn certified(admin: &Admin, head: &Parts) -> Option<Result<Identity, Problem>> {
+    let names = &head.extensions.get::<Caller>()?.names;
+    let role = |name: &String| Some(Identity { name: name.clone(), role: *admin.roles.get(name)? });
+    let found = names.iter().find_map(role).ok_or_else(|| {
+        let shown: String = names.join(", ").chars().take(200).collect();
+        let detail = format!("`admin_roles` gives no role to any name of the certificate: {shown}");
+        Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail)
+    });
+    (!names.is_empty()).then_some(found)
+}
+
 pub(super) async fn identify(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {
-    let refused = |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail);
     if let Some(given) = head.headers.get(AUTHORIZATION) {
         let token = given.to_str().ok().and_then(|given| {
             let (scheme, token) = given.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
         let token = token.ok_or_else(|| refused("write `Authorization: Bearer TOKEN`"))?;
-        let found = admin.control()?.identify(token).await.map_err(problem)?;
-        return found.ok_or_else(|| refused("the token is wrong, has expired or is revoked"));
+        return prove(admin, head, token).await;
+    }
+    if let Some(found) = certified(admin, head) {
+        return found;
     }
     if let Some(token) = admin.sessions.token(head) {
         proven_same_origin(head)?;

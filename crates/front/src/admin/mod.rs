@@ -20,14 +20,17 @@
 //! | `GET /healthz`, `/readyz` | `process` | anybody | is it well? |
 //!
 //! `routes` matches paths, `access` says who asks and what they may do, `sessions` remembers browsers, `query` reads what
-//! stands in the address, `lines` answers one JSON text a line.
+//! stands in the address, `lines` answers one JSON text a line, `listener` and `tls` take connections, `attempts` slows down
+//! who sends wrong tokens.
 
 mod access;
+mod attempts;
 mod audit;
 mod bulk;
 mod decisions;
 mod emergency;
 mod lines;
+mod listener;
 mod live;
 mod log;
 mod process;
@@ -37,30 +40,33 @@ mod routes;
 mod rules;
 mod session;
 mod sessions;
+mod tls;
 mod tree;
 mod usage;
 
 pub use access::Door;
+pub use attempts::Attempts;
 pub use log::{LogLevels, LogSettings};
 pub use sessions::Sessions;
+pub use tls::AdminTls;
 pub use usage::{Meter, Reading, UsageOf};
 
 use crate::Status;
 use crate::dashboard;
 use crate::http::problem::Problem;
-use crate::http::server::{Bounds, serve_each};
 use hyper::body::Incoming;
 use hyper::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
+    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Request, StatusCode};
 use routes::{Asked, Reply, Route};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::TcpListener;
-use tollgate_control::{Control, ControlError, Desk};
+use tollgate_control::{Control, ControlError, Desk, Role};
 use tollgate_rules::Ruleset;
 
 /// What every handler needs.
@@ -81,6 +87,10 @@ pub struct Admin {
     pub door: Door,
     /// Browsers that have logged in.
     pub sessions: Sessions,
+    /// What those may do whose certificates prove these names.
+    pub roles: BTreeMap<String, Role>,
+    /// Those who sent wrong tokens.
+    pub attempts: Attempts,
 }
 
 impl Admin {
@@ -100,21 +110,28 @@ impl Admin {
     }
 }
 
-/// Operators are few.
-const BOUNDS: Bounds =
-    Bounds { connections: 512, header_timeout: Duration::from_secs(30), drain: Duration::from_secs(5) };
-
 /// Serves until `drain` is ready, and then until those who were there have been answered.
-pub async fn serve(listener: TcpListener, admin: Admin, drain: impl Future<Output = ()> + Send) {
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<AdminTls>,
+    admin: Admin,
+    drain: impl Future<Output = ()> + Send,
+) {
     let admin = Arc::new(admin);
+    let encrypted = tls.is_some();
     let serving = move |peer: IpAddr, request: Request<Incoming>| {
         let admin = Arc::clone(&admin);
         async move {
             let answered = answer(admin, peer, request).await;
-            guarded(answered.unwrap_or_else(|problem| routes::whole(problem.into_answer())))
+            let mut answer = guarded(answered.unwrap_or_else(|problem| routes::whole(problem.into_answer())));
+            if encrypted {
+                let year = HeaderValue::from_static("max-age=31536000");
+                answer.headers_mut().insert(STRICT_TRANSPORT_SECURITY, year);
+            }
+            answer
         }
     };
-    serve_each(listener, BOUNDS, drain, serving).await;
+    listener::serve(listener, tls, drain, serving).await;
 }
 
 /// All paths, file by file; of two that match, the first answers.
@@ -180,6 +197,8 @@ fn guarded(mut answer: Reply) -> Reply {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
     headers.entry(CONTENT_SECURITY_POLICY).or_insert(nothing);

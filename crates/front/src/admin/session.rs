@@ -1,8 +1,9 @@
 //! `/admin/v1/session`: a browser logs in with a token, asks who it is, and logs out.
 
+use super::access;
 use super::routes::{Asked, Reply, Route, whole};
 use super::sessions::{COOKIE_NAME, LASTS};
-use super::{access, problem};
+use super::tls::Caller;
 use crate::http::problem::Problem;
 use crate::http::{body, json_answer};
 use bytes::Bytes;
@@ -43,13 +44,9 @@ async fn log_in(asked: Asked) -> Result<Reply, Problem> {
     let sent = body::read(body).await?;
     let LogIn { token } = body::decode(&sent)?;
     let token = token.trim();
-    let refused = || {
-        let detail = "the token is wrong, has expired or is revoked";
-        Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail).at("token")
-    };
-    admin.control()?.identify(token).await.map_err(problem)?.ok_or_else(refused)?;
+    access::prove(&admin, &head, token).await.map_err(|refused| refused.at("token"))?;
     // `tg_ID_SECRET`: it has just been proven, so it has this form.
-    let id = token.split('_').nth(1).ok_or_else(refused)?;
+    let id = token.split('_').nth(1).unwrap_or_default();
     let broken = || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "No randomness", "try again");
     admin.sessions.end(&head);
     let cookie = admin.sessions.begin(id).ok_or_else(broken)?;
@@ -61,11 +58,12 @@ async fn log_out(asked: Asked) -> Result<Reply, Problem> {
     Ok(done(&format!("{COOKIE_NAME}=; Max-Age=0{}", rest(&asked.head))))
 }
 
-/// No script reads it, no other site sends it; and nobody sends it in the clear if the page came by TLS, which a proxy in
-/// front has ended: the browser says so in `Origin`.
+/// No script reads it, no other site sends it; and nobody sends it in the clear if the page came by TLS: ours, or that of a
+/// proxy in front, of which the browser says so in `Origin`.
 fn rest(head: &Parts) -> &'static str {
     let origin = head.headers.get(ORIGIN).map(HeaderValue::as_bytes);
-    match origin.is_some_and(|origin| origin.starts_with(b"https://")) {
+    let encrypted = head.extensions.get::<Caller>().is_some_and(|caller| caller.encrypted);
+    match encrypted || origin.is_some_and(|origin| origin.starts_with(b"https://")) {
         true => "; Path=/; HttpOnly; SameSite=Strict; Secure",
         false => "; Path=/; HttpOnly; SameSite=Strict",
     }

@@ -23,7 +23,6 @@ mod listen;
 pub(crate) mod problem;
 pub(crate) mod request;
 mod reserve;
-pub(crate) mod server;
 mod turn;
 mod unread;
 

@@ -1,0 +1,111 @@
+//! Connections to the admin address, plain or over TLS: bounded in number, handshakes and heads in bounded time, drained
+//! before the end. Who comes while others are drained is answered too, so that a probe can read that the process ends.
+
+use super::routes::Reply;
+use super::tls::{AdminTls, Caller};
+use crate::http::listen::accept;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Operators are few.
+const CONNECTIONS: usize = 512;
+/// The time that a handshake may take, and a head, the wait for the next request included.
+const HEAD: Duration = Duration::from_secs(30);
+/// How long requests under way may take to end when the process is told to.
+const DRAIN: Duration = Duration::from_secs(5);
+/// What those get who come in that time.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Serves until `drain` is ready, and then until those who were there have been answered. What is known of the
+/// caller is an extension of its requests.
+pub(super) async fn serve<F, A>(
+    listener: TcpListener,
+    tls: Option<AdminTls>,
+    drain: impl Future<Output = ()> + Send,
+    answer: F,
+) where
+    F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Reply> + Send + 'static,
+{
+    let (places, tls) = (Arc::new(Semaphore::new(CONNECTIONS)), tls.map(Arc::new));
+    let (early, late) = (GracefulShutdown::new(), GracefulShutdown::new());
+    tokio::select! {
+        () = drain => {}
+        () = accept_all(&listener, tls.as_ref(), &answer, &places, &early) => {}
+        () = watched(tls.as_deref()) => {}
+    }
+    tokio::select! {
+        _ = tokio::time::timeout(DRAIN, early.shutdown()) => {}
+        () = accept_all(&listener, tls.as_ref(), &answer, &places, &late) => {}
+    }
+    drop(listener);
+    let _ = tokio::time::timeout(LATE, late.shutdown()).await;
+}
+
+async fn watched(tls: Option<&AdminTls>) {
+    match tls {
+        Some(tls) => tls.watch().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Takes connections for as long as it is asked to.
+async fn accept_all<F, A>(
+    listener: &TcpListener,
+    tls: Option<&Arc<AdminTls>>,
+    answer: &F,
+    places: &Arc<Semaphore>,
+    open: &GracefulShutdown,
+) where
+    F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Reply> + Send + 'static,
+{
+    loop {
+        let Some((stream, peer, place)) = accept(listener, places).await else { continue };
+        let (answer, tls, watcher) = (answer.clone(), tls.cloned(), open.watcher());
+        tokio::spawn(async move {
+            match tls {
+                None => speak(stream, Caller::plain(peer), answer, watcher).await,
+                Some(tls) => {
+                    // A connection that ends badly is its caller's affair.
+                    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD, tls.acceptor.accept(stream)).await {
+                        let caller = Caller::over_tls(peer, stream.get_ref().1.peer_certificates());
+                        speak(stream, caller, answer, watcher).await;
+                    }
+                }
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn speak<S, F, A>(stream: S, caller: Caller, answer: F, watcher: Watcher)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Reply> + Send + 'static,
+{
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(caller.clone());
+        let answering = answer(caller.address, request);
+        async move { Ok::<_, Infallible>(answering.await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(64 * 1024)
+        .serve_connection(TokioIo::new(stream), service);
+    let _ = watcher.watch(connection).await;
+}

@@ -1,0 +1,88 @@
+//! TLS on the admin address, and callers who prove by a certificate who they are. Whoever shows none may still send a token.
+
+use rustls::pki_types::CertificateDer;
+use rustls::server::WebPkiClientVerifier;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_rustls::TlsAcceptor;
+use tollgate_edge::tls::{ServerCertificate, authorities, provider};
+
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// The server's side of TLS.
+pub struct AdminTls {
+    certificate: Arc<ServerCertificate>,
+    pub(super) acceptor: TlsAcceptor,
+}
+
+/// What is known of whoever is at the other end of a connection: an extension of its requests.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    pub(super) address: IpAddr,
+    /// Whether it is over TLS.
+    pub(super) encrypted: bool,
+    /// The names that its certificate proves, if it has shown one.
+    pub(super) names: Arc<[String]>,
+}
+
+impl AdminTls {
+    /// With a certificate and its key, and the authority whose certificates callers may show.
+    ///
+    /// # Errors
+    /// Which file is wrong, and why.
+    pub fn new(certificate: &Path, key: &Path, callers: Option<&Path>) -> Result<Self, String> {
+        let certificate = ServerCertificate::load(certificate, key)?;
+        let builder = rustls::ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?;
+        let builder = match callers {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let roots = Arc::new(authorities(path)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+                    .allow_unauthenticated()
+                    .build()
+                    .map_err(|error| format!("{}: {error}", path.display()))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let mut server = builder.with_cert_resolver(Arc::clone(&certificate) as _);
+        server.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { certificate, acceptor: TlsAcceptor::from(Arc::new(server)) })
+    }
+
+    /// Looks every second whether there is a new certificate.
+    pub(super) async fn watch(&self) {
+        loop {
+            tokio::time::sleep(GLANCE).await;
+            self.certificate.refresh();
+        }
+    }
+}
+
+impl std::fmt::Debug for AdminTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AdminTls")
+    }
+}
+
+impl Caller {
+    pub(super) fn plain(address: IpAddr) -> Self {
+        Self { address, encrypted: false, names: Arc::default() }
+    }
+
+    /// After a handshake, in which its certificates have been verified.
+    pub(super) fn over_tls(address: IpAddr, certificates: Option<&[CertificateDer<'_>]>) -> Self {
+        let names = certificates.and_then(<[_]>::first).map(names).unwrap_or_default();
+        Self { address, encrypted: true, names: names.into() }
+    }
+}
+
+/// The names under `subjectAltName`: hosts, and addresses such as `spiffe://…`.
+fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok(certificate) = webpki::EndEntityCert::try_from(certificate) else { return Vec::new() };
+    let hosts = certificate.valid_dns_names().map(str::to_owned);
+    hosts.chain(certificate.valid_uri_names().map(str::to_owned)).collect()
+}
