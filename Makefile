@@ -26,7 +26,8 @@ VENVS := $(CURDIR)/.venv
 export TOLLGATE_TEST_ENVOY := $(VENVS)/envoy/bin/envoy
 export TOLLGATE_TEST_PYTHON := $(VENVS)/foreign/bin/python
 export TOLLGATE_TEST_TRAEFIK := $(VENVS)/traefik/bin/traefik
-FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/traefik/installed
+export TOLLGATE_TEST_SCHEMATHESIS := $(VENVS)/schemathesis/bin/schemathesis
+FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/traefik/installed $(VENVS)/schemathesis/installed
 
 # Peers that are measured beside us; the second where there is a Go toolchain to build it with.
 THROTTLECRAB := .tools/bin/throttlecrab-server
@@ -170,6 +171,13 @@ fuzz: toolchain $(CARGO_FUZZ)
 
 $(CARGO_FUZZ):
 	$(CARGO) install cargo-fuzz --version 0.13.2 --locked --root .tools --target-dir $(TARGET)/tools
+
+# Many quotas: in, out, and a node that starts with them. A million; LENGTH= for ten.
+LENGTH ?= --short
+.PHONY: bench-control
+bench-control: toolchain bench-tools
+	$(CARGO) build --release --locked -p tollgate -p bench
+	$(TARGET)/release/bench control $(LENGTH)
 
 .PHONY: fmt
 fmt: toolchain

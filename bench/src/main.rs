@@ -1,12 +1,14 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
 //! `cargo run --release -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
-//! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`
+//! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
+//! `… -- control [--short]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
 
 mod contest;
 mod contestants;
+mod control;
 mod floor;
 mod gateway;
 mod grpc;
@@ -44,6 +46,8 @@ fn main() -> std::process::ExitCode {
         ["gateway", "--memory", "--short"] => {
             return report::outcome(gateway::run(gateway::Length::Memory(gateway::SOME)));
         }
+        ["control"] => return report::outcome(control::run(control::Length::Full)),
+        ["control", "--short"] => return report::outcome(control::run(control::Length::Short)),
         ["redis"] => return report::outcome(redis::run(redis::Length::Full)),
         ["redis", "--short"] => return report::outcome(redis::run(redis::Length::Short)),
         ["leases"] => return report::outcome(leases::run(leases::Length::Full)),
@@ -54,7 +58,7 @@ fn main() -> std::process::ExitCode {
         ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
             eprintln!(
-                "usage: bench inprocess | observe | grpc | resp | redis | leases | http | gateway, with --short for a short version"
+                "usage: bench inprocess | observe | grpc | resp | redis | leases | http | gateway | control, with --short for a short version"
             );
             return std::process::ExitCode::FAILURE;
         }

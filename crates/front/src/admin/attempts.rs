@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn only_so_many_wait_at_once() {
         let attempts = Attempts::default();
-        drop(attempts.begin(address("10.0.0.1")).map(|first| first.note(Instant::now())));
+        let _ = attempts.begin(address("10.0.0.1")).map(|first| first.note(Instant::now()));
         let waiting: Vec<_> =
             (0..WAITING).map(|_| attempts.begin(address("10.0.0.1")).expect("a turn")).collect();
         assert!(attempts.begin(address("10.0.0.1")).is_err());
@@ -151,7 +151,7 @@ mod tests {
         let attempts = Attempts::default();
         for i in 0..u32::try_from(2 * PLACES).expect("a number") {
             let from = IpAddr::V4(std::net::Ipv4Addr::from_bits(i));
-            drop(attempts.begin(from).map(|attempt| attempt.note(Instant::now())));
+            let _ = attempts.begin(from).map(|attempt| attempt.note(Instant::now()));
         }
         assert!(attempts.0.lock().expect("places").len() <= PLACES);
     }

@@ -13,6 +13,7 @@
 //! | `GET`, `PUT /admin/v1/log` | `log` | viewer; operator | which messages are written |
 //! | `GET /admin/v1/decisions[?key=…]`, `/decisions/{id}/why` | `decisions` | viewer | what was decided, and why |
 //! | `GET /admin/v1/stats`, `/events`, `/top`, `/nodes` | `live` | viewer | what goes on |
+//! | `GET /admin/v1/openapi.json` | `openapi` | anybody | what all of them take and answer |
 //! | `GET /metrics` | `process` | viewer | the figures of the process |
 //! | `GET`, `POST`, `DELETE /admin/v1/session` | `session` | anybody | a browser logs in and out |
 //! | `GET /admin/v1/rules/tree` | `tree` | viewer | the rules that act now, as a tree |
@@ -33,6 +34,7 @@ mod lines;
 mod listener;
 mod live;
 mod log;
+mod openapi;
 mod process;
 mod query;
 mod quotas;
@@ -145,6 +147,7 @@ const ROUTES: &[&[Route]] = &[
     emergency::ROUTES,
     audit::ROUTES,
     log::ROUTES,
+    openapi::ROUTES,
     process::ROUTES,
     decisions::ROUTES,
     live::ROUTES,

@@ -86,15 +86,18 @@ pub(super) fn find<'r>(
     path: &str,
 ) -> Result<(&'r Route, Vec<String>), Problem> {
     let method = if method == Method::HEAD { &Method::GET } else { method };
-    let mut other = None;
+    let mut others: Vec<&Route> = Vec::new();
     for route in routes {
         let Some(named) = matched(route.path, path) else { continue };
         if route.method == *method {
             return Ok((route, named));
         }
-        other.get_or_insert(route);
+        if others.first().is_none_or(|first| first.path == route.path) {
+            others.push(route);
+        }
     }
-    Err(other.map_or_else(|| super::not_found(path), |other| Problem::wrong_method(&other.method)))
+    let methods: Vec<&str> = others.iter().map(|route| route.method.as_str()).collect();
+    Err(if methods.is_empty() { super::not_found(path) } else { Problem::wrong_methods(methods.join(", ")) })
 }
 
 /// What a path has where its template has names; nothing, if it is another path.

@@ -99,7 +99,7 @@ async fn accept_all<V: Service>(
     }
 }
 
-pub(super) async fn accept(
+pub(crate) async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
 ) -> Option<(tokio::net::TcpStream, IpAddr, tokio::sync::OwnedSemaphorePermit)> {

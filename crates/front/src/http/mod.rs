@@ -10,7 +10,7 @@
 //!
 //! `listen` accepts connections, `connection` reads requests and writes answers (`unread` reads unusual bodies), `body`
 //! decodes, `turn` holds answers back, `problem` says what was wrong, `decision` is the answer's form. Few paths need no
-//! router, and this is where every request passes. What the admin address needs of hyper is in `server`.
+//! router, and this is where every request passes. What the admin address needs of hyper is in `admin`.
 
 pub(crate) mod body;
 mod check;
@@ -19,7 +19,7 @@ mod decision;
 mod forward;
 pub(crate) mod health;
 mod json;
-mod listen;
+pub(crate) mod listen;
 pub(crate) mod problem;
 pub(crate) mod request;
 mod reserve;

@@ -17,7 +17,8 @@ pub(crate) struct Problem {
     pub(crate) detail: String,
     /// The part of the body that is wrong, as a path such as `descriptors[0].entries[1].value`.
     pub(crate) place: Option<String>,
-    pub(crate) allow: Option<Method>,
+    /// The methods that are answered there.
+    pub(crate) allow: Option<String>,
 }
 
 impl Problem {
@@ -44,9 +45,14 @@ impl Problem {
     }
 
     pub(crate) fn wrong_method(allowed: &Method) -> Self {
+        Self::wrong_methods(allowed.to_string())
+    }
+
+    /// The same where there are several, as `Allow` lists them.
+    pub(crate) fn wrong_methods(allowed: String) -> Self {
         let mut problem =
             Self::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", format!("use {allowed} here"));
-        problem.allow = Some(allowed.clone());
+        problem.allow = Some(allowed);
         problem
     }
 
@@ -66,8 +72,8 @@ impl Problem {
     /// On the HTTP address.
     pub(super) fn told(self) -> h1::Answer {
         let mut answer = h1::Answer::new(self.status, KIND, self.body());
-        if let Some(method) = self.allow {
-            answer.put(&ALLOW, method.as_str().as_bytes());
+        if let Some(methods) = self.allow {
+            answer.put(&ALLOW, methods.as_bytes());
         }
         answer
     }
@@ -75,8 +81,8 @@ impl Problem {
     /// On the admin address.
     pub(crate) fn into_answer(self) -> Answer {
         let mut answer = typed(self.status, KIND, self.body());
-        if let Some(method) = self.allow
-            && let Ok(value) = HeaderValue::from_str(method.as_str())
+        if let Some(methods) = self.allow
+            && let Ok(value) = HeaderValue::from_str(&methods)
         {
             answer.headers_mut().insert(ALLOW, value);
         }

@@ -7,6 +7,8 @@ mod harness;
 
 mod bulk;
 mod command_line;
+mod described;
+mod tls;
 
 use databases::{Place, Postgres};
 use harness::{Answer, Folder, Server, eventually, run};

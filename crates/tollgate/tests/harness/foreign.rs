@@ -6,7 +6,7 @@ use super::server::{Ended, Said, Server};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-pub(super) fn program(variable: &str, default: &str, what: &str) -> PathBuf {
+pub(crate) fn program(variable: &str, default: &str, what: &str) -> PathBuf {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(default);
     let path = std::env::var_os(variable).map_or_else(default, PathBuf::from);
     assert!(path.exists(), "no {what} at {}: run `make setup`, or set {variable}", path.display());

@@ -33,7 +33,7 @@ mod web;
 
 pub(crate) use admin::Node;
 pub(crate) use folder::Folder;
-pub(crate) use foreign::{Envoy, Foreign, foreign_client};
+pub(crate) use foreign::{Envoy, Foreign, foreign_client, program};
 pub(crate) use gateway::{Gateway, certificate, foreign, plain};
 pub(crate) use operator::Operator;
 pub(crate) use origin::Origin;
