@@ -111,7 +111,7 @@ fn admin_tls(flags: &ServeFlags, file: &File) -> anyhow::Result<AdminTlsSettings
     );
     let roles: BTreeMap<_, _> = file.admin_roles.iter().map(|(name, role)| (name.clone(), role.0)).collect();
     anyhow::ensure!(
-        client_ca.is_some() == !roles.is_empty(),
+        client_ca.is_some() != roles.is_empty(),
         "--admin-client-ca and `admin_roles` in the file of --config go together: one says whose certificates are \
          believed, the other what their names may do, as in `admin_roles: {{otto: operator}}`"
     );

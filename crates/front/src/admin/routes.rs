@@ -89,6 +89,10 @@ pub(super) fn find<'r>(
     let mut others: Vec<&Route> = Vec::new();
     for route in routes {
         let Some(named) = matched(route.path, path) else { continue };
+        // A path that is there as it is written does not stand for a name as well.
+        if others.first().is_some_and(|first| first.path != route.path && !first.path.contains('{')) {
+            continue;
+        }
         if route.method == *method {
             return Ok((route, named));
         }
