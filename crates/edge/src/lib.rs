@@ -7,15 +7,12 @@
 //! | [`who`] | who is asking for what: address, key, user, endpoint? |
 //! | [`fields`] | how are header fields looked up, wherever they lie? |
 //! | [`h1`] | what has a stranger sent: how are heads and chunks read? |
-//! | [`alarm`], [`drain`] | how long may a connection take, and when must it go? |
 //! | [`date`] | what day is it, as HTTP writes it? |
 //! | [`tls`] | which certificate acts, and whose are trusted? |
 //! | [`proxy_protocol`] | whom does a load balancer's first line name? |
 
-pub mod alarm;
 pub mod answer;
 pub mod date;
-pub mod drain;
 pub mod fields;
 pub mod h1;
 mod hex;

@@ -10,7 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tollgate_edge::alarm::Alarm;
+use tollgate_front::serving::alarm::Alarm;
 
 /// A request's body.
 pub(crate) enum Incoming {

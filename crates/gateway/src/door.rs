@@ -14,8 +14,8 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tollgate_core::CounterStore;
-use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::HeadLimits;
+use tollgate_front::serving::drain::Drain;
 
 /// Connections that may wait to be accepted. The usual 128 overflow in a burst, and whoever does not fit waits a second.
 const BACKLOG: u32 = 4096;

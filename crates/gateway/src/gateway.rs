@@ -10,9 +10,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tollgate_core::CounterStore;
-use tollgate_edge::drain::Drain;
 use tollgate_edge::who::Tokens;
 use tollgate_engine::Limiter;
+use tollgate_front::serving::drain::Drain;
 use tollgate_observe::Page;
 
 /// A gateway that listens.

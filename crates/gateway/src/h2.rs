@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::{self, HeadError};
+use tollgate_front::serving::drain::Drain;
 
 /// What an HTTP/2 connection begins with.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

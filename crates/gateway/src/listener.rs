@@ -18,8 +18,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_rustls::TlsStream;
 use tollgate_core::CounterStore;
-use tollgate_edge::drain::Drain;
 use tollgate_edge::proxy_protocol;
+use tollgate_front::serving::drain::Drain;
 
 /// What the connections of one listener share.
 pub(crate) struct Listener<S: CounterStore + 'static> {

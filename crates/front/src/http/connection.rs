@@ -8,6 +8,8 @@ use super::listen::Service;
 use super::problem::Problem;
 use super::request::Request;
 use super::unread::{Piece, Unread};
+use crate::serving::alarm::Alarm;
+use crate::serving::drain::Drain;
 use http::{StatusCode, Version};
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
@@ -18,8 +20,6 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tollgate_core::{Clock, SystemClock};
-use tollgate_edge::alarm::Alarm;
-use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::{self, Framing, HeadError, HeadLimits};
 use tollgate_edge::h1::{After, Answer, Scan, Wants};
 

@@ -4,6 +4,7 @@ use super::connection::Connection;
 use super::request::Request;
 use super::{App, Forward};
 use crate::Status;
+use crate::serving::drain::Drain;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +13,6 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
-use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::Answer;
 use tollgate_engine::Limiter;
 

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::Notify;
-use tollgate_edge::alarm::Alarm;
 use tollgate_edge::h1::chunked::{Chunk, Chunks};
 use tollgate_edge::h1::head::Framing;
+use tollgate_front::serving::alarm::Alarm;
 
 /// How much is read at once.
 const ROOM: usize = 16 * 1024;

@@ -13,8 +13,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_edge::alarm::Alarm;
 use tollgate_edge::h1::head::{self, HeadError, HeadLimits, ResponseHead};
+use tollgate_front::serving::alarm::Alarm;
 
 /// Upstreams are ours: they may say more than strangers.
 const LIMITS: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 0, fields: 200 };

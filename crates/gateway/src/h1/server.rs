@@ -21,11 +21,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tollgate_core::{CounterStore, Timestamp};
-use tollgate_edge::alarm::Alarm;
-use tollgate_edge::drain::Drain;
 use tollgate_edge::h1::head::{self, Framing, HeadError, HeadLimits, RequestHead};
 use tollgate_edge::h1::{After, Answer, Wants};
 use tollgate_edge::who::Asked;
+use tollgate_front::serving::alarm::Alarm;
+use tollgate_front::serving::drain::Drain;
 
 /// What callers may do.
 #[derive(Clone, Copy, Debug)]

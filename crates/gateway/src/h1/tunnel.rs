@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tollgate_edge::alarm::Alarm;
+use tollgate_front::serving::alarm::Alarm;
 
 const ROOM: usize = 16 * 1024;
 
