@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Emergency(Box<crate::emergency::EmergencyFlags>),
     /// Say why a request was denied or allowed: which rule, its limit and counter then, and when it would have passed.
     Why(Box<crate::why::WhyFlags>),
+    /// Watch a running server: rates, denials, who asks most, breakers. Once, where there is no terminal.
+    Top(Box<crate::top::TopFlags>),
 }
 
 #[derive(Debug, Args)]

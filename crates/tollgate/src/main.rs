@@ -22,6 +22,7 @@ mod sources;
 mod status;
 mod store;
 mod test;
+mod top;
 mod usage;
 mod watching;
 mod why;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         cli::Command::Usage(flags) => usage::usage(&flags),
         cli::Command::Emergency(flags) => emergency::emergency(&flags),
         cli::Command::Why(flags) => why::why(&flags),
+        cli::Command::Top(flags) => top::run(&flags),
     };
     match outcome {
         Ok(code) => code,
