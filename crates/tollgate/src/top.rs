@@ -283,7 +283,7 @@ mod tests {
         terminal.draw(|frame| draw(frame, seen)).expect("drawn");
         let buffer = terminal.backend().buffer().clone();
         let lines = buffer.content().chunks(usize::from(width));
-        lines.map(|line| line.iter().map(|cell| cell.symbol()).collect::<String>() + "\n").collect()
+        lines.map(|line| line.iter().map(ratatui::buffer::Cell::symbol).collect::<String>() + "\n").collect()
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Prometheus {
             "rule_files": [alerts],
             "scrape_configs": [{"job_name": "tollgate", "static_configs": [{"targets": targets}]}],
         });
-        let config = folder.write("prometheus.yml", &config.to_string());
+        let config = folder.write("prometheus.yml", config.to_string());
         let child = Command::new("prometheus")
             .arg(format!("--config.file={}", config.display()))
             .arg(format!("--storage.tsdb.path={}", config.with_file_name("tsdb").display()))
