@@ -27,16 +27,21 @@ descriptors:
 
 export class Server {
   readonly folder = mkdtempSync(join(tmpdir(), 'tollgate-dashboard-'));
-  readonly db = `sqlite:${join(this.folder, 'test.db')}`;
+  readonly db: string;
   admin = '';
   http = '';
   private child: ChildProcess | null = null;
+
+  /** With a database of its own, or another's. */
+  constructor(readonly name = 'alone', beside?: Server) {
+    this.db = beside?.db ?? `sqlite:${join(this.folder, 'test.db')}`;
+  }
 
   async start(rules = RULES): Promise<this> {
     const file = join(this.folder, 'rules.yaml');
     writeFileSync(file, rules);
     const any = '127.0.0.1:0';
-    const child = spawn(BINARY, ['serve', '--rules', file, '--db', this.db, '--admin', any, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB'], {
+    const child = spawn(BINARY, ['serve', '--rules', file, '--db', this.db, '--admin', any, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
       stdio: ['ignore', 'pipe', 'inherit'],
     });
     this.child = child;
@@ -73,6 +78,12 @@ export class Server {
 
   token(name: string, role: string): string {
     return this.run('token', 'create', '--db', this.db, '--name', name, '--role', role);
+  }
+
+  /** Asks the admin address, as another person would. */
+  async ask(method: string, path: string, body?: unknown): Promise<void> {
+    const answer = await fetch(this.admin + path, { method, body: body === undefined ? null : JSON.stringify(body) });
+    if (!answer.ok) throw new Error(`${method} ${path}: ${await answer.text()}`);
   }
 
   /** Asks whether a request may pass. */

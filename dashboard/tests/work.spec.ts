@@ -132,6 +132,36 @@ test('a switch acts, counts down and ends', async ({ page, server }) => {
   expect(await server.check({ api_key: key }), 'it has ended').toBe(true);
 });
 
+test('what is done at another node is seen here, and both are listed', async ({ page }) => {
+  const here = await new Server('node-here').start();
+  const there = await new Server('node-there', here).start();
+  try {
+    await open(page, here, 'quotas');
+    await expect(page.getByText('Nothing is agreed with anybody')).toBeVisible();
+    await there.ask('PUT', '/admin/v1/quotas/from-elsewhere-0123456789', { tier: 'pro', reason: 'ticket 21' });
+    await expect(page.getByRole('row').filter({ hasText: 'ticket 21' })).toBeVisible();
+    await there.ask('POST', '/admin/v1/emergency', { action: 'shadow_all', target: { kind: 'all' }, reason: 'incident 22' });
+    await expect(page.getByText('incident 22'), 'every view says so').toBeVisible();
+
+    await page.goto(`${here.admin}/#/rules?tab=history`);
+    await expect(page.getByRole('heading', { level: 1 })).toBeVisible();
+    const files = [{ name: 'rules.yaml', text: RULES.replace('limit: 5/hour', 'limit: 9/hour') }];
+    await there.ask('POST', '/admin/v1/rules', { files, reason: 'ticket 23' });
+    await expect(page.getByRole('row').filter({ hasText: 'ticket 23' })).toContainText('acts now');
+
+    await page.goto(`${here.admin}/#/overview`);
+    const row = (name: string) => page.getByRole('row').filter({ hasText: name });
+    await expect(row('node-here')).toContainText('this one');
+    await expect(row('node-there')).toContainText('eu-west-1');
+    await expect(row('node-there'), 'the same rules').not.toContainText('other');
+    await there.stop();
+    await expect(row('node-there'), 'it has taken its leave').toHaveCount(0);
+  } finally {
+    await there.stop();
+    await here.stop();
+  }
+});
+
 let turn = 0;
 /** How many requests of a new caller pass. */
 async function passes(server: Server, name: string): Promise<number> {

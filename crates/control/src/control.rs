@@ -6,9 +6,9 @@ use crate::key::KeyHasher;
 use crate::lag::Lag;
 use crate::migrate::migrate;
 use crate::revision::PublishedRules;
-use crate::tokens::Proven;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use crate::tokens::{Proven, fresh_id};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, watch};
 use tollgate_core::Clock;
 use tollgate_engine::Emergencies;
@@ -40,7 +40,26 @@ pub struct Control {
     pub(crate) prepared: AtomicBool,
     /// The revision of the rules that acts.
     pub(crate) published: watch::Sender<Option<Arc<PublishedRules>>>,
+    /// This process among those that share the database.
+    pub(crate) instance: String,
+    /// What of the rules and of emergencies was last heard of, to tell when it is another.
+    pub(crate) heard_rules: AtomicI64,
+    pub(crate) heard_emergencies: AtomicU64,
+    pub(crate) told: OnceLock<Told>,
 }
+
+/// What has changed, by whomever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Agreements with callers, or grants.
+    Quotas,
+    /// What operators decided in an emergency.
+    Emergencies,
+    /// Published rules: those that act, or those that wait.
+    Rules,
+}
+
+type Told = Box<dyn Fn(Heard) + Send + Sync>;
 
 impl Control {
     /// Opens the database, makes its tables if they are not there, and reads all agreements.
@@ -71,6 +90,7 @@ impl Control {
 
     pub(crate) fn new(db: Db, secret: &[u8], clock: Arc<dyn Clock>) -> Arc<Self> {
         let hasher = KeyHasher::new(secret);
+        let begun = clock.now().as_micros();
         let words = {
             let hasher = hasher.clone();
             move |api_key: &str| hasher.hash(api_key).word()
@@ -92,6 +112,11 @@ impl Control {
             published: watch::Sender::new(None),
             secret: secret.to_vec(),
             prepared: AtomicBool::new(true),
+            // Without randomness nodes are told apart by when they began.
+            instance: fresh_id().unwrap_or_else(|_| begun.to_string()),
+            heard_rules: AtomicI64::new(0),
+            heard_emergencies: AtomicU64::new(0),
+            told: OnceLock::new(),
         })
     }
 
@@ -147,6 +172,17 @@ impl Control {
     #[must_use]
     pub fn installation(&self) -> String {
         self.hasher.installation()
+    }
+
+    /// Tells somebody of all changes that this node hears of from now on, its own and others'.
+    pub fn tell(&self, told: impl Fn(Heard) + Send + Sync + 'static) {
+        let _ = self.told.set(Box::new(told));
+    }
+
+    pub(crate) fn say(&self, heard: Heard) {
+        if let Some(told) = self.told.get() {
+            told(heard);
+        }
     }
 
     /// Lets the database go.

@@ -4,7 +4,7 @@
 //! one short query, and nothing can be missed.
 
 use crate::change::{Actor, Changed, record, writing};
-use crate::control::Control;
+use crate::control::{Control, Heard};
 use crate::db::{ControlError, on};
 use crate::emergency::{
     Emergency, EmergencyAction, EmergencyDraft, EmergencyTarget, TargetKind, lasts, problem,
@@ -13,7 +13,8 @@ use crate::key::KeyHash;
 use crate::quota::{QuotaProblem, tell_millis};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use tollgate_core::Timestamp;
+use std::sync::atomic::Ordering;
+use tollgate_core::{StableHasher, Timestamp};
 use tollgate_engine::{Act, Measure, Target};
 use tollgate_rules::Ruleset;
 
@@ -237,6 +238,15 @@ impl Control {
             measure(row).inspect_err(|error| tracing::error!(%error, "a measure does not act here")).ok()
         });
         self.emergencies.replace(measures.collect::<Vec<_>>());
+        let mut state = StableHasher::default();
+        for (id, .., revision) in &rows {
+            state.bytes(id.as_bytes());
+            state.bytes(&revision.to_le_bytes());
+        }
+        let state = state.finish();
+        if self.heard_emergencies.swap(state, Ordering::Relaxed) != state {
+            self.say(Heard::Emergencies);
+        }
         Ok(())
     }
 }

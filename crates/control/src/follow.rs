@@ -3,7 +3,7 @@
 //!
 //! PostgreSQL pushes by NOTIFY. A file has nobody to push, so it is asked twice a second, which costs one read of one row.
 
-use crate::control::Control;
+use crate::control::{Control, Heard};
 use crate::db::{ControlError, Db, on};
 use crate::purge::TRUSTED;
 use sqlx::postgres::PgListener;
@@ -74,10 +74,13 @@ impl Control {
         if acts_seen < newest {
             timely(self.read_emergencies()).await?;
             timely(self.catch_up_rules()).await?;
-            timely(self.read_grants(acts_seen)).await?;
+            if timely(self.read_grants(acts_seen)).await? > 0 {
+                self.say(Heard::Quotas);
+            }
             self.acts_seen.store(newest, Ordering::Relaxed);
         }
         self.emergencies.tidy(self.clock.now());
+        let mut quotas = false;
         while seen < newest {
             let changes = timely(self.changes(seen)).await?;
             // Revisions that changed no agreement, or that a later one has changed again, have no row.
@@ -85,6 +88,7 @@ impl Control {
                 seen = newest;
                 break;
             };
+            quotas = true;
             let mut made = None;
             for kept in changes {
                 self.book.set(&kept.hash, kept.terms);
@@ -98,6 +102,9 @@ impl Control {
             self.seen.store(seen, Ordering::Relaxed);
         }
         self.seen.store(seen, Ordering::Relaxed);
+        if quotas {
+            self.say(Heard::Quotas);
+        }
         self.current_at.store(asked_at, Ordering::Relaxed);
         self.loaded.store(true, Ordering::Relaxed);
         Ok(anything)

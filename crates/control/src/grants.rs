@@ -168,18 +168,19 @@ impl Control {
     }
 
     /// Takes in what was granted since a revision.
-    pub(crate) async fn read_grants(&self, since: i64) -> Result<(), ControlError> {
+    pub(crate) async fn read_grants(&self, since: i64) -> Result<usize, ControlError> {
         let now = self.now_millis();
         let rows: Vec<(Vec<u8>, String, String, i64, i64, i64)> = on!(&self.db, pool => {
             sqlx::query_as(SINCE).bind(since).bind(now).fetch_all(pool).await?
         });
+        let count = rows.len();
         for (hash, id, rule, units, created_at, until) in rows {
             let hash = KeyHash::from_slice(&hash)
                 .ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))?;
             let units = u64::try_from(units).unwrap_or(0);
             self.book.granted(&hash, KeptGrant { id, rule, units, lasts: until - created_at, until }, now);
         }
-        Ok(())
+        Ok(count)
     }
 }
 

@@ -20,6 +20,7 @@
 //! | `key` | how API keys are kept: as a keyed hash |
 //! | [`book`](Book) | all agreements in memory, for the limiter |
 //! | `follow`, `lag` | how this node learns of changes that others make, and how long that takes |
+//! | `nodes` | which nodes share the database, and what they are at |
 //! | `snapshot` | what is known, in a file beside, for a start without the database |
 //! | `purge` | when rows go that were deleted |
 //! | `tokens` | who may do what |
@@ -43,6 +44,7 @@ mod guard;
 mod key;
 mod lag;
 mod migrate;
+mod nodes;
 mod publish;
 mod published;
 mod purge;
@@ -58,7 +60,7 @@ pub use audit::{AuditEntry, Verified};
 pub use book::Book;
 pub use bulk::{Import, ImportLine, Imported, LineError};
 pub use change::{Actor, Expected};
-pub use control::Control;
+pub use control::{Control, Heard};
 pub use db::{ControlError, Db};
 pub use denials::Denials;
 pub use desk::{Acting, Desk, DeskError, RulesFrom};
@@ -68,6 +70,7 @@ pub use grants::{GrantDraft, QuotaGrant};
 pub use guard::Guardrails;
 pub use key::{Caller, KeyHash, KeyHasher};
 pub use lag::{LAG_CLASSES, Lag};
+pub use nodes::NodeSeen;
 pub use publish::{Change, Proposal, Publication, Refusal, Remark, Report};
 pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, rfc3339};
 pub use quotas::{Cursor, Page, Wanted};

@@ -20,7 +20,7 @@ impl Step {
     }
 }
 
-const STEPS: [Step; 4] = [
+const STEPS: [Step; 5] = [
     Step {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -33,6 +33,7 @@ const STEPS: [Step; 4] = [
     },
     Step::alike(include_str!("migrations/0003.sql")),
     Step::alike(include_str!("migrations/0004.sql")),
+    Step::alike(include_str!("migrations/0005.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";

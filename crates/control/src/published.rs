@@ -1,12 +1,13 @@
 //! How revisions of the rules are kept: published, approved, rolled back; never changed and never removed.
 
 use crate::change::{Actor, Changed, record, writing};
-use crate::control::Control;
+use crate::control::{Control, Heard};
 use crate::db::{ControlError, on};
 use crate::quota::tell_millis;
 use crate::revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus};
 use serde_json::json;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const COLUMNS: &str =
     "rev, hash, author, reason, created_at, status, base_rev, watched, active_since, approved_by,
@@ -300,7 +301,18 @@ impl Control {
                 Some(rev) => self.rule_revision(rev).await?.map(Arc::new),
                 None => None,
             };
+            if let Some(since) = rules.as_ref().and_then(|rules| rules.revision.active_since_ms)
+                && self.is_loaded()
+            {
+                self.lag.observe(self.now_millis() - since);
+            }
             self.published.send_replace(rules);
+        }
+        let (changed,): (i64,) = on!(&self.db, pool => {
+            sqlx::query_as("SELECT COALESCE(MAX(revision), 0) FROM rule_revisions").fetch_one(pool).await?
+        });
+        if self.heard_rules.swap(changed, Ordering::Relaxed) != changed {
+            self.say(Heard::Rules);
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ impl Control {
         let done = on!(&self.db, pool => {
             sqlx::query(PURGE).bind(before).bind(AT_ONCE).execute(pool).await?.rows_affected()
         });
+        self.forget_nodes().await?;
         Ok(done)
     }
 }

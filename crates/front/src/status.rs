@@ -25,6 +25,11 @@ pub trait Status: Send + Sync {
         serde_json::json!({})
     }
 
+    /// What nodes that share a database tell each other of themselves.
+    fn presence(&self) -> Value {
+        serde_json::json!({})
+    }
+
     /// The keys with the most traffic at this node.
     fn hot(&self) -> Value {
         serde_json::json!({"hot": []})

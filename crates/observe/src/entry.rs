@@ -159,7 +159,9 @@ impl Entry {
                 "Allowed: the store was away, and the rules let requests pass then".to_owned()
             }
             (_, Origin::Unmatched) => "Allowed: no limit applies".to_owned(),
-            (Ruled::Delay, _) => format!("Allowed by rule `{rule}`, after a wait of {}", self.delay),
+            (Ruled::Delay, _) => {
+                format!("Allowed by rule `{rule}`, after a wait of {}", for_people(self.delay))
+            }
             (Ruled::Degrade, _) => format!("Allowed, to be served in a lesser way by rule `{rule}`"),
             (Ruled::Allow, _) => format!("Allowed; nearest to its limit was rule `{rule}`"),
         };
@@ -168,7 +170,7 @@ impl Entry {
         }
         match (self.ruled, self.retry_after) {
             (Ruled::Deny, Some(wait)) => {
-                let _ = write!(why, "; the same request would have passed {wait} later");
+                let _ = write!(why, "; the same request would have passed {} later", for_people(wait));
             }
             (Ruled::Deny, None) => {
                 why.push_str("; it asks for more than the limit ever has, and can never pass");
@@ -242,6 +244,38 @@ impl std::fmt::Display for Told {
     }
 }
 
+/// A wait as people say it: two units at most, and never more digits than anybody would wait by. Never less than it is.
+fn for_people(span: Span) -> String {
+    let micros = span.as_micros();
+    if micros < 1_000 {
+        return format!("{micros} µs");
+    }
+    if micros < 1_000_000 {
+        return format!("{} ms", span.ceil_millis());
+    }
+    // In tenths of a second below a minute, in seconds above.
+    let tenths = micros.div_ceil(100_000);
+    if tenths < 600 {
+        return if tenths.is_multiple_of(10) {
+            format!("{} s", tenths / 10)
+        } else {
+            format!("{}.{} s", tenths / 10, tenths % 10)
+        };
+    }
+    let seconds = span.ceil_secs();
+    let (large, small, one, per) = match seconds {
+        0..3_600 => ("min", "s", 1, 60),
+        3_600..86_400 => ("h", "min", 60, 60),
+        _ => ("d", "h", 3_600, 24),
+    };
+    // So many of the smaller unit, rounded up.
+    let count = seconds.div_ceil(one);
+    match (count / per, count % per) {
+        (whole, 0) => format!("{whole} {large}"),
+        (whole, rest) => format!("{whole} {large} {rest} {small}"),
+    }
+}
+
 /// Where decisions are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
@@ -256,4 +290,32 @@ pub struct Place {
 pub fn rfc3339(at: Timestamp) -> String {
     let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
     jiff::Timestamp::from_microsecond(micros).map_or_else(|_| String::new(), |at| format!("{at:.3}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever waits as long as they are told must not come too early, and can say the number aloud.
+    #[test]
+    fn waits_are_told_as_people_say_them() {
+        for (micros, told) in [
+            (0, "0 µs"),
+            (730, "730 µs"),
+            (1_001, "2 ms"),
+            (250_000, "250 ms"),
+            (999_001, "1000 ms"),
+            (1_000_000, "1 s"),
+            (11_884_396, "11.9 s"),
+            (59_900_001, "1 min"),
+            (1_199_900_000, "20 min"),
+            (1_183_000_001, "19 min 44 s"),
+            (5_400_000_000, "1 h 30 min"),
+            (86_399_000_000, "24 h"),
+            (90_000_000_000, "1 d 1 h"),
+            (2_592_000_000_000, "30 d"),
+        ] {
+            assert_eq!(for_people(Span::from_micros(micros)), told, "{micros}");
+        }
+    }
 }

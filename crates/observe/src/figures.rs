@@ -16,8 +16,8 @@ use tollgate_engine::Origin;
 use tollgate_rules::Ruleset;
 
 impl Observe {
-    /// The counts of every rule that has any.
-    fn counts(&self) -> Vec<(Name, [u64; CELLS])> {
+    /// The counts of all rules, by their numbers.
+    fn all_counts(&self) -> Vec<(Name, [u64; CELLS])> {
         let stripes = self.stripes.all().clone();
         let names = self.names.rules();
         let all = names.into_iter().enumerate().map(|(slot, name)| {
@@ -25,7 +25,19 @@ impl Observe {
             stripes.iter().for_each(|stripe| stripe.add_cells(slot, &mut sums));
             (name, sums)
         });
-        all.filter(|(_, sums)| sums.iter().any(|sum| *sum > 0)).collect()
+        all.collect()
+    }
+
+    /// The counts of every rule that has any.
+    fn counts(&self) -> Vec<(Name, [u64; CELLS])> {
+        let mut all = self.all_counts();
+        all.retain(|(_, sums)| sums.iter().any(|sum| *sum > 0));
+        all
+    }
+
+    /// How often rules were asked about, by their numbers: allowed and denied.
+    pub(crate) fn met(&self) -> Vec<[u64; 2]> {
+        self.all_counts().iter().map(|(_, sums)| [sums[MET_ALLOW], sums[MET_DENY]]).collect()
     }
 
     fn latency(&self) -> [Latency; FRONTS.len()] {
@@ -139,20 +151,23 @@ impl Observe {
     #[must_use]
     pub fn stats(&self, seconds: usize) -> Value {
         let seconds = seconds.clamp(1, KEPT);
-        let uptime = (self.clock.now().since(self.started).as_micros() as f64 / 1e6).max(1.0);
+        let rates = self.rates();
         let rules: Vec<Value> = self
-            .counts()
+            .all_counts()
             .iter()
-            .filter(|(name, _)| !name.rule.is_empty())
-            .map(|(name, sums)| {
+            .enumerate()
+            .filter(|(_, (name, sums))| !name.rule.is_empty() && sums.iter().any(|sum| *sum > 0))
+            .map(|(slot, (name, sums))| {
+                let [allowed, denied] = rates.of(slot);
                 json!({
                     "rule": name.rule, "domain": name.domain, "allow": sums[MET_ALLOW], "deny": sums[MET_DENY],
                     "shadow_deny": sums[SHADOW_DENY],
-                    "per_second_allow": sums[MET_ALLOW] as f64 / uptime,
-                    "per_second_deny": sums[MET_DENY] as f64 / uptime,
+                    "per_second_allow": allowed,
+                    "per_second_deny": denied,
                 })
             })
             .collect();
+        drop(rates);
         let tiers: Vec<Value> = self
             .tiers()
             .iter()

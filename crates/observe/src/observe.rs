@@ -6,7 +6,7 @@ use crate::entry::{Entry, Place};
 use crate::log::{Log, Search};
 use crate::mask::{Mask, network};
 use crate::names::{Layout, Name, Names};
-use crate::series::Series;
+use crate::series::{Rates, Series};
 use crate::sink::{Output, Sink};
 use crate::stripe::Stripes;
 use crate::top::{Seen, Top};
@@ -74,6 +74,7 @@ pub struct Observe {
     pub(crate) log: Log,
     pub(crate) top: Mutex<Top>,
     pub(crate) series: Mutex<Series>,
+    rates: Mutex<Rates>,
     pub(crate) started: Timestamp,
     events: Mutex<Option<broadcast::Sender<Event>>>,
 }
@@ -97,6 +98,7 @@ impl Observe {
             log: Log::new(settings.keep, sink),
             top: Mutex::default(),
             series: Mutex::default(),
+            rates: Mutex::default(),
             started: clock.now(),
             events: Mutex::new(Some(broadcast::channel(BEHIND).0)),
             clock,
@@ -118,10 +120,10 @@ impl Observe {
         &self.place
     }
 
-    /// The present time, as it is told.
+    /// The present time.
     #[must_use]
-    pub fn now(&self) -> String {
-        crate::entry::rfc3339(self.clock.now())
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     /// Listens to what happens from now on; nothing, when the end has come.
@@ -250,6 +252,7 @@ impl Observe {
     /// Takes the figures of a second. The worker does so by itself.
     pub fn tick(&self) {
         let totals = self.totals();
+        self.rates().tick(self.clock.now(), self.met());
         let step = self.series().tick(self.clock.now(), &totals);
         self.tell("tick", &step.json());
     }
@@ -260,6 +263,10 @@ impl Observe {
 
     pub(crate) fn series(&self) -> MutexGuard<'_, Series> {
         self.series.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn rates(&self) -> MutexGuard<'_, Rates> {
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Decisions that should have been logged and were not, for want of room.

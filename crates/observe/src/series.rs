@@ -92,9 +92,59 @@ impl Series {
     }
 }
 
+/// Seconds over which a rule's rate is told.
+const RATE: usize = 10;
+
+/// What rules have counted, second by second, for what they count in a second now.
+#[derive(Debug, Default)]
+pub(crate) struct Rates {
+    /// The counts of each rule that has a number, at a time; the oldest first.
+    past: VecDeque<(Timestamp, Vec<[u64; 2]>)>,
+}
+
+impl Rates {
+    /// A second has passed.
+    pub(crate) fn tick(&mut self, now: Timestamp, counts: Vec<[u64; 2]>) {
+        self.past.push_back((now, counts));
+        if self.past.len() > RATE + 1 {
+            self.past.pop_front();
+        }
+    }
+
+    /// What the rule with this number has counted a second, lately.
+    pub(crate) fn of(&self, slot: usize) -> [f64; 2] {
+        let (Some(first), Some(last)) = (self.past.front(), self.past.back()) else { return [0.0; 2] };
+        let seconds = last.0.since(first.0).as_micros() as f64 / 1e6;
+        let at = |counts: &[[u64; 2]], of: usize| counts.get(slot).map_or(0, |counts| counts[of]);
+        [0, 1].map(|of| {
+            let grown = at(&last.1, of).saturating_sub(at(&first.1, of));
+            if seconds > 0.0 { grown as f64 / seconds } else { 0.0 }
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_are_of_the_last_seconds_alone() {
+        let mut rates = Rates::default();
+        assert_eq!(rates.of(0), [0.0; 2]);
+        for second in 0..100_u64 {
+            // A hundred a second at first, then none; a rule that comes later has its number then.
+            let mut counts = vec![[second.min(50) * 100, second]];
+            if second > 80 {
+                counts.push([second * 7, 0]);
+            }
+            rates.tick(Timestamp::from_secs(1_000 + second), counts);
+            if second == 40 {
+                assert_eq!((rates.of(0), rates.of(1)), ([100.0, 1.0], [0.0; 2]));
+            }
+        }
+        assert_eq!((rates.of(0), rates.of(1), rates.of(2)), ([0.0, 1.0], [7.0, 0.0], [0.0; 2]));
+        assert_eq!(rates.past.len(), RATE + 1);
+    }
 
     #[test]
     fn steps_are_what_came_in_between_and_the_oldest_go() {

@@ -207,6 +207,9 @@ pub(crate) struct ServeFlags {
     /// This node's name in logs and metrics; the machine's unless set.
     #[arg(long, env = "TOLLGATE_NODE", value_name = "NAME")]
     pub(crate) node: Option<String>,
+    /// The region that this node is in, as logs, metrics and lists of nodes tell it.
+    #[arg(long, env = "TOLLGATE_REGION", value_name = "NAME")]
+    pub(crate) region: Option<String>,
     /// Write decisions as lines of JSON: to this file, which is rotated, or to `stdout`.
     #[arg(long, env = "TOLLGATE_DECISION_LOG", value_name = "FILE|stdout")]
     pub(crate) decision_log: Option<PathBuf>,

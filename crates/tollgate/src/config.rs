@@ -56,6 +56,8 @@ pub(crate) struct Config {
     pub(crate) decision_log: DecisionLog,
     /// This node's name.
     pub(crate) node: Option<String>,
+    /// The region that it is in.
+    pub(crate) region: Option<String>,
     /// What `tollgate gateway` needs beside the rest.
     pub(crate) gateway: Option<GatewaySection>,
     /// Whether somebody asked for the HTTP address by name.
@@ -167,6 +169,7 @@ struct File {
     forward_auth: ForwardSettings,
     gateway: Option<GatewaySection>,
     node: Option<String>,
+    region: Option<String>,
     #[serde(default)]
     decision_log: DecisionLog,
 }
@@ -213,7 +216,8 @@ impl Config {
                 .map_or_else(RulesFrom::default, RulesFrom::from),
             profile: flags.profile.or(file.profile),
             global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
-            node: flags.node.clone().or(file.node),
+            node: named("--node", flags.node.clone().or(file.node))?,
+            region: named("--region", flags.region.clone().or(file.region))?,
             decision_log: decision_log(flags, file.decision_log)?,
             answers: file.answers,
             who: file.who,
@@ -317,6 +321,18 @@ fn leases(flags: &ServeFlags, file: &Leases) -> anyhow::Result<LeaseConfig> {
         leases.hot = (hot > 0).then_some(hot);
     }
     Ok(leases)
+}
+
+/// The longest name of a node or a region.
+const LONGEST_NAME: usize = 128;
+
+/// A name that can stand in a log, a label and a list.
+fn named(flag: &str, name: Option<String>) -> anyhow::Result<Option<String>> {
+    if let Some(name) = &name {
+        let fits = (1..=LONGEST_NAME).contains(&name.len()) && !name.chars().any(char::is_control);
+        anyhow::ensure!(fits, "{flag}: write 1 to {LONGEST_NAME} characters on one line, such as eu-west-1");
+    }
+    Ok(name)
 }
 
 const HOUR: u64 = 3_600_000;

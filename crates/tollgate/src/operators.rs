@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use tollgate_control::{Control, Denials, Desk, Following, Role};
 use tollgate_core::SystemClock;
 use tollgate_engine::Limiter;
+use tollgate_front::Status;
 use tollgate_front::admin::{self, Admin, AdminTls, Attempts, Door, LogLevels, Meter, Sessions};
 use tollgate_observe::Page;
 
@@ -46,6 +47,8 @@ pub(crate) struct Operators {
 pub(crate) struct Running {
     following: Vec<JoinHandle<()>>,
     serving: Option<JoinHandle<()>>,
+    /// Where this node is known, if anywhere.
+    leaving: Option<Arc<Control>>,
 }
 
 impl Operators {
@@ -131,6 +134,10 @@ impl Operators {
                 }
                 Err(error) => counting.refused(Part::Rules, error),
             });
+            let heard = Arc::clone(status);
+            control.tell(move |what| heard.heard(what));
+            let present = Arc::clone(status);
+            following.push(tokio::spawn(Arc::clone(control).keep_telling_node(move || present.presence())));
             following.push(tokio::spawn(Arc::clone(control).follow(Following::default())));
             if let Some(file) = self.snapshot {
                 following.push(tokio::spawn(Arc::clone(control).keep_snapshot(file)));
@@ -138,7 +145,8 @@ impl Operators {
             following.push(tokio::spawn(Arc::clone(desk).follow()));
             following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
         }
-        let Some(listener) = self.listener else { return Ok(Running { following, serving: None }) };
+        let leaving = self.control.clone();
+        let Some(listener) = self.listener else { return Ok(Running { following, serving: None, leaving }) };
         // Where certificates say who asks, everybody has to say it.
         let door = if self.roles.is_empty() { Door::at(&listener.local_addr()?) } else { Door::Tokens };
         let meter = Arc::clone(&limiter) as Arc<dyn Meter>;
@@ -147,7 +155,7 @@ impl Operators {
         let (roles, sessions, attempts) = (self.roles, Sessions::default(), Attempts::default());
         let admin = Admin { control, desk, rules, meter, status, log, door, roles, sessions, attempts };
         let serving = Some(tokio::spawn(admin::serve(listener, self.tls, admin, drain)));
-        Ok(Running { following, serving })
+        Ok(Running { following, serving, leaving })
     }
 }
 
@@ -179,6 +187,9 @@ impl Running {
             let _ = serving.await;
         }
         self.following.iter().for_each(JoinHandle::abort);
+        if let Some(control) = self.leaving {
+            control.leave().await;
+        }
     }
 }
 

@@ -8,16 +8,17 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tollgate_control::{Acting, Control, Desk};
+use tollgate_control::{Acting, Control, Desk, Heard};
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_engine::{Limiter, Origin};
 use tollgate_front::Status;
-use tollgate_observe::{Observe, Page};
+use tollgate_observe::{Observe, Page, rfc3339};
 
 pub(crate) struct ServerStatus {
     limiter: Arc<Limiter<Store>>,
     observe: Arc<Observe>,
     clock: SystemClock,
+    started: Timestamp,
     /// Since when the rules act, in microseconds.
     rules_since: AtomicU64,
     draining: AtomicBool,
@@ -49,6 +50,7 @@ impl ServerStatus {
         Self {
             limiter,
             observe,
+            started: clock.now(),
             rules_since: AtomicU64::new(clock.now().as_micros()),
             clock,
             draining: AtomicBool::new(false),
@@ -88,6 +90,18 @@ impl ServerStatus {
         self.rules_since.store(self.clock.now().as_micros(), Ordering::Relaxed);
         self.observe.tell("rules", &json!({"revision": self.limiter.rules().revision()}));
         self.accepted(Part::Rules);
+    }
+
+    /// Somebody has changed something, here or elsewhere: those who look on may want to look again. What it was is for those
+    /// who may ask.
+    pub(crate) fn heard(&self, heard: Heard) {
+        let Some((control, _)) = self.control.get() else { return };
+        let kind = match heard {
+            Heard::Quotas => "quota",
+            Heard::Emergencies => "emergency",
+            Heard::Rules => "rules",
+        };
+        self.observe.tell(kind, &json!({"revision": control.revision()}));
     }
 
     /// A change was refused; what was good before still acts.
@@ -188,12 +202,12 @@ impl Status for ServerStatus {
 
     fn node(&self) -> Value {
         let store = self.limiter.store();
-        let age = self.control.get().map(|(control, _)| control.age_millis());
+        let control = self.control.get().map(|(control, _)| control);
         json!({
             "rules_revision": self.limiter.rules().revision(),
             "rules_age_ms": self.rules_age_millis(),
-            "control_age_ms": age,
-            "propagation_lag_ms": age,
+            "control_age_ms": control.map(|control| control.age_millis()),
+            "propagation_lag_ms": control.and_then(|control| took(control)),
             "store": store.kind(),
             "breakers": store.breakers(),
             "leases": store.leases().map(|leases| crate::leases::told(&leases.figures())),
@@ -201,4 +215,32 @@ impl Status for ServerStatus {
             "draining": self.draining.load(Ordering::Relaxed),
         })
     }
+
+    fn presence(&self) -> Value {
+        let (store, place) = (self.limiter.store(), self.observe.place());
+        let mut breakers = BTreeMap::<String, u64>::new();
+        for breaker in store.breakers() {
+            *breakers.entry(breaker["state"].as_str().unwrap_or_default().to_owned()).or_default() += 1;
+        }
+        let control = self.control.get();
+        json!({
+            "name": place.node,
+            "region": place.region,
+            "version": env!("CARGO_PKG_VERSION"),
+            "started_at": rfc3339(self.started),
+            "revision": control.map(|(control, _)| control.revision()),
+            "rules_revision": self.limiter.rules().revision(),
+            "rules_rev": control.and_then(|(_, desk)| desk.acting().rev()),
+            "control_age_ms": control.map(|(control, _)| control.age_millis()),
+            "lag_ms": control.and_then(|(control, _)| took(control)),
+            "store": store.kind(),
+            "breakers": breakers,
+            "draining": self.draining.load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// How long the last change took to act here, if there was one since the start.
+fn took(control: &Control) -> Option<i64> {
+    (control.lag().count() > 0).then(|| control.lag().last_millis())
 }

@@ -102,7 +102,7 @@ pub(crate) fn start(config: &Config, control: Option<&Arc<Control>>) -> anyhow::
     let defaults = Settings::default();
     let node = config.node.clone().or_else(machine).unwrap_or_else(|| "tollgate".to_owned());
     let settings = Settings {
-        place: Place { node: node.into(), region: None },
+        place: Place { node: node.into(), region: config.region.clone().map(Into::into) },
         allowed: log.allowed.unwrap_or(defaults.allowed),
         keep: log.keep.unwrap_or(defaults.keep),
         output: log.output()?,

@@ -15,8 +15,6 @@ class Live {
   seconds = $state(300);
   series = $state.raw<Series>(none());
   stats = $state.raw<Stats | null>(null);
-  /** By domain and rule. */
-  rates = $state.raw(new Map<string, { allow: number; deny: number }>());
   problem = $state.raw<Problem | null>(null);
   status = $state<'off' | 'connecting' | 'live' | 'broken'>('off');
   /** Each counts up when the server says that something of its kind has changed. */
@@ -81,7 +79,6 @@ class Live {
   private async history(): Promise<void> {
     try {
       const stats = await get<Stats>(`/admin/v1/stats?seconds=${this.seconds}`);
-      this.measure(stats);
       this.stats = stats;
       this.series = stats.series;
       this.problem = null;
@@ -93,22 +90,6 @@ class Live {
       this.close();
       this.open();
     }
-  }
-
-  /** What each rule did between this answer and the one before, a second. */
-  private measure(stats: Stats): void {
-    const before = this.stats;
-    const seconds = before ? (new Date(stats.now).getTime() - new Date(before.now).getTime()) / 1_000 : 0;
-    if (!before || seconds < 1) return;
-    const old = new Map(before.rules.map((row) => [`${row.domain}\n${row.rule}`, row]));
-    const grown = (now: number, then: number | undefined) => Math.max(0, now - (then ?? 0)) / seconds;
-    this.rates = new Map(
-      stats.rules.map((row) => {
-        const name = `${row.domain}\n${row.rule}`;
-        const last = old.get(name);
-        return [name, { allow: grown(row.allow, last?.allow), deny: grown(row.deny, last?.deny) }];
-      }),
-    );
   }
 
   private push(tick: Tick): void {

@@ -58,6 +58,9 @@ export interface RuleCount {
   allow: number;
   deny: number;
   shadow_deny: number;
+  /** Over the last ten seconds. */
+  per_second_allow: number;
+  per_second_deny: number;
 }
 
 export interface NodeState {
@@ -102,10 +105,31 @@ export interface Top {
 
 export interface ClusterNode {
   name: string;
-  revision: number | string | null;
+  region: string | null;
+  version: string;
+  started_at: string;
+  /** The last change of operators that acts there. */
+  revision: number | null;
   rules_revision: string | null;
-  seen_at: string | null;
+  rules_rev: number | null;
+  control_age_ms: number | null;
+  /** How long the last change took to act there. */
   lag_ms: number | null;
+  store: string;
+  /** How many are in which state. */
+  breakers: Record<string, number>;
+  draining: boolean;
+  seen_at: string;
+  age_ms: number;
+  stale: boolean;
+  own: boolean;
+}
+
+export interface Cluster {
+  database: string | null;
+  /** Whether the others are known. */
+  complete: boolean;
+  nodes: ClusterNode[];
 }
 
 export interface Decision {

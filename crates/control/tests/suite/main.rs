@@ -41,6 +41,7 @@ fn cases() -> Vec<(&'static str, Case)> {
         bulk::keys_are_found_by_their_beginning,
         nodes::nodes_that_start_at_once_make_the_tables_once,
         nodes::two_nodes_converge,
+        nodes::nodes_are_listed_until_they_leave,
         nodes::writers_at_once_lose_nothing,
         revisions::every_revision_is_kept_and_one_acts,
         revisions::of_many_who_go_back_one_does,

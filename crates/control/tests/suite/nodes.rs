@@ -26,6 +26,25 @@ pub(crate) async fn nodes_that_start_at_once_make_the_tables_once(address: Strin
     assert_eq!(hashes.len(), 1, "all hash keys with the same secret");
 }
 
+pub(crate) async fn nodes_are_listed_until_they_leave(address: String) {
+    let (one, _) = open(&address).await;
+    let (two, _) = open(&address).await;
+    assert!(one.nodes().await.expect("an answer").is_empty());
+    // Two that are called alike, as two on one machine are; told twice, there once.
+    for n in 0..2 {
+        one.tell_node(&json!({"name": "same", "n": n})).await.expect("a database");
+        two.tell_node(&json!({"name": "same", "n": n + 10})).await.expect("a database");
+    }
+    let seen = one.nodes().await.expect("an answer");
+    let mut told: Vec<_> = seen.iter().map(|node| (node.own, node.stale, node.told["n"].as_i64())).collect();
+    told.sort_unstable();
+    assert_eq!(told, [(false, false, Some(11)), (true, false, Some(1))]);
+    assert_eq!(one.revision(), 0, "it is no change of an operator's");
+    two.leave().await;
+    let left = one.nodes().await.expect("an answer");
+    assert_eq!(left.iter().map(|node| node.own).collect::<Vec<_>>(), [true]);
+}
+
 async fn put(node: &Control, key: &str) {
     let sent = draft(&json!({"tier": "pro"}));
     node.put_quota(key, sent, &rules(), Expected::Anything, &somebody())

@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tollgate_control::Role;
+use tollgate_core::Span;
+use tollgate_observe::rfc3339;
 
 pub(super) const ROUTES: &[Route] = &[
     Route::new(Method::GET, "/admin/v1/stats", Role::Viewer, |asked| Box::pin(stats(asked))),
@@ -54,17 +56,34 @@ async fn top(asked: Asked) -> Result<Reply, Problem> {
     Ok(told(&observe.top_talkers(&(asked.admin.rules)())))
 }
 
+/// All nodes that share the database; without one, or while it is away, this one alone.
 async fn nodes(asked: Asked) -> Result<Reply, Problem> {
-    let observe = watcher(&asked.admin)?;
-    let revision = asked.admin.control.as_ref().map(|control| control.revision());
-    let node = json!({
-        "name": observe.place().node,
-        "revision": revision,
-        "rules_revision": (asked.admin.rules)().revision(),
-        "seen_at": observe.now(),
-        "lag_ms": 0,
+    let [] = query::words(&asked.head.uri, [])?;
+    let now = watcher(&asked.admin)?.now();
+    let control = asked.admin.control.as_ref();
+    let read = match control {
+        Some(control) => control.nodes().await,
+        None => Ok(Vec::new()),
+    };
+    let complete = control.is_some() && read.is_ok();
+    let others = read.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the other nodes are not known: the database does not answer");
+        Vec::new()
     });
-    Ok(told(&json!({"nodes": [node]})))
+    let seen = |mut node: Value, age: i64, stale: bool, own: bool| {
+        node["seen_at"] = json!(rfc3339(now - Span::from_millis(age.unsigned_abs())));
+        node["age_ms"] = json!(age);
+        node["stale"] = json!(stale);
+        node["own"] = json!(own);
+        node
+    };
+    // What this one is at now, not when it last told.
+    let mut nodes = vec![seen(asked.admin.status.presence(), 0, false, true)];
+    let others = others.into_iter().filter(|node| !node.own);
+    nodes.extend(others.map(|node| seen(Value::Object(node.told), node.age_millis, node.stale, false)));
+    nodes.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
+    let database = control.map(|control| control.kind());
+    Ok(told(&json!({"database": database, "complete": complete, "nodes": nodes})))
 }
 
 /// One who listens, counted for as long as it does.

@@ -1,8 +1,8 @@
 //! Many quotas at once through the real binary, and the audit log as a file.
 
-use crate::Node;
 use crate::databases::Place;
 use crate::harness::{Folder, run};
+use crate::node;
 use serde_json::{Value, json};
 
 fn lines(text: &str) -> Vec<Value> {
@@ -13,7 +13,7 @@ fn lines(text: &str) -> Vec<Value> {
 fn what_is_exported_can_be_imported_again() {
     let place = Place::new();
     let db = place.sqlite("bulk");
-    let node = Node::start(&db);
+    let node = node(&db);
     let url = format!("http://{}", node.admin);
     let folder = Folder::new();
     let mut sent = String::new();
@@ -40,8 +40,8 @@ fn what_is_exported_can_be_imported_again() {
         "{told}"
     );
     assert!(told["errors"][2]["detail"].as_str().is_some_and(|why| why.contains("65536 bytes")), "{told}");
-    assert_eq!(node.passes(&json!({"api_key": "last"})), 7, "it acts when the answer is there");
-    assert_eq!(node.passes(&json!({"api_key": "key-4099"})), 5);
+    assert_eq!(node.passes("d", &json!({"api_key": "last"})), 7, "it acts when the answer is there");
+    assert_eq!(node.passes("d", &json!({"api_key": "key-4099"})), 5);
     let shown = run(&["quota", "import", file, "--admin", &url]);
     assert!(shown.err.contains("line 4102: teir: unknown field"), "{}", shown.err);
     assert!(shown.out.contains("4102") && shown.out.contains("failed"), "{}", shown.out);
@@ -61,7 +61,7 @@ fn what_is_exported_can_be_imported_again() {
         assert!(line["key_prefix"].as_str().is_some_and(|prefix| prefix.len() < 3), "{line}");
     }
     assert_eq!(run(&["quota", "delete", "last", "--admin", &url]).code, Some(0));
-    assert_eq!(node.passes(&json!({"api_key": "last"})), 0, "the rule's own three are used up");
+    assert_eq!(node.passes("d", &json!({"api_key": "last"})), 0, "the rule's own three are used up");
     let again = run(&["quota", "import", exported, "--admin", &url]);
     assert_eq!(again.code, Some(0), "{}{}", again.out, again.err);
     assert_eq!(run(&["quota", "get", "last", "--admin", &url]).code, Some(0), "it is back, by its hash");

@@ -1,8 +1,8 @@
 //! Operators at the command line: tables for people, JSON for programs, and refusals that say what to do.
 
-use crate::Node;
 use crate::databases::Place;
 use crate::harness::{Folder, Run, run, run_with};
+use crate::node;
 use serde_json::{Value, json};
 
 fn ended(run: &Run, code: i32) {
@@ -12,7 +12,7 @@ fn ended(run: &Run, code: i32) {
 #[test]
 fn quotas_are_set_shown_listed_and_deleted() {
     let place = Place::new();
-    let node = Node::start(&place.sqlite("quotas"));
+    let node = node(&place.sqlite("quotas"));
     let url = format!("http://{}", node.admin);
     let quota = |args: &[&str]| run(&[&["quota"], args, &["--admin", &url]].concat());
 
@@ -31,7 +31,7 @@ fn quotas_are_set_shown_listed_and_deleted() {
     ended(&got, 0);
     let got: Value = serde_json::from_str(&got.out).expect("JSON");
     assert_eq!(got["overrides"][1], json!({"descriptor": "default", "requests_per_unit": 9, "unit": "hour"}));
-    assert_eq!(node.passes(&json!({"api_key": "abc/1 x"})), 9);
+    assert_eq!(node.passes("d", &json!({"api_key": "abc/1 x"})), 9);
 
     // More than a page.
     for i in 0..101 {
@@ -65,7 +65,7 @@ fn quotas_are_set_shown_listed_and_deleted() {
 fn tokens_come_from_the_environment_or_a_file_and_are_not_shown() {
     let place = Place::new();
     let db = place.sqlite("tokens");
-    let node = Node::start(&db);
+    let node = node(&db);
     let made = run(&["token", "create", "--db", &db, "--name", "otto", "--role", "operator"]);
     let token = made.out.trim();
     let url = format!("http://{}", node.admin);

@@ -1,15 +1,15 @@
 //! The admin API is what its OpenAPI document says: asked by Schemathesis, which knows nothing but the document.
 
-use crate::Node;
 use crate::databases::Place;
 use crate::harness::program;
+use crate::node;
 use serde_json::Value;
 use std::process::Command;
 
 #[test]
 fn answers_are_as_the_document_says() {
     let place = Place::new();
-    let node = Node::start(&place.sqlite("described"));
+    let node = node(&place.sqlite("described"));
     let document = node.ask("GET", "/admin/v1/openapi.json", &[], &Value::Null);
     assert_eq!((document.status, &document.json()["openapi"]), (200, &"3.1.0".into()));
     let program =

@@ -8,12 +8,12 @@ mod harness;
 mod bulk;
 mod command_line;
 mod described;
+mod nodes;
 mod tls;
 
 use databases::{Place, Postgres};
-use harness::{Answer, Folder, Server, eventually, run};
+use harness::{Node, Server, eventually, run};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const RULES: &str = "
@@ -26,58 +26,9 @@ descriptors:
       - {key: endpoint, value: POST /orders, limit: 2/hour}
 ";
 
-pub(crate) struct Node {
-    server: Server,
-    pub(crate) admin: SocketAddr,
-    _rules: Folder,
-}
-
-impl Node {
-    pub(crate) fn start(db: &str) -> Self {
-        let folder = Folder::new();
-        let rules = folder.write("rules.yaml", RULES);
-        let rules = rules.to_str().expect("a plain path");
-        Self::from(Server::start(&["--rules", rules, "--db", db, "--admin", "127.0.0.1:0"]), folder)
-    }
-
-    fn from(server: Server, folder: Folder) -> Self {
-        let line = server.greeting.lines().find(|line| line.trim_start().starts_with("admin "));
-        let admin = line.and_then(|line| line.split_whitespace().nth(1)).expect("an admin address");
-        Self { admin: admin.parse().expect("an address"), server, _rules: folder }
-    }
-
-    fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
-        self.try_ask(method, path, headers, body)
-            .unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.server.log()))
-    }
-
-    fn try_ask(
-        &self,
-        method: &str,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: &Value,
-    ) -> std::io::Result<Answer> {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let mut head =
-            format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
-        if !headers.iter().any(|(name, _)| *name == "host") {
-            head.push_str("host: localhost\r\n");
-        }
-        for (name, value) in headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
-        }
-        harness::exchange(self.admin, format!("{head}\r\n{body}").as_bytes())
-    }
-
-    fn put(&self, key: &str, body: &Value) -> Answer {
-        self.ask("PUT", &format!("/admin/v1/quotas/{key}"), &[], body)
-    }
-
-    /// How many requests in a row pass, up to twenty.
-    fn passes(&self, attributes: &Value) -> usize {
-        (0..20).take_while(|_| self.server.check("d", attributes).status == 200).count()
-    }
+/// A node that decides by these rules and keeps what operators decide there.
+pub(crate) fn node(db: &str) -> Node {
+    Node::start(RULES, db, &[])
 }
 
 fn own(count: u64) -> Value {
@@ -88,8 +39,8 @@ fn own(count: u64) -> Value {
 fn quotas_act_and_are_remembered() {
     let place = Place::new();
     let db = place.sqlite("admin");
-    let node = Node::start(&db);
-    assert_eq!(node.passes(&json!({"api_key": "plain"})), 3);
+    let node = node(&db);
+    assert_eq!(node.passes("d", &json!({"api_key": "plain"})), 3);
 
     let put = node.put(
         "abc%2F123",
@@ -103,8 +54,8 @@ fn quotas_act_and_are_remembered() {
     assert_eq!((got.json(), got.header("etag")), (put.json(), Some(tag.as_str())));
     assert_eq!(got.json()["api_key"], "abc/123");
     assert_eq!(got.header("cache-control"), Some("no-store"));
-    assert_eq!(node.passes(&json!({"api_key": "abc/123", "endpoint": "POST /orders"})), 4);
-    assert_eq!(node.passes(&json!({"api_key": "abc/123"})), 1, "of five by its tier");
+    assert_eq!(node.passes("d", &json!({"api_key": "abc/123", "endpoint": "POST /orders"})), 4);
+    assert_eq!(node.passes("d", &json!({"api_key": "abc/123"})), 1, "of five by its tier");
 
     // Who has not seen a change does not overwrite it.
     let path = "/admin/v1/quotas/abc%2F123";
@@ -158,7 +109,7 @@ fn quotas_act_and_are_remembered() {
 #[test]
 fn what_is_wrong_says_where_and_what_to_do() {
     let place = Place::new();
-    let node = Node::start(&place.sqlite("admin"));
+    let node = node(&place.sqlite("admin"));
     let quotas = "/admin/v1/quotas";
     let key = "/admin/v1/quotas/k";
     let long = format!("{quotas}/{}", "x".repeat(600));
@@ -239,7 +190,7 @@ fn tokens_say_who_may_do_what() {
     let alone = run(&["serve", "--admin", "0.0.0.0:0", "--http", "127.0.0.1:0"]);
     assert!(alone.code == Some(1) && alone.err.contains("say where with --db"), "{}", alone.err);
 
-    let node = Node::start(&db);
+    let node = node(&db);
     assert_eq!(node.put("k", &own(9)).status, 200, "on loopback, before there is a token");
     let make = |name: &str, role: &str| {
         let made = run(&["token", "create", "--db", &db, "--name", name, "--role", role]);
@@ -284,15 +235,15 @@ fn tokens_say_who_may_do_what() {
 fn nodes_share_a_server_and_outlive_its_outages() {
     let mut postgres = Postgres::start();
     let db = postgres.database("shared");
-    let (one, two) = (Node::start(&db), Node::start(&db));
+    let (one, two) = (node(&db), node(&db));
     assert_eq!(one.put("k", &own(7)).status, 200);
     assert_eq!(two.put("l", &own(6)).status, 200);
     let knows = |node: &Node| node.server.get("/readyz?verbose").json()["control"]["quotas"].clone();
     eventually("both quotas on both nodes", || (knows(&one) == 2 && knows(&two) == 2).then_some(()));
-    assert_eq!(two.passes(&json!({"api_key": "k"})), 7);
+    assert_eq!(two.passes("d", &json!({"api_key": "k"})), 7);
 
     postgres.stop("QUIT");
-    assert_eq!(one.passes(&json!({"api_key": "l"})), 6, "decisions go on by what is known");
+    assert_eq!(one.passes("d", &json!({"api_key": "l"})), 6, "decisions go on by what is known");
     let away = one.put("m", &own(5));
     assert_eq!(away.status, 503, "{}", away.text());
     assert!(away.text().contains("decisions go on"), "{}", away.text());
@@ -305,7 +256,7 @@ fn nodes_share_a_server_and_outlive_its_outages() {
 fn kills_lose_nothing(db: &str) {
     let mut acknowledged: Vec<String> = Vec::new();
     for round in 0..4 {
-        let node = Node::start(db);
+        let node = node(db);
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let writing = scope.spawn(|| {
@@ -327,7 +278,7 @@ fn kills_lose_nothing(db: &str) {
             acknowledged.extend(writing.join().expect("a writer"));
         });
     }
-    let node = Node::start(db);
+    let node = node(db);
     for key in &acknowledged {
         let got = node.ask("GET", &format!("/admin/v1/quotas/{key}"), &[], &Value::Null);
         assert_eq!(got.status, 200, "{key} was acknowledged: {}", got.text());
@@ -353,13 +304,7 @@ fn kills_lose_nothing_on_postgres() {
 #[test]
 fn the_log_level_changes_while_it_runs() {
     let place = Place::new();
-    let folder = Folder::new();
-    let rules = folder.write("rules.yaml", RULES);
-    let rules = rules.to_str().expect("a plain path");
-    let db = place.sqlite("log.db");
-    let flags =
-        ["--rules", rules, "--db", &db, "--admin", "127.0.0.1:0", "--log-format", "json", "--log", "off"];
-    let node = Node::from(Server::start(&flags), folder);
+    let node = Node::start(RULES, &place.sqlite("log.db"), &["--log-format", "json", "--log", "off"]);
     assert_eq!(node.server.log(), "", "nothing was asked for");
     let now = node.ask("GET", "/admin/v1/log", &[], &Value::Null);
     assert_eq!(now.json(), json!({"level": "off", "modules": {}}));

@@ -1,8 +1,9 @@
 //! The admin address over TLS: with certificates that openssl made, asked by curl and by the command line.
 
 use crate::databases::Place;
+use crate::harness::Node;
 use crate::harness::{Folder, Server, eventually, run, run_with};
-use crate::{Node, RULES};
+use crate::{RULES, node};
 use serde_json::Value;
 use std::process::Command;
 
@@ -149,7 +150,7 @@ fn settings_that_do_not_fit_are_refused() {
 fn wrong_tokens_lock_nobody_out() {
     let place = Place::new();
     let db = place.sqlite("attempts");
-    let node = Node::start(&db);
+    let node = node(&db);
     let made = run(&["token", "create", "--db", &db, "--name", "ada", "--role", "admin"]);
     let token = format!("Bearer {}", made.out.trim());
     let ask =

@@ -18,7 +18,11 @@ impl Node {
         let mut all =
             vec!["--rules", path.to_str().expect("a plain path"), "--db", db, "--admin", "127.0.0.1:0"];
         all.extend(flags);
-        let server = Server::start(&all);
+        Self::from(Server::start(&all), folder)
+    }
+
+    /// One that runs already.
+    pub(crate) fn from(server: Server, folder: Folder) -> Self {
         let line = server.greeting.lines().find(|line| line.trim_start().starts_with("admin "));
         let admin = line.and_then(|line| line.split_whitespace().nth(1)).expect("an admin address");
         Self { admin: admin.parse().expect("an address"), server, rules: folder }
@@ -46,6 +50,11 @@ impl Node {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
         exchange(self.admin, format!("{head}\r\n{body}").as_bytes())
+    }
+
+    /// Agrees on something with a caller.
+    pub(crate) fn put(&self, key: &str, body: &Value) -> Answer {
+        self.ask("PUT", &format!("/admin/v1/quotas/{key}"), &[], body)
     }
 
     /// How many requests in a row pass, up to twenty.

@@ -1,0 +1,165 @@
+//! The nodes that share a database: each tells now and then what it is at, in a row of its own, and reads the others' rows
+//! when somebody asks. A row that is not written again goes stale, and is forgotten an hour later.
+//!
+//! Ages are by the database's clock alone: a node whose own clock is wrong is alive all the same. A row belongs to a process,
+//! not to a name, since two nodes may be called alike.
+
+use crate::control::Control;
+use crate::db::{ControlError, Db, on};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a node tells.
+const BEAT: Duration = Duration::from_secs(5);
+/// How long telling may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A node that has been silent for so long is stale: three times in a row it could not tell. In milliseconds.
+const STALE: i64 = 16_000;
+/// When it is forgotten.
+const FORGOTTEN: i64 = 3_600_000;
+/// The most rows that are read.
+const MOST: i64 = 1_000;
+
+const TELL: [&str; 2] = [
+    "INSERT INTO nodes (instance, seen_at, told) VALUES ($1, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER), $2)
+     ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, told = excluded.told",
+    "INSERT INTO nodes (instance, seen_at, told) VALUES ($1, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT, $2)
+     ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, told = excluded.told",
+];
+
+const SEEN: [&str; 2] = [
+    "SELECT instance, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - seen_at AS age, told
+     FROM nodes ORDER BY seen_at DESC LIMIT $1",
+    "SELECT instance, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT - seen_at AS age, told
+     FROM nodes ORDER BY seen_at DESC LIMIT $1",
+];
+
+const FORGET: [&str; 2] = [
+    "DELETE FROM nodes WHERE seen_at < CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - $1",
+    "DELETE FROM nodes WHERE seen_at < (EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT - $1",
+];
+
+/// A node that has told of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeSeen {
+    /// Whether it is this process.
+    pub own: bool,
+    /// How long ago it told, in milliseconds.
+    pub age_millis: i64,
+    /// Whether it should have told again by now.
+    pub stale: bool,
+    /// What it told.
+    pub told: Map<String, Value>,
+}
+
+impl NodeSeen {
+    fn name(&self) -> &str {
+        self.told.get("name").and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+impl Control {
+    /// Tells what this node is at, once.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not take it.
+    pub async fn tell_node(&self, told: &Value) -> Result<(), ControlError> {
+        let (sql, text) = (self.own_words(TELL), told.to_string());
+        on!(&self.db, pool => {
+            sqlx::query(sql).bind(self.instance.clone()).bind(text).execute(pool).await?;
+        });
+        Ok(())
+    }
+
+    /// Tells it for as long as it is asked to.
+    pub async fn keep_telling_node(self: Arc<Self>, told: impl Fn() -> Value + Send) {
+        loop {
+            let told = told();
+            match tokio::time::timeout(PATIENCE, self.tell_node(&told)).await {
+                Ok(Ok(())) => {}
+                // That the database is away is told by whoever follows it.
+                Ok(Err(error)) => tracing::debug!(%error, "could not tell of this node"),
+                Err(_) => tracing::debug!("could not tell of this node in time"),
+            }
+            tokio::time::sleep(BEAT).await;
+        }
+    }
+
+    /// This node ends: nobody need wonder where it is.
+    pub async fn leave(&self) {
+        let leaving = async {
+            on!(&self.db, pool => {
+                sqlx::query("DELETE FROM nodes WHERE instance = $1").bind(self.instance.clone()).execute(pool).await?;
+            });
+            Ok::<_, ControlError>(())
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(1), leaving).await;
+    }
+
+    /// Nodes that told of themselves in the last hour, by name. One that is stale is left out where another of its name
+    /// is not: it was started again.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn nodes(&self) -> Result<Vec<NodeSeen>, ControlError> {
+        let sql = self.own_words(SEEN);
+        let rows: Vec<(String, i64, String)> =
+            on!(&self.db, pool => sqlx::query_as(sql).bind(MOST).fetch_all(pool).await?);
+        let rows =
+            rows.into_iter().filter(|(_, age, _)| *age < FORGOTTEN).map(|(instance, age, told)| NodeSeen {
+                own: instance == self.instance,
+                age_millis: age.max(0),
+                stale: age > STALE,
+                told: serde_json::from_str(&told).unwrap_or_default(),
+            });
+        Ok(latest(rows.collect()))
+    }
+
+    pub(crate) async fn forget_nodes(&self) -> Result<u64, ControlError> {
+        let sql = self.own_words(FORGET);
+        Ok(on!(&self.db, pool => sqlx::query(sql).bind(FORGOTTEN).execute(pool).await?.rows_affected()))
+    }
+
+    const fn own_words(&self, sql: [&'static str; 2]) -> &'static str {
+        match self.db {
+            Db::Sqlite(_) => sql[0],
+            Db::Postgres(_) => sql[1],
+        }
+    }
+}
+
+/// Of those that are called alike, the ones that are there; else the one that was last.
+fn latest(mut seen: Vec<NodeSeen>) -> Vec<NodeSeen> {
+    seen.sort_by(|a, b| (a.name(), a.age_millis).cmp(&(b.name(), b.age_millis)));
+    let mut kept: Vec<NodeSeen> = Vec::new();
+    for node in seen {
+        let before = kept.last().is_some_and(|before| before.name() == node.name());
+        if !(before && node.stale) {
+            kept.push(node);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_node_that_was_started_again_is_told_once() {
+        let seen = |name: &str, age_millis: i64| {
+            let told = json!({"name": name}).as_object().cloned().unwrap_or_default();
+            NodeSeen { own: false, age_millis, stale: age_millis > STALE, told }
+        };
+        let all =
+            vec![seen("b", 90_000), seen("a", 10), seen("b", 20_000), seen("a", 4_000), seen("a", 30_000)];
+        let ages: Vec<i64> = latest(all).iter().map(|node| node.age_millis).collect();
+        assert_eq!(
+            ages,
+            [10, 4_000, 20_000],
+            "two of one name that are both there; the last of one that is gone"
+        );
+    }
+}

@@ -1,0 +1,132 @@
+//! Several nodes on one database: each is listed with what it is at, and those who look at one hear of what is changed at
+//! another.
+
+use crate::RULES;
+use crate::databases::{Place, Postgres};
+use crate::harness::{Node, Open, eventually, run};
+use serde_json::{Value, json};
+
+const KEY: &str = "sk_live_PLANTED0123456789abcdef";
+
+fn nodes(node: &Node) -> Value {
+    let answer = node.ask("GET", "/admin/v1/nodes", &[], &Value::Null);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+fn one(all: &Value, name: &str) -> Option<Value> {
+    let all: Vec<&Value> = all["nodes"].as_array()?.iter().filter(|node| node["name"] == name).collect();
+    assert!(all.len() < 2, "a node is listed once: {all:?}");
+    all.first().map(|node| (*node).clone())
+}
+
+#[test]
+fn nodes_of_one_server_are_listed_until_they_leave() {
+    let mut postgres = Postgres::start();
+    let db = postgres.database("listed");
+    let start = |name: &str| Node::start(RULES, &db, &["--node", name, "--region", "eu-west-1"]);
+    let (east, mut west) = (start("east"), start("west"));
+    let seen = eventually("both nodes", || one(&nodes(&east), "west"));
+    assert_eq!(
+        (&seen["region"], &seen["stale"], &seen["own"], &seen["store"], &seen["version"]),
+        (
+            &json!("eu-west-1"),
+            &json!(false),
+            &json!(false),
+            &json!("memory"),
+            &json!(env!("CARGO_PKG_VERSION"))
+        )
+    );
+    let own = one(&nodes(&east), "east").expect("this node");
+    assert_eq!((&own["own"], &own["rules_revision"]), (&json!(true), &seen["rules_revision"]));
+
+    // A change is made at one; the other tells that it acts there, and how long that took.
+    let published =
+        json!({"files": [{"name": "a.yaml", "text": RULES.replace("3/hour", "4/hour")}], "reason": "test"});
+    let done = east.ask("POST", "/admin/v1/rules", &[], &published);
+    assert_eq!(done.status, 201, "{}", done.text());
+    let wanted = done.json()["revision"].clone();
+    let seen = eventually("the new rules on the other node", || {
+        one(&nodes(&east), "west").filter(|west| west["rules_revision"] == wanted)
+    });
+    assert_eq!((&seen["revision"], &seen["rules_rev"]), (&json!(1), &done.json()["rev"]));
+    assert!(seen["lag_ms"].is_i64(), "{seen}");
+
+    // Nobody is stale because the database was away.
+    postgres.stop("QUIT");
+    assert_eq!(east.passes("d", &json!({"api_key": "k"})), 4, "decisions go on");
+    postgres.start_again();
+    eventually("both nodes again", || {
+        let answer = east.ask("GET", "/admin/v1/nodes", &[], &Value::Null);
+        let west = (answer.status == 200).then(|| one(&answer.json(), "west"))??;
+        (west["stale"] == false).then_some(())
+    });
+
+    // One that is told to end takes its leave; one that is killed goes stale.
+    west.server.signal("TERM");
+    assert!(west.server.wait().success());
+    eventually("its leave", || one(&nodes(&east), "west").is_none().then_some(()));
+    let west = start("west");
+    eventually("the node that was started again", || one(&nodes(&east), "west"));
+    west.server.signal("KILL");
+    let gone = eventually("a stale node", || one(&nodes(&east), "west").filter(|west| west["stale"] == true));
+    assert!(gone["age_ms"].as_i64().is_some_and(|age| age >= 15_000), "{gone}");
+    assert_eq!(one(&nodes(&east), "east").map(|own| own["stale"].clone()), Some(json!(false)));
+    let _back = start("west");
+    eventually("it is there again, once", || {
+        one(&nodes(&east), "west").filter(|west| west["stale"] == false)
+    });
+}
+
+/// The kinds of what a page hears, with their data, until one that is waited for.
+fn hears(page: &mut Open, kind: &str) -> String {
+    let mut heard = page.read_until(format!("event: {kind}\n").as_bytes()).expect("an event");
+    heard.extend(page.read_until(b"\n\n").expect("its data"));
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+#[test]
+fn pages_hear_of_what_is_changed_at_another_node() {
+    let place = Place::new();
+    let db = place.sqlite("heard");
+    let (here, there) = (Node::start(RULES, &db, &[]), Node::start(RULES, &db, &[]));
+    let mut page = Open::to(here.admin).expect("a connection");
+    page.send(b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("sent");
+    let mut all = hears(&mut page, "tick");
+    let ask = |method: &str, path: &str, body: &Value| {
+        let answer = there.ask(method, path, &[], body);
+        assert!((200..300).contains(&answer.status), "{path}: {}", answer.text());
+        answer
+    };
+    ask("PUT", &format!("/admin/v1/quotas/{KEY}"), &json!({"tier": "pro", "reason": "test"}));
+    all += &hears(&mut page, "quota");
+    let block = json!({"action": "block", "target": {"kind": "api_key", "value": KEY}, "reason": "test"});
+    let declared = ask("POST", "/admin/v1/emergency", &block).json();
+    all += &hears(&mut page, "emergency");
+    ask("DELETE", &format!("/admin/v1/emergency/{}", declared["id"].as_str().expect("an id")), &Value::Null);
+    all += &hears(&mut page, "emergency");
+    ask("POST", &format!("/admin/v1/usage/{KEY}/grant"), &json!({"units": 5, "reason": "test"}));
+    all += &hears(&mut page, "quota");
+    let files = json!([{"name": "a.yaml", "text": RULES.replace("3/hour", "4/hour")}]);
+    ask("POST", "/admin/v1/rules", &json!({"files": files, "reason": "test"}));
+    all += &hears(&mut page, "rules");
+    assert!(!all.contains("PLANTED") && !all.contains("sk_liv"), "no event says whom it is about: {all}");
+    assert!(all.contains("\"revision\":"), "{all}");
+}
+
+/// The region is in everything that leaves a node.
+#[test]
+fn the_region_is_told() {
+    let place = Place::new();
+    let node = Node::start(RULES, &place.sqlite("region"), &["--node", "n1", "--region", "eu-west-1"]);
+    (0..4).for_each(|_| drop(node.server.check("d", &json!({"api_key": "k"}))));
+    let get = |path: &str| node.ask("GET", path, &[], &Value::Null);
+    let denied = eventually("a denial in the log", || {
+        get("/admin/v1/decisions?verdict=deny").json()["decisions"].as_array()?.first().cloned()
+    });
+    assert_eq!((&denied["node"], &denied["region"]), (&json!("n1"), &json!("eu-west-1")));
+    assert!(get("/metrics").text().contains("ratelimit_node_info{node=\"n1\",region=\"eu-west-1\",version="));
+    assert_eq!(get("/admin/v1/stats").json()["node"]["region"], "eu-west-1");
+    let wrong = run(&["serve", "--region", "two\nlines"]);
+    assert!(wrong.code == Some(1) && wrong.err.contains("--region: write 1 to 128"), "{}", wrong.err);
+}
