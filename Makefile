@@ -20,14 +20,15 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
 
-# Programs nobody here wrote, that the end-to-end tests talk to: Envoy, Traefik, and gRPC's own client.
-# They have an environment each, for two of them own the Python package `envoy`.
+# Programs nobody here wrote, that the end-to-end tests talk to: Envoy, Traefik, gRPC's own client, OpenTelemetry's messages.
+# They have an environment each, for some of them own the same Python packages.
 VENVS := $(CURDIR)/.venv
 export TOLLGATE_TEST_ENVOY := $(VENVS)/envoy/bin/envoy
 export TOLLGATE_TEST_PYTHON := $(VENVS)/foreign/bin/python
+export TOLLGATE_TEST_OPENTELEMETRY := $(VENVS)/opentelemetry/bin/python
 export TOLLGATE_TEST_TRAEFIK := $(VENVS)/traefik/bin/traefik
 export TOLLGATE_TEST_SCHEMATHESIS := $(VENVS)/schemathesis/bin/schemathesis
-FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/traefik/installed $(VENVS)/schemathesis/installed
+FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/opentelemetry/installed $(VENVS)/traefik/installed $(VENVS)/schemathesis/installed
 
 # Peers that are measured beside us; the second where there is a Go toolchain to build it with.
 THROTTLECRAB := .tools/bin/throttlecrab-server

@@ -8,6 +8,7 @@
 //! | [`fields`] | how are header fields looked up, wherever they lie? |
 //! | [`h1`] | what has a stranger sent: how are heads and chunks read? |
 //! | [`date`] | what day is it, as HTTP writes it? |
+//! | [`trace`] | which trace is a request part of? |
 //! | [`tls`] | which certificate acts, and whose are trusted? |
 //! | [`proxy_protocol`] | whom does a load balancer's first line name? |
 
@@ -18,4 +19,5 @@ pub mod h1;
 mod hex;
 pub mod proxy_protocol;
 pub mod tls;
+pub mod trace;
 pub mod who;

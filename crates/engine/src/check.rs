@@ -1,5 +1,6 @@
 //! What is asked of the limiter.
 
+use crate::trace::Trace;
 use tollgate_core::Cost;
 use tollgate_rules::{Attributes, Descriptor};
 
@@ -14,6 +15,8 @@ pub struct Check<'a> {
     pub cost: Cost,
     /// Which front asks, for those who watch: a word of the front's own, empty if it says none.
     pub front: &'static str,
+    /// The trace that it is part of, where somebody follows it.
+    pub trace: Option<&'a Trace>,
 }
 
 /// The two forms that a request comes in.
@@ -29,13 +32,13 @@ impl<'a> Check<'a> {
     /// A request of cost one, described by attributes.
     #[must_use]
     pub const fn attributes(domain: &'a str, attributes: &'a Attributes<'a>) -> Self {
-        Self { domain, request: Request::Attributes(attributes), cost: Cost::ONE, front: "" }
+        Self { domain, request: Request::Attributes(attributes), cost: Cost::ONE, front: "", trace: None }
     }
 
     /// A request of cost one, described by descriptors.
     #[must_use]
     pub const fn descriptors(domain: &'a str, descriptors: &'a [Descriptor<'a>]) -> Self {
-        Self { domain, request: Request::Descriptors(descriptors), cost: Cost::ONE, front: "" }
+        Self { domain, request: Request::Descriptors(descriptors), cost: Cost::ONE, front: "", trace: None }
     }
 
     /// The same request at another cost.
@@ -49,6 +52,13 @@ impl<'a> Check<'a> {
     #[must_use]
     pub const fn asked_by(mut self, front: &'static str) -> Self {
         self.front = front;
+        self
+    }
+
+    /// The same request, as a part of this trace.
+    #[must_use]
+    pub const fn traced(mut self, trace: Option<&'a Trace>) -> Self {
+        self.trace = trace;
         self
     }
 }

@@ -19,6 +19,7 @@
 //! | `usage` | what is used of a caller's limits, and giving it back |
 //! | `observer` | who watches decisions |
 //! | `rehearse` | deciding a request that stands for many |
+//! | `trace` | the trace that a request is part of |
 //! | `throttle` | limits that callers bring themselves, apart from the rules |
 //! | `ids` | how a decision gets its name |
 
@@ -40,6 +41,7 @@ mod rehearse;
 mod reserve;
 mod tenants;
 mod throttle;
+mod trace;
 mod usage;
 
 pub use check::{Check, Request};
@@ -53,4 +55,5 @@ pub use observer::Observer;
 pub use rehearse::Stands;
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
 pub use tenants::{Agreed, Tenants};
+pub use trace::{Passed, Trace};
 pub use usage::{Left, Needs, Source, Usage, UsageError, Used};

@@ -38,6 +38,8 @@ pub struct Limiter<S> {
     /// What operators have decided in an emergency.
     pub(crate) emergencies: Arc<Emergencies>,
     pub(crate) observers: SmallVec<[Arc<dyn Observer>; 2]>,
+    /// Whether one of them follows traces.
+    pub(crate) is_traced: bool,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -58,6 +60,7 @@ impl<S: CounterStore> Limiter<S> {
             tenants: None,
             emergencies: Arc::default(),
             observers: SmallVec::new(),
+            is_traced: false,
         }
     }
 

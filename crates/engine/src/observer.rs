@@ -4,6 +4,7 @@
 use crate::check::Check;
 use crate::decision::Decision;
 use crate::limiter::Limiter;
+use crate::trace::Passed;
 use std::sync::Arc;
 use tollgate_core::Span;
 
@@ -16,14 +17,39 @@ pub trait Observer: Send + Sync {
     fn took(&self, front: &'static str, requests: u64, each: Span) {
         let _ = (front, requests, each);
     }
+
+    /// Whether it makes spans of requests that are part of a trace. Where nobody does, fronts do not look for one.
+    fn follows_traces(&self) -> bool {
+        false
+    }
+
+    /// A request that is part of a trace was passed on, and its answer is over.
+    fn passed(&self, passed: &Passed<'_>) {
+        let _ = passed;
+    }
 }
 
 impl<S> Limiter<S> {
     /// Lets somebody watch. Several may; they are told in the order in which they came.
     #[must_use]
     pub fn with_observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.is_traced |= observer.follows_traces();
         self.observers.push(observer);
         self
+    }
+
+    /// Whether anybody follows traces. Fronts ask before they look for one.
+    #[must_use]
+    #[inline]
+    pub const fn is_traced(&self) -> bool {
+        self.is_traced
+    }
+
+    /// Tells those who watch of a request that was passed on.
+    pub fn passed(&self, passed: &Passed<'_>) {
+        for observer in &self.observers {
+            observer.passed(passed);
+        }
     }
 
     /// Tells those who watch how long a front took. Fronts know it from clocks that they have read anyway.

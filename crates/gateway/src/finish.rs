@@ -1,4 +1,4 @@
-//! What ends when an answer's body does: its line in the access log, and what its request held.
+//! What ends when an answer's body does: its line in the access log, its span, and what its request held.
 
 use crate::access_log::Line;
 
@@ -10,6 +10,7 @@ impl<T: Send> Ends for T {}
 pub(crate) struct Finish {
     pub(crate) line: Option<Line>,
     pub(crate) _held: Option<Box<dyn Ends>>,
+    pub(crate) _span: Option<Box<dyn Ends>>,
 }
 
 impl Finish {

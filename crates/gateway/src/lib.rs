@@ -13,13 +13,14 @@
 //! | `hold` | what does it hold while it is under way? |
 //! | `upstream`, `pool`, `health` | who answers it, and who instead? |
 //! | `tls`, `io`, `body` | the means |
-//! | `finish`, `access_log`, `problem` | what is said of it and to its caller? |
+//! | `finish`, `access_log`, `follow`, `problem` | what is said of it and to its caller? |
 
 mod access_log;
 mod body;
 mod config;
 mod door;
 mod finish;
+mod follow;
 mod gateway;
 mod h1;
 mod h2;

@@ -6,6 +6,7 @@ use crate::access_log::{Entry, Line};
 use crate::body::{Incoming, Outgoing, Source};
 use crate::config::GatewayConfig;
 use crate::finish::{Ends, Finish};
+use crate::follow::Followed;
 use crate::headers::{self, Passing, Peer};
 use crate::hold::Holds;
 use crate::pool::Pool;
@@ -25,8 +26,9 @@ use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
 use tollgate_edge::answer::{self, Facts};
 use tollgate_edge::fields::Fields;
 use tollgate_edge::h1::Answer;
+use tollgate_edge::trace::{self, TRACEPARENT};
 use tollgate_edge::who::Asked;
-use tollgate_engine::{Check, Decision, Limiter};
+use tollgate_engine::{Check, Decision, Limiter, Trace};
 
 /// Everything that requests share.
 pub(crate) struct Proxy<S: CounterStore + 'static> {
@@ -43,6 +45,8 @@ pub(crate) struct Ruled<'p> {
     held: Option<tollgate_engine::Held>,
     remote: IpAddr,
     is_trusted: bool,
+    /// Its own span, where it is part of a trace that is followed.
+    trace: Option<Trace>,
 }
 
 /// What is known of a request before anything of it is kept.
@@ -103,8 +107,8 @@ impl<S: CounterStore + 'static> Proxy<S> {
     ) -> Judged<'s> {
         let Ok(ruled) = self.rule(state, asked, now) else { return Judged::Open };
         match &ruled.decision {
-            // Its line in the log needs more of the request.
-            Some(decision) if !decision.is_allowed() && state.log.is_none() => {
+            // Its line in the log needs more of the request, and so does its span.
+            Some(decision) if !decision.is_allowed() && state.log.is_none() && ruled.trace.is_none() => {
                 Judged::Denied(Answer::ruled(&state.answers, &Facts::of(decision), now))
             }
             _ => Judged::Ruled(ruled),
@@ -128,19 +132,20 @@ impl<S: CounterStore + 'static> Proxy<S> {
             Err(Unruled::Waits) => Box::pin(self.rule_later(state, &asked, now)).await,
             ruled => ruled,
         };
-        let Ok(Ruled { route, decision, held, remote, is_trusted }) = ruled else {
+        let Ok(Ruled { route, decision, held, remote, is_trusted, trace }) = ruled else {
             if let Some(line) = &mut line {
                 line.entry.remote = state.routes.nobody().address(peer.address, &parts.headers);
             }
             let detail = "no route leads there; see `routes` of the gateway";
-            return self.finish(problem::answer(StatusCode::NOT_FOUND, detail), line, None);
+            return self.finish(problem::answer(StatusCode::NOT_FOUND, detail), line, None, None);
         };
+        let span = trace.map(|trace| Followed::new(&self.limiter, trace, &parts.method, route));
         if let Some(line) = &mut line {
             tell(&mut line.entry, route, decision.as_ref(), remote);
         }
         if let Some(decision) = decision.as_ref().filter(|decision| !decision.is_allowed()) {
             let answer = state.answers.respond(&Facts::of(decision), now).map(Outgoing::here);
-            return self.finish(answer, line, None);
+            return self.finish(answer, line, span, None);
         }
         let mut hold = held.map(|held| self.holds.hold(held));
         if let (Some(hold), Some(decision)) = (&mut hold, &decision)
@@ -148,10 +153,14 @@ impl<S: CounterStore + 'static> Proxy<S> {
             && Box::pin(hold.wait(decision.delay())).await.is_err()
         {
             let detail = "too many requests wait for their turn already";
-            return self.finish(problem::answer(StatusCode::SERVICE_UNAVAILABLE, detail), line, None);
+            let answer = problem::answer(StatusCode::SERVICE_UNAVAILABLE, detail);
+            return self.finish(answer, line, span, None);
         }
         let held = hold.map(|hold| Box::new(hold) as Box<dyn Ends>);
         let passing = Passing { peer, is_trusted, forward: state.forward, trusted_only: &state.trusted_only };
+        if let Some(trace) = &trace {
+            parts.headers.insert(&TRACEPARENT, trace::traceparent(trace));
+        }
         let pool = &state.pools[route.pool];
         let (mut answer, upstream) =
             match pass_on(pool, &mut parts, body, route, decision.as_ref(), &passing).await {
@@ -168,7 +177,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         if let Some(line) = &mut line {
             line.entry.upstream = upstream;
         }
-        self.finish(answer, line, held)
+        self.finish(answer, line, span, held)
     }
 
     /// What came was no request that could be handled.
@@ -192,17 +201,20 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let caller = site.who.direct(asked, now);
         let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
+        let trace = trace::of(&self.limiter, asked.headers, || now);
         let (decision, held) = match &route.config.domain {
             None => (None, None),
             Some(domain) => {
                 let attributes = caller.attributes();
-                let check = Check::attributes(domain, &attributes).asked_by("gateway");
+                let within = trace.map(|trace| trace.within(now));
+                let check =
+                    Check::attributes(domain, &attributes).asked_by("gateway").traced(within.as_ref());
                 let (decision, held) = self.limiter.admit_now(&check).ok_or(Unruled::Waits)?;
                 self.limiter.took("gateway", 1, self.clock.now().since(now));
                 (Some(decision), held)
             }
         };
-        Ok(Ruled { route, decision, held, remote, is_trusted })
+        Ok(Ruled { route, decision, held, remote, is_trusted, trace })
     }
 
     /// The same over a store that has to be waited for. In a box of its own: such a wait takes room that most requests do
@@ -219,10 +231,12 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
         let attributes = caller.attributes();
         let domain = route.config.domain.as_deref().unwrap_or_default();
-        let (decision, held) =
-            self.limiter.admit(&Check::attributes(domain, &attributes).asked_by("gateway")).await;
+        let trace = trace::of(&self.limiter, asked.headers, || now);
+        let within = trace.map(|trace| trace.within(now));
+        let check = Check::attributes(domain, &attributes).asked_by("gateway").traced(within.as_ref());
+        let (decision, held) = self.limiter.admit(&check).await;
         self.limiter.took("gateway", 1, self.clock.now().since(now));
-        Ok(Ruled { route, decision: Some(decision), held, remote, is_trusted })
+        Ok(Ruled { route, decision: Some(decision), held, remote, is_trusted, trace })
     }
 
     /// Hangs on the answer what ends with it.
@@ -230,14 +244,19 @@ impl<S: CounterStore + 'static> Proxy<S> {
         &self,
         mut answer: Response<Outgoing>,
         mut line: Option<Line>,
+        mut span: Option<Box<Followed<S>>>,
         held: Option<Box<dyn Ends>>,
     ) -> Response<Outgoing> {
-        if line.is_some() || held.is_some() {
+        if line.is_some() || span.is_some() || held.is_some() {
+            if let Some(span) = &mut span {
+                span.status = Some(answer.status().as_u16());
+            }
             if let Some(line) = &mut line {
                 line.entry.status = answer.status().as_u16();
                 line.is_whole = answer.body().is_end_stream();
             }
-            answer.body_mut().finish = Some(Box::new(Finish { line, _held: held }));
+            answer.body_mut().finish =
+                Some(Box::new(Finish { line, _held: held, _span: span.map(|span| span as Box<dyn Ends>) }));
         }
         if let Source::Here(_) = answer.body().source {
             answer.headers_mut().insert(http::header::DATE, tollgate_edge::date::now(self.clock.now()));

@@ -34,6 +34,17 @@ pub enum Ruled {
 }
 
 impl Ruled {
+    /// What a decision says, whatever rules in shadow would have said.
+    #[inline]
+    pub(crate) fn of(decision: &Decision) -> Self {
+        match () {
+            () if !decision.is_allowed() => Self::Deny,
+            () if decision.delay() > Span::ZERO => Self::Delay,
+            () if decision.degraded_by.is_some() => Self::Degrade,
+            () => Self::Allow,
+        }
+    }
+
     /// The word in logs and answers.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -136,6 +136,9 @@ impl Observe {
         let mut family = page.counters("ratelimit_decision_log_dropped_total", help);
         family.add(&[("where", "memory")], self.dropped());
         family.add(&[("where", "output")], unwritten);
+        if let Some(traces) = &self.traces {
+            traces.write(page);
+        }
         page.gauges("ratelimit_node_info", "What this node is.").add(
             &[
                 ("node", &self.place.node),

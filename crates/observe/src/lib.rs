@@ -11,6 +11,7 @@
 //! | `mask` | what is told of a caller, and what never is |
 //! | `entry`, `log`, `sink` | a decision for people; the last of them, to be searched; all of them, as lines |
 //! | `top` | who asks most, is denied most, stays near a limit, shares an address |
+//! | `traces`, `otlp` | spans of what is part of a trace; OpenTelemetry's messages |
 //! | `latency`, `series` | how long things take; figures second by second |
 //! | `figures` | all that was counted, added up |
 //! | `page`, `process` | figures as text; what the system says of the process |
@@ -23,12 +24,14 @@ mod log;
 mod mask;
 mod names;
 mod observe;
+mod otlp;
 mod page;
 mod process;
 mod series;
 mod sink;
 mod stripe;
 mod top;
+mod traces;
 mod watch;
 
 pub use capture::Ruled;
@@ -39,3 +42,4 @@ pub use observe::{Event, Observe, Settings};
 pub use page::{Family, Format, Page};
 pub use process::resident_bytes;
 pub use sink::Output;
+pub use traces::{Batch, Traces};

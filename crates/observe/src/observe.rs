@@ -10,6 +10,7 @@ use crate::series::{Rates, Series};
 use crate::sink::{Output, Sink};
 use crate::stripe::Stripes;
 use crate::top::{Seen, Top};
+use crate::traces::Traces;
 use serde_json::Value;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -38,6 +39,8 @@ pub struct Settings {
     pub output: Option<Output>,
     /// What is told of attributes.
     pub mask: Mask,
+    /// The name of the service in traces; nothing, where nobody follows them.
+    pub traced_as: Option<String>,
 }
 
 impl Default for Settings {
@@ -48,6 +51,7 @@ impl Default for Settings {
             keep: 20_000,
             output: None,
             mask: Mask::of_this_process(),
+            traced_as: None,
         }
     }
 }
@@ -76,6 +80,7 @@ pub struct Observe {
     pub(crate) series: Mutex<Series>,
     rates: Mutex<Rates>,
     pub(crate) started: Timestamp,
+    pub(crate) traces: Option<Traces>,
     events: Mutex<Option<broadcast::Sender<Event>>>,
 }
 
@@ -93,6 +98,7 @@ impl Observe {
             stripes: Stripes::new(),
             names: Names::new(),
             allows,
+            traces: settings.traced_as.map(|service| Traces::new(service, settings.place.clone())),
             place: settings.place,
             mask: settings.mask,
             log: Log::new(settings.keep, sink),
@@ -118,6 +124,12 @@ impl Observe {
     #[must_use]
     pub const fn place(&self) -> &Place {
         &self.place
+    }
+
+    /// Spans that wait for a collector, where traces are followed.
+    #[must_use]
+    pub const fn traces(&self) -> Option<&Traces> {
+        self.traces.as_ref()
     }
 
     /// The present time.

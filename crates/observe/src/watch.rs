@@ -8,7 +8,7 @@ use crate::stripe::{FRONTS, Local, add};
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 use tollgate_core::{Clock, Span, Verdict};
-use tollgate_engine::{Check, Decision, LimitStatus, Observer, Origin, RulingBy};
+use tollgate_engine::{Check, Decision, LimitStatus, Observer, Origin, Passed, RulingBy};
 use tollgate_rules::Role;
 
 /// Verdicts that are counted for each origin.
@@ -45,6 +45,19 @@ impl Observer for Observe {
     #[inline]
     fn decided(&self, check: &Check<'_>, decision: &Decision) {
         self.stripes.with(|local| self.note(local, check, decision));
+        if let (Some(trace), Some(traces)) = (check.trace, &self.traces) {
+            traces.decided(trace, self.clock.now(), check, decision);
+        }
+    }
+
+    fn follows_traces(&self) -> bool {
+        self.traces.is_some()
+    }
+
+    fn passed(&self, passed: &Passed<'_>) {
+        if let Some(traces) = &self.traces {
+            traces.passed(passed, self.clock.now());
+        }
     }
 
     fn took(&self, front: &'static str, requests: u64, each: Span) {
@@ -112,11 +125,12 @@ impl Observe {
         if nearest.is_some() {
             stripe.remains(tier, least.min(1.0));
         }
-        let (verdict, ruled) = match () {
-            () if !allowed => (1, Ruled::Deny),
-            () if decision.delay() > Span::ZERO => (2, Ruled::Delay),
-            () if decision.degraded_by.is_some() => (3, Ruled::Degrade),
-            () => (0, Ruled::Allow),
+        let ruled = Ruled::of(decision);
+        let verdict = match ruled {
+            Ruled::Allow | Ruled::ShadowDeny => 0,
+            Ruled::Deny => 1,
+            Ruled::Delay => 2,
+            Ruled::Degrade => 3,
         };
         let owed = match decision.denied_by {
             Some(RulingBy::Rule(rule)) => Some(layout.slot(rule)),

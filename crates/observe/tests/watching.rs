@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tollgate_core::SystemClock;
-use tollgate_engine::{Check, Limiter};
+use tollgate_core::{SystemClock, Timestamp};
+use tollgate_engine::{Check, Limiter, Trace};
 use tollgate_observe::{Format, Observe, Page, Ruled, Search, Settings};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -148,4 +148,54 @@ fn shares_are_right_under_load() {
     let share = top["by_rate"][0]["share"].as_f64().expect("a share");
     assert!((share - 0.25).abs() < 0.04, "{share}");
     assert!(!top.to_string().contains("heavy-caller"), "{top}");
+}
+
+/// A collector that is away, and callers who have everything sampled: memory has an end, and each span is accounted for.
+#[test]
+fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
+    let settings = Settings { traced_as: Some("t".to_owned()), ..Settings::default() };
+    let (limiter, observe) = watched("{domain: d, descriptors: [{key: a, limit: 9/hour}]}", settings);
+    assert!(limiter.is_traced());
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let limiter = &limiter;
+            scope.spawn(move || {
+                for _ in 0..5_000 {
+                    let trace = Trace::new([thread + 1; 16], [1; 8], Timestamp::ZERO);
+                    let check = Check::attributes("d", &[("a", "x")]).traced(Some(&trace));
+                    limiter.check_now(&check).expect("memory");
+                    limiter.check_now(&check.traced(None)).expect("memory");
+                }
+            });
+        }
+    });
+    let figures = || {
+        let mut page = Page::new(Format::Prometheus);
+        observe.write(&mut page);
+        let text = page.finish();
+        ["_total", "_sent_total", "_dropped_total{where=\"memory\"}", "_dropped_total{where=\"collector\"}"]
+            .map(|name| {
+                let name = format!("ratelimit_trace_spans{name} ");
+                let line = text.lines().find_map(|line| line.strip_prefix(&name)).expect("a figure");
+                line.parse::<u64>().expect("a number")
+            })
+    };
+    assert_eq!(figures(), [20_000, 0, 20_000 - 8_192, 0]);
+    let traces = observe.traces().expect("they are followed");
+    let mut taken = Vec::new();
+    while let Some(batch) = traces.take(1_000) {
+        assert!(batch.message.len() > 100 * batch.spans as usize);
+        taken.push(batch.spans);
+    }
+    assert_eq!((taken.len(), taken.iter().sum::<u64>()), (9, 8_192));
+    // `partial_success { rejected_spans: 3 }`; no answer at all; one that makes no sense.
+    traces.sent(taken[0], &[0x0a, 0x02, 0x08, 0x03]);
+    traces.sent(taken[1], &[]);
+    traces.sent(taken[2], b"<html>");
+    traces.lost(taken[3]);
+    assert_eq!(figures(), [20_000, 2_997, 20_000 - 8_192, 1_003]);
+    // There is room again.
+    let trace = Trace::new([1; 16], [1; 8], Timestamp::ZERO);
+    limiter.check_now(&Check::attributes("d", &[("a", "x")]).traced(Some(&trace))).expect("memory");
+    assert_eq!(traces.take(10).map(|batch| batch.spans), Some(1));
 }

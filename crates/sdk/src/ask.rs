@@ -1,5 +1,6 @@
 //! What is asked about a request. Made by the program's own closure, so that anything it knows can decide.
 
+use http::header::HeaderValue;
 use std::borrow::Cow;
 use tollgate_core::Cost;
 
@@ -16,6 +17,8 @@ pub(crate) type Pair = (Cow<'static, str>, String);
 pub struct Ask {
     pub(crate) form: Form,
     pub(crate) cost: u64,
+    /// The trace that it is part of.
+    pub(crate) traceparent: Option<HeaderValue>,
 }
 
 /// The two forms that a request comes in.
@@ -31,7 +34,7 @@ impl Ask {
     pub fn attributes<K: Into<Cow<'static, str>>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
-        Self { form: Form::Attributes(pairs_of(pairs)), cost: 1 }
+        Self { form: Form::Attributes(pairs_of(pairs)), cost: 1, traceparent: None }
     }
 
     /// Descriptors, each of which meets one rule, as Envoy has it.
@@ -42,7 +45,11 @@ impl Ask {
         K: Into<Cow<'static, str>>,
         V: Into<String>,
     {
-        Self { form: Form::Descriptors(descriptors.into_iter().map(pairs_of).collect()), cost: 1 }
+        Self {
+            form: Form::Descriptors(descriptors.into_iter().map(pairs_of).collect()),
+            cost: 1,
+            traceparent: None,
+        }
     }
 
     /// With one more attribute; for descriptors, one more entry of the last.
@@ -63,6 +70,13 @@ impl Ask {
     #[must_use]
     pub const fn costing(mut self, units: u64) -> Self {
         self.cost = units;
+        self
+    }
+
+    /// As part of the trace that this `traceparent` names. The layer finds it in a request by itself.
+    #[must_use]
+    pub fn traced(mut self, traceparent: HeaderValue) -> Self {
+        self.traceparent = Some(traceparent);
         self
     }
 

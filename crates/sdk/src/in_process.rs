@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_edge::answer::{AnswerSettings, Facts};
+use tollgate_edge::trace;
 use tollgate_engine::{Check, Ending, Held, Limiter, Request};
 use tollgate_rules::{Descriptor, Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -90,13 +91,17 @@ impl<S: CounterStore + 'static> InProcess<S> {
 
 impl<S: CounterStore + 'static> Decide for InProcess<S> {
     async fn decide(&self, ask: Ask) -> Decided {
+        let (cost, limiter) = (ask.engine_cost(), &self.limiter);
+        let parent = ask.traceparent.as_ref().filter(|_| limiter.is_traced());
+        let trace = parent.and_then(|parent| trace::sampled(parent.as_bytes(), || limiter.clock().now()));
+        let trace = trace.as_ref();
         let (decision, held) = match &ask.form {
             Form::Attributes(pairs) => {
                 let own = pairs.iter().filter(|(key, _)| key != "global").map(|(k, v)| (&**k, v.as_str()));
                 // Every request is part of the total.
                 let bag: SmallVec<[(&str, &str); 8]> = own.chain([("global", "aggregate")]).collect();
                 let request = Request::Attributes(&bag);
-                let check = Check { domain: &self.domain, request, cost: ask.engine_cost(), front: "sdk" };
+                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace };
                 self.limiter.admit(&check).await
             }
             Form::Descriptors(all) => {
@@ -105,7 +110,7 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
                 let descriptors: Vec<Descriptor<'_>> =
                     entries.iter().map(|entries| Descriptor { entries, hits: None, limit: None }).collect();
                 let request = Request::Descriptors(&descriptors);
-                let check = Check { domain: &self.domain, request, cost: ask.engine_cost(), front: "sdk" };
+                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace };
                 self.limiter.admit(&check).await
             }
         };

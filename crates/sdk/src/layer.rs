@@ -14,6 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use tollgate_edge::trace::TRACEPARENT;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -106,10 +107,11 @@ where
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
-            let Some(ask) = (shared.extract)(&head) else {
+            let Some(mut ask) = (shared.extract)(&head) else {
                 let answer = inner.call(Request::from_parts(head, body)).await?;
                 return Ok(answer.map(|body| LimitedBody::passing(body, None)));
             };
+            ask.traceparent = ask.traceparent.or_else(|| head.headers.get(&TRACEPARENT).cloned());
             let mut decided = shared.decide.decide(ask).await;
             let is_grpc = is_grpc(&head);
             if !decided.passes {

@@ -22,6 +22,9 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic_prost::ProstCodec;
 
+/// What is passed on as a `traceparent` is so long.
+const TRACEPARENT: usize = 55;
+
 /// What happens to requests that the server does not answer about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
@@ -185,6 +188,11 @@ impl Remote {
         let message = RateLimitRequest { domain: self.settings.domain.clone(), descriptors, hits_addend: 0 };
         let mut request = tonic::Request::new(message);
         request.metadata_mut().insert("tollgate-ask", MetadataValue::from_static(form));
+        if let Some(parent) = ask.traceparent.filter(|parent| parent.len() == TRACEPARENT)
+            && let Ok(parent) = parent.as_bytes().try_into()
+        {
+            request.metadata_mut().insert("traceparent", parent);
+        }
         request.set_timeout(self.settings.deadline);
         let at = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
         let mut client = Grpc::new(self.channels[at].clone());

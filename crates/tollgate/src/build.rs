@@ -3,6 +3,7 @@
 use crate::cli::Listen;
 use crate::config::{Config, StoreChoice};
 use crate::operators::Operators;
+use crate::otlp::Sending;
 use crate::sources;
 use crate::status::ServerStatus;
 use crate::store::Store;
@@ -28,6 +29,8 @@ pub(crate) struct Built {
     pub(crate) http: TcpListener,
     pub(crate) resp: Option<TcpListener>,
     pub(crate) operators: Operators,
+    /// Who sends spans to a collector, if anybody does.
+    pub(crate) sending: Option<Sending>,
 }
 
 /// Rules and store that decide together: what every way to run begins with.
@@ -75,6 +78,7 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
     let operators = Operators::open(config).await?;
     let observe = watching::start(config, operators.control.as_ref())?;
     let limiter = limiter(config, &operators, Arc::clone(&observe))?;
+    let sending = Sending::start(config.otlp.as_ref(), &observe)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
     let listen = async |address, flag| {
         TcpListener::bind(address)
@@ -88,7 +92,7 @@ pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
         Some(Listen::At(address)) => Some(listen(address, "--resp").await?),
         None => listen_if_free(RESP, "the Redis protocol is off", "--resp").await,
     };
-    Ok(Built { limiter, status, grpc, http, resp, operators })
+    Ok(Built { limiter, status, grpc, http, resp, operators, sending })
 }
 
 /// Nobody has asked for this address by name, so that it is taken is no reason not to serve.

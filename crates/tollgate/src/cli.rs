@@ -216,6 +216,10 @@ pub(crate) struct ServeFlags {
     /// The part of allowed decisions that is logged, from 0 to 1; 0.001 unless set. Denials are all logged.
     #[arg(long, env = "TOLLGATE_DECISION_LOG_ALLOWED", value_name = "PART")]
     pub(crate) decision_log_allowed: Option<f64>,
+    /// Send a span of each decision whose caller follows a sampled trace to this OpenTelemetry collector, over HTTP, such as
+    /// http://127.0.0.1:4318; or `off`. OTEL_EXPORTER_OTLP_ENDPOINT unless set.
+    #[arg(long, env = "TOLLGATE_OTLP", value_name = "URL|off")]
+    pub(crate) otlp: Option<String>,
     /// Decide all domains by this arithmetic, whatever their files say.
     #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,

@@ -104,25 +104,46 @@ impl Client {
         let uri: Uri = flags.admin.parse().with_context(wrong)?;
         let authority = uri.authority().with_context(wrong)?;
         anyhow::ensure!(
-            matches!(uri.path(), "" | "/") && uri.query().is_none() && !authority.as_str().contains('@'),
+            matches!(uri.path(), "" | "/")
+                && uri.query().is_none()
+                && !authority.as_str().contains('@')
+                && matches!(uri.scheme_str(), None | Some("http" | "https")),
             wrong()
         );
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        let pair = flags.cert.as_deref().zip(flags.cert_key.as_deref());
+        let ca = flags.ca.as_deref().map(|path| ("--ca", path));
+        let client = Self::reaching(&uri, || trusting(ca, pair))?;
+        let token = token(flags)?;
+        let host = bare(authority.host());
+        let near = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        if token.is_some() && client.tls.is_none() && !near {
+            eprintln!("tollgate: the token goes to {authority} in the clear; use https://");
+        }
+        Ok(Self { token, ..client })
+    }
+
+    /// A server at this address, over TLS where that says so.
+    pub(crate) fn reaching(
+        uri: &Uri,
+        trusting: impl FnOnce() -> anyhow::Result<rustls::ClientConfig>,
+    ) -> anyhow::Result<Self> {
+        let authority = uri.authority().context("it names no host")?;
         let (tls, port) = match uri.scheme_str() {
             None | Some("http") => (None, 80),
             Some("https") => {
-                let name = ServerName::try_from(host.to_owned()).with_context(wrong)?;
-                (Some((TlsConnector::from(Arc::new(trusting(flags)?)), name)), 443)
+                let host = bare(authority.host()).to_owned();
+                let name = ServerName::try_from(host).with_context(|| format!("{authority}: no host"))?;
+                (Some((TlsConnector::from(Arc::new(trusting()?)), name)), 443)
             }
-            Some(_) => anyhow::bail!(wrong()),
+            Some(other) => anyhow::bail!("{other}:// is not spoken here"),
         };
-        let token = token(flags)?;
-        let near = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
-        if token.is_some() && tls.is_none() && !near {
-            eprintln!("tollgate: the token goes to {authority} in the clear; use https://");
-        }
         let port = authority.port_u16().unwrap_or(port);
-        Ok(Self { authority: format!("{}:{port}", authority.host()), tls, token })
+        Ok(Self { authority: format!("{}:{port}", authority.host()), tls, token: None })
+    }
+
+    /// What requests name as their host.
+    pub(crate) fn host(&self) -> anyhow::Result<HeaderValue> {
+        Ok(HeaderValue::from_str(&self.authority)?)
     }
 
     /// Asks for JSON, and sends some if there is any. What the server refuses is an error.
@@ -167,7 +188,7 @@ impl Client {
         *request.method_mut() = method;
         *request.uri_mut() = path.parse().with_context(|| format!("`{path}` is no path"))?;
         let own = request.headers_mut();
-        own.insert(HOST, HeaderValue::from_str(&self.authority)?);
+        own.insert(HOST, self.host()?);
         own.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         for (name, value) in headers {
             own.insert(name, HeaderValue::from_str(value).with_context(|| format!("{name}: `{value}`"))?);
@@ -195,7 +216,7 @@ impl Client {
         Ok(Told { status: head.status, body })
     }
 
-    async fn connect(&self) -> anyhow::Result<SendRequest<Sent>> {
+    pub(crate) async fn connect(&self) -> anyhow::Result<SendRequest<Sent>> {
         let stream = TcpStream::connect(&self.authority).await?;
         stream.set_nodelay(true)?;
         match &self.tls {
@@ -251,10 +272,19 @@ fn token(flags: &AdminFlags) -> anyhow::Result<Option<HeaderValue>> {
     Ok(Some(header))
 }
 
-fn trusting(flags: &AdminFlags) -> anyhow::Result<rustls::ClientConfig> {
+/// A host without the brackets that an address needs.
+fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// Whose certificates are believed, by a file and what names it, and which pair of files shows who we are.
+pub(crate) fn trusting(
+    ca: Option<(&'static str, &Path)>,
+    own: Option<(&Path, &Path)>,
+) -> anyhow::Result<rustls::ClientConfig> {
     let of = |flag: &'static str| move |error: String| anyhow::anyhow!("{flag} {error}");
-    let roots = match &flags.ca {
-        Some(path) => tls::authorities(path).map_err(of("--ca"))?,
+    let roots = match ca {
+        Some((name, path)) => tls::authorities(path).map_err(of(name))?,
         None => {
             let mut roots = rustls::RootCertStore::empty();
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -264,13 +294,13 @@ fn trusting(flags: &AdminFlags) -> anyhow::Result<rustls::ClientConfig> {
     let builder = rustls::ClientConfig::builder_with_provider(tls::provider())
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots);
-    Ok(match (&flags.cert, &flags.cert_key) {
-        (Some(cert), Some(key)) => {
+    Ok(match own {
+        Some((cert, key)) => {
             let chain = tls::certificates(cert).map_err(of("--cert"))?;
             let key = tls::private_key(key).map_err(of("--cert-key"))?;
             builder.with_client_auth_cert(chain, key).context("--cert and --cert-key do not make a pair")?
         }
-        _ => builder.with_no_client_auth(),
+        None => builder.with_no_client_auth(),
     })
 }
 

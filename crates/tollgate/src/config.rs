@@ -4,6 +4,7 @@ use crate::cli::{
     DAY, GuardrailSection, LONGEST_DEADLINE, Listen, MOST_FAILURES, ProfileName, RulesFromName, ServeFlags,
     parse_size,
 };
+use crate::otlp::{self, Otlp};
 use crate::watching::{DecisionLog, decision_log};
 use anyhow::Context;
 use serde::Deserialize;
@@ -54,6 +55,8 @@ pub(crate) struct Config {
     pub(crate) forward_auth: ForwardSettings,
     /// What is logged of decisions, and how.
     pub(crate) decision_log: DecisionLog,
+    /// Where spans go.
+    pub(crate) otlp: Option<Otlp>,
     /// This node's name.
     pub(crate) node: Option<String>,
     /// The region that it is in.
@@ -170,6 +173,7 @@ struct File {
     gateway: Option<GatewaySection>,
     node: Option<String>,
     region: Option<String>,
+    otlp: Option<String>,
     #[serde(default)]
     decision_log: DecisionLog,
 }
@@ -219,6 +223,7 @@ impl Config {
             node: named("--node", flags.node.clone().or(file.node))?,
             region: named("--region", flags.region.clone().or(file.region))?,
             decision_log: decision_log(flags, file.decision_log)?,
+            otlp: otlp::read(flags, file.otlp)?,
             answers: file.answers,
             who: file.who,
             forward_auth: file.forward_auth,
@@ -228,7 +233,7 @@ impl Config {
     }
 
     /// Settings of which another value takes a restart, with their values (secrets are not shown).
-    pub(crate) fn fixed(&self) -> [(&'static str, String); 10] {
+    pub(crate) fn fixed(&self) -> [(&'static str, String); 11] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
@@ -238,6 +243,7 @@ impl Config {
             ("http", format!("{:?}", self.asked_http.then_some(self.http))),
             ("db", self.db.as_ref().map(|db| db.0.clone()).unwrap_or_default()),
             ("admin", format!("{:?}", self.admin)),
+            ("otlp", format!("{:?}", self.otlp)),
             ("profile", format!("{:?}", self.profile)),
             ("global_shadow", self.global_shadow.to_string()),
         ]

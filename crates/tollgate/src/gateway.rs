@@ -5,6 +5,7 @@ use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::logging::{self, Logs};
 use crate::operators::Operators;
+use crate::otlp::Sending;
 use crate::serve::{pay_debts, told_to_stop};
 use crate::settings::Settings;
 use crate::status::ServerStatus;
@@ -44,6 +45,7 @@ async fn serve(
     let operators = Operators::open(&config).await?;
     let observe = watching::start(&config, operators.control.as_ref())?;
     let limiter = build::limiter(&config, &operators, Arc::clone(&observe))?;
+    let sending = Sending::start(config.otlp.as_ref(), &observe)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, &config));
     let gateway = Gateway::bind(&section, Arc::clone(&limiter));
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
@@ -106,6 +108,9 @@ async fn serve(
     paying.abort();
     tending.abort();
     leases::say_farewell(&limiter).await;
+    if let Some(sending) = sending {
+        sending.end().await;
+    }
     Ok(())
 }
 

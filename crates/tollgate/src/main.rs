@@ -12,6 +12,7 @@ mod lines;
 mod logging;
 mod open_files;
 mod operators;
+mod otlp;
 mod quota;
 mod reload;
 mod ruleinfo;

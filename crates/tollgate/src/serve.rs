@@ -52,7 +52,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     let rls_config = rls::RlsConfig { answers: config.answers.clone(), ..rls::RlsConfig::default() };
     let http_config =
         http::HttpConfig { answers: config.answers.clone(), forward, ..http::HttpConfig::default() };
-    let Built { limiter, status, grpc, http, resp, operators } = build(&config).await?;
+    let Built { limiter, status, grpc, http, resp, operators, sending } = build(&config).await?;
     greet(&config, &grpc, &http, resp.as_ref(), &operators)?;
     let resp_config = config.resp_config.clone();
     let (stop, stopping) = watch::channel(false);
@@ -97,6 +97,9 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     paying.abort();
     tending.abort();
     leases::say_farewell(&limiter).await;
+    if let Some(sending) = sending {
+        sending.end().await;
+    }
     Ok(())
 }
 

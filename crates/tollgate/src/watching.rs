@@ -107,6 +107,7 @@ pub(crate) fn start(config: &Config, control: Option<&Arc<Control>>) -> anyhow::
         keep: log.keep.unwrap_or(defaults.keep),
         output: log.output()?,
         mask: log.mask(control),
+        traced_as: config.otlp.as_ref().map(|otlp| otlp.service.clone()),
     };
     let told = || format!("--decision-log {}", log.output.as_deref().unwrap_or("".as_ref()).display());
     let observe = Observe::new(settings).with_context(told)?;

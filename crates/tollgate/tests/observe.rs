@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Answer, Folder, Open, Redis, Server, eventually, run};
+use harness::{Answer, Collector, Folder, Open, Redis, Server, eventually, run};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -258,22 +258,30 @@ fn no_key_is_told_anywhere() {
     let folder = Folder::new();
     let log = folder.join("decisions.ndjson");
     let log_path = log.to_str().expect("plain");
-    let flags = ["--decision-log", log_path, "--decision-log-allowed", "1", "--log", "debug"];
+    let mut collector = Collector::start();
+    let url = collector.url();
+    let flags = ["--decision-log", log_path, "--decision-log-allowed", "1", "--log", "debug", "--otlp", &url];
     let mut server = Server::start_with_rules(RULES, &flags);
     for n in 0..8 {
         server.check("d", &json!({"api_key": KEY, "user": KEY, "endpoint": format!("GET /x?api_key={KEY}"), "n": n.to_string()}));
     }
     let descriptors = json!({"domain": "d", "descriptors": [{"entries": [["api_key", KEY], ["authorization", format!("Bearer {KEY}")]]}]});
     server.post("/v1/check", &descriptors);
-    let lines = eventually("nine lines", || {
+    let traced = format!(
+        "GET /check/orders?api_key={KEY} HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-api-key: {KEY}\r\n\
+         traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\ntracestate: k={KEY}\r\n\r\n"
+    );
+    assert_eq!(server.exchange(traced.as_bytes()).status, 200);
+    let lines = eventually("ten lines", || {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
-        (text.lines().count() >= 9).then_some(text)
+        (text.lines().count() >= 10).then_some(text)
     });
     for line in lines.lines() {
         let line: Value = serde_json::from_str(line).expect("a line is JSON");
         assert!(line["id"].is_string() && line["verdict"].is_string(), "{line}");
     }
-    let mut told = vec![lines];
+    let mut told = vec![lines, format!("{:?}", collector.wait_for(1))];
+    promtool(&metrics(&server));
     for path in ["/metrics", "/admin/v1/decisions", "/admin/v1/stats", "/admin/v1/top", "/admin/v1/nodes"] {
         told.push(ask(&server, path, "*/*").text());
     }

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::fmt;
 use tollgate_core::{Cost, CounterStore};
 use tollgate_edge::h1::Answer;
-use tollgate_engine::{Check, Decision, Request};
+use tollgate_engine::{Check, Decision, Request, Trace};
 use tollgate_rules::{Descriptor, Unit};
 
 const MOST: usize = 64;
@@ -237,7 +237,7 @@ impl Laid<'_> {
             Some(_) => Request::Descriptors(descriptors),
             None => Request::Attributes(&self.pairs),
         };
-        Check { domain: self.domain, request, cost: self.cost, front: "http" }
+        Check { domain: self.domain, request, cost: self.cost, front: "http", trace: None }
     }
 }
 
@@ -250,7 +250,11 @@ pub(super) async fn decide<S: CounterStore>(app: &App<S>, check: &Check<'_>) -> 
     }
 }
 
-pub(crate) async fn answer<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<Answer, Problem> {
+pub(crate) async fn answer<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
     let ask: Ask<'_> = body::decode(body)?;
     for (place, there) in
         [("deadline_ms", ask.deadline_ms.is_some()), ("idempotency_key", ask.idempotency_key.is_some())]
@@ -261,6 +265,6 @@ pub(crate) async fn answer<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result
     }
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();
-    let decision = decide(app, &laid.check(&descriptors)).await;
+    let decision = decide(app, &laid.check(&descriptors).traced(trace)).await;
     Ok(decision::answer(app, &decision, &decision::Body::new(&decision)))
 }

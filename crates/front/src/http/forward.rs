@@ -22,7 +22,7 @@ use tollgate_edge::answer::{Facts, Ruled};
 use tollgate_edge::fields::PutFields;
 use tollgate_edge::h1::Answer;
 use tollgate_edge::who::{Asked, Tokens, Who, WhoError, WhoSettings};
-use tollgate_engine::{Check, Decision};
+use tollgate_engine::{Check, Decision, Trace};
 use tollgate_rules::Ruleset;
 
 /// Where proxies ask.
@@ -173,6 +173,7 @@ pub(crate) fn is_at(path: &str) -> bool {
 pub(crate) async fn answer<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
+    trace: Option<&Trace>,
 ) -> Result<Answer, Problem> {
     let asked = Asked {
         peer: request.peer,
@@ -187,7 +188,7 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
     let caller = caller.map_err(|error| Problem::bad(error.to_string()))?;
     let domain = app.forward.domain(&reader.rules)?;
     let attributes = caller.attributes();
-    let check = Check::attributes(domain, &attributes).asked_by("http");
+    let check = Check::attributes(domain, &attributes).asked_by("http").traced(trace);
     let (decision, held) = match app.limiter.admit_now(&check) {
         Some(ruled) => ruled,
         None => Box::pin(app.limiter.admit(&check)).await,

@@ -19,11 +19,16 @@ use serde_json::{Map, Value, json};
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::Facts;
 use tollgate_edge::h1::Answer;
+use tollgate_engine::Trace;
 
-pub(crate) async fn answer<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<Answer, Problem> {
+pub(crate) async fn answer<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
     let request: Request = body::decode(body)?;
-    let decision =
-        rls::decide(&app.limiter, &request.into()).await.map_err(|bad| Problem::bad(bad.to_string()))?;
+    let decision = rls::decide(&app.limiter, &request.into(), trace).await;
+    let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut answer = Answer::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
     app.answers.write(&Facts::of(&decision), app.limiter.clock().now(), &mut answer);

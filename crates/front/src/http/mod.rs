@@ -40,8 +40,8 @@ use request::Request;
 use std::sync::Arc;
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
-use tollgate_edge::h1;
-use tollgate_engine::Limiter;
+use tollgate_edge::{h1, trace};
+use tollgate_engine::{Limiter, Trace};
 
 /// What every handler needs.
 pub(crate) struct App<S> {
@@ -63,10 +63,11 @@ impl<S: CounterStore + 'static> Service for App<S> {
 
     async fn answer(&self, request: &Request<'_>) -> h1::Answer {
         if !is_asked_of(request.path) && !forward::is_at(request.path) {
-            return route(self, request).await.unwrap_or_else(Problem::told);
+            return route(self, request, None).await.unwrap_or_else(Problem::told);
         }
         let began = self.limiter.clock().now();
-        let answer = route(self, request).await.unwrap_or_else(Problem::told);
+        let trace = trace::of(&self.limiter, &request.fields, || began);
+        let answer = route(self, request, trace.as_ref()).await.unwrap_or_else(Problem::told);
         self.limiter.took("http", 1, self.limiter.clock().now().since(began));
         answer
     }
@@ -75,15 +76,16 @@ impl<S: CounterStore + 'static> Service for App<S> {
 async fn route<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
+    trace: Option<&Trace>,
 ) -> Result<h1::Answer, Problem> {
     let body = request.body;
     match (request.path, request.method) {
-        ("/v1/check", "POST") => check::answer(app, body).await,
-        (path, _) if forward::is_at(path) => forward::answer(app, request).await,
-        ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body)).await,
+        ("/v1/check", "POST") => check::answer(app, body, trace).await,
+        (path, _) if forward::is_at(path) => forward::answer(app, request, trace).await,
+        ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body, trace)).await,
         ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
         ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,
-        ("/json", "POST") => Box::pin(json::answer(app, body)).await,
+        ("/json", "POST") => Box::pin(json::answer(app, body, trace)).await,
         (path, _) if is_asked_of(path) => Err(Problem::wrong_method(&Method::POST)),
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", "GET" | "HEAD") => {
             Ok(health::told(&*app.status, request))

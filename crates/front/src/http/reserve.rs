@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tollgate_core::{CounterStore, Span};
 use tollgate_edge::h1::Answer;
-use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement};
+use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement, Trace};
 
 const DEFAULT: u64 = 60_000;
 const LONGEST: u64 = 24 * 3_600_000;
@@ -21,7 +21,11 @@ struct Reserved<'a> {
     decision: decision::Body<'a>,
 }
 
-pub(crate) async fn reserve<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<Answer, Problem> {
+pub(crate) async fn reserve<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
     let ask: Ask<'_> = body::decode(body)?;
     let within = ask.deadline_ms.unwrap_or(DEFAULT);
     if within == 0 || within > LONGEST {
@@ -32,7 +36,7 @@ pub(crate) async fn reserve<S: CounterStore>(app: &App<S>, body: &[u8]) -> Resul
     }
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();
-    let check = laid.check(&descriptors);
+    let check = laid.check(&descriptors).traced(trace);
     let made = app.limiter.reserve(&check, Span::from_millis(within), ask.idempotency_key.as_deref()).await;
     let made = made.map_err(|error| match error {
         ReserveError::UnderWay => {

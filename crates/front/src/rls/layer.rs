@@ -15,7 +15,7 @@ use super::{BadRequest, decide, decode, encode};
 use smallvec::SmallVec;
 use tollgate_core::{Cost, CounterStore, Span};
 use tollgate_edge::answer::{AnswerSettings, Facts};
-use tollgate_engine::{Check, Limiter};
+use tollgate_engine::{Check, Limiter, Trace};
 
 /// The metadata's name.
 pub(crate) const ASK: &str = "tollgate-ask";
@@ -25,6 +25,7 @@ pub(crate) async fn answer<S: CounterStore>(
     answers: &AnswerSettings,
     request: &RateLimitRequest,
     form: &[u8],
+    trace: Option<&Trace>,
 ) -> Result<RateLimitResponse, BadRequest> {
     let decision = match form {
         b"attributes" => {
@@ -38,9 +39,10 @@ pub(crate) async fn answer<S: CounterStore>(
             bag.push(("global", "aggregate"));
             let own = request.descriptors[0].hits_addend.map(Cost::take);
             let cost = own.unwrap_or_else(|| decode::hits(request));
-            limiter.check(&Check::attributes(&request.domain, &bag).costing(cost).asked_by("rls")).await
+            let check = Check::attributes(&request.domain, &bag).costing(cost);
+            limiter.check(&check.asked_by("rls").traced(trace)).await
         }
-        b"descriptors" => decide(limiter, request).await?,
+        b"descriptors" => decide(limiter, request, trace).await?,
         _ => return Err(BadRequest(format!("{ASK}: write attributes or descriptors"))),
     };
     let answer = answers.respond(&Facts::of(&decision), limiter.clock().now());

@@ -22,17 +22,18 @@ pub mod proto {
 
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate_core::CounterStore;
-use tollgate_engine::{Check, Decision, Limiter};
+use tollgate_engine::{Check, Decision, Limiter, Trace};
 
-/// Answers one request.
+/// Answers one request, which may be part of a trace.
 ///
 /// # Errors
 /// [`BadRequest`] if the request is not one.
 pub async fn answer<S: CounterStore>(
     limiter: &Limiter<S>,
     request: &RateLimitRequest,
+    trace: Option<&Trace>,
 ) -> Result<RateLimitResponse, BadRequest> {
-    let decision = decide(limiter, request).await?;
+    let decision = decide(limiter, request, trace).await?;
     Ok(encode::response(&decision))
 }
 
@@ -43,12 +44,12 @@ pub async fn answer<S: CounterStore>(
 pub async fn decide<S: CounterStore>(
     limiter: &Limiter<S>,
     request: &RateLimitRequest,
+    trace: Option<&Trace>,
 ) -> Result<Decision, BadRequest> {
     let entries = decode::entries(request)?;
     let descriptors = decode::descriptors(request, &entries)?;
-    let check =
-        Check::descriptors(&request.domain, &descriptors).costing(decode::hits(request)).asked_by("rls");
-    Ok(limiter.check(&check).await)
+    let check = Check::descriptors(&request.domain, &descriptors).costing(decode::hits(request));
+    Ok(limiter.check(&check.asked_by("rls").traced(trace)).await)
 }
 
 pub use encode::response;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
+use tollgate_edge::trace;
 use tollgate_engine::Limiter;
 use tonic::server::NamedService;
 use tonic::transport::Server;
@@ -44,9 +45,12 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let began = self.0.clock().now();
+        let trace = trace::of(&self.0, request.metadata().as_ref(), || began);
         let answered = match request.metadata().get(layer::ASK) {
-            Some(form) => layer::answer(&self.0, &self.1, request.get_ref(), form.as_bytes()).await,
-            None => super::answer(&self.0, request.get_ref()).await,
+            Some(form) => {
+                layer::answer(&self.0, &self.1, request.get_ref(), form.as_bytes(), trace.as_ref()).await
+            }
+            None => super::answer(&self.0, request.get_ref(), trace.as_ref()).await,
         };
         self.0.took("rls", 1, self.0.clock().now().since(began));
         match answered {

@@ -9,6 +9,7 @@
 //! | `proxy` | those that stand in front of a service: nginx, Caddy, HAProxy, Traefik |
 //! | `service` | the service behind them |
 //! | `gateway` | a running `tollgate gateway` |
+//! | `collector` | where its spans go |
 //! | `origin` | an upstream for it |
 //! | `redis` | a real Redis server that can die and come back |
 //! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
@@ -18,6 +19,7 @@
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 mod admin;
+mod collector;
 mod folder;
 mod foreign;
 mod gateway;
@@ -32,6 +34,7 @@ mod wait;
 mod web;
 
 pub(crate) use admin::Node;
+pub(crate) use collector::Collector;
 pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client, program};
 pub(crate) use gateway::{Gateway, certificate, foreign, plain};

@@ -23,7 +23,7 @@ pub(crate) struct Run {
 pub(super) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(BINARY);
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("TOLLGATE_") {
+        if ["TOLLGATE_", "OTEL_"].iter().any(|ours| name.to_string_lossy().starts_with(ours)) {
             command.env_remove(name);
         }
     }

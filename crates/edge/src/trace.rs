@@ -1,0 +1,65 @@
+//! The trace that a request is part of, as W3C Trace Context has it: `traceparent`, read and written. Only a trace that its
+//! caller has sampled is followed; of anything else nothing is made, and a proxy passes it on as it came.
+
+use crate::fields::Fields;
+use crate::hex;
+use http::header::{HeaderName, HeaderValue};
+use tollgate_core::Timestamp;
+use tollgate_engine::{Limiter, Trace};
+
+/// The field's name, in HTTP and in gRPC's metadata.
+pub static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The trace of a request with these fields, if somebody here follows traces, it has one, and that is sampled.
+#[inline]
+pub fn of<S>(limiter: &Limiter<S>, fields: &impl Fields, now: impl FnOnce() -> Timestamp) -> Option<Trace> {
+    if !limiter.is_traced() {
+        return None;
+    }
+    let mut all = fields.all(&TRACEPARENT);
+    let (only, None) = (all.next()?, all.next()) else { return None };
+    sampled(only, now)
+}
+
+/// What a `traceparent` says, if it is one and its trace is sampled: the next span of that trace.
+pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
+    // Version 00 has these fields and no more; later ones begin with them.
+    let (first, rest) = text.split_at_checked(55)?;
+    if !(rest.is_empty() || rest[0] == b'-' && &first[..2] != b"00") {
+        return None;
+    }
+    if first[2] != b'-' || first[35] != b'-' || first[52] != b'-' {
+        return None;
+    }
+    let [version] = read::<1>(&first[..2])?;
+    let (id, parent) = (read::<16>(&first[3..35])?, read::<8>(&first[36..52])?);
+    let [flags] = read::<1>(&first[53..])?;
+    let valid = version != 0xff && id != [0; 16] && parent != [0; 8];
+    (valid && flags & 1 == 1).then(|| Trace::new(id, parent, now()))
+}
+
+/// Bytes from digits. Lower case alone, as the standard has it.
+fn read<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
+}
+
+/// What tells the next one that its span is under this one.
+#[must_use]
+pub fn traceparent(trace: &Trace) -> HeaderValue {
+    let mut text = Vec::with_capacity(55);
+    text.extend_from_slice(b"00-");
+    text.extend(hex::digits(&trace.id));
+    text.push(b'-');
+    text.extend(hex::digits(&trace.span));
+    text.extend_from_slice(b"-01");
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
+}
