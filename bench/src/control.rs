@@ -1,14 +1,18 @@
-//! Many quotas: how long a million take in and out, and what a node needs that starts with all of them.
+//! Many quotas: how long a million take in and out, how long others wait meanwhile, and what a node needs that starts with all
+//! of them.
 //!
-//! `--short`: a million; else ten. Everything by the release binary over SQLite, or over the database of `TOLLGATE_BENCH_DB`.
+//! `--short`: a million; else ten. Everything by the release binary over SQLite; with `--postgres` over a PostgreSQL that is
+//! started for it, or over the database of `TOLLGATE_BENCH_DB`.
 
-use crate::process::{Server, free_port, tollgate_binary};
+use crate::databases::Postgres;
+use crate::process::{Server, children_ticks, free_port, tollgate_binary};
 use crate::report;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many.
@@ -18,12 +22,39 @@ pub(crate) enum Length {
     Full,
 }
 
+/// Where they are kept.
+#[derive(Clone, Copy)]
+pub(crate) enum Kept {
+    Sqlite,
+    Postgres,
+}
+
 const RULES: &str =
     "domain: d\ndescriptors:\n  - {key: api_key, limit: 100/minute, tiers: {pro: 1000/minute}}\n";
 
+/// How often somebody else changes something while an import runs.
+const OTHERS: Duration = Duration::from_millis(200);
+
+/// A folder that is gone afterwards, whatever happens.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What one step took.
+struct Took {
+    seconds: f64,
+    /// Processor seconds of the node and of the command.
+    node: f64,
+    command: f64,
+}
+
 /// Runs it; needs the release binary.
 #[allow(clippy::disallowed_methods, reason = "it measures")]
-pub(crate) fn run(length: Length) -> Result<(), String> {
+pub(crate) fn run(length: Length, kept: Kept) -> Result<(), String> {
     let rows: u64 = match length {
         Length::Short => 1_000_000,
         Length::Full => 10_000_000,
@@ -31,55 +62,102 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     let wrong = |error: std::io::Error| error.to_string();
     let myself = std::env::current_exe().map_err(wrong)?;
     let tollgate = tollgate_binary(&myself)?;
-    let folder = std::env::temp_dir().join(format!("tollgate-bench-control-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).map_err(wrong)?;
-    std::fs::write(folder.join("rules.yaml"), RULES).map_err(wrong)?;
-    let (sent, got) = (folder.join("in.ndjson"), folder.join("out.ndjson"));
+    let folder = Folder(std::env::temp_dir().join(format!("tollgate-bench-control-{}", std::process::id())));
+    std::fs::create_dir_all(&folder.0).map_err(wrong)?;
+    std::fs::write(folder.0.join("rules.yaml"), RULES).map_err(wrong)?;
+    let (sent, got) = (folder.0.join("in.ndjson"), folder.0.join("out.ndjson"));
     write_lines(&sent, rows).map_err(wrong)?;
-    let db = std::env::var("TOLLGATE_BENCH_DB")
-        .unwrap_or_else(|_| format!("sqlite:{}", folder.join("quotas.db").display()));
-    let start = || start(&tollgate, &folder, &db);
+    let postgres = matches!(kept, Kept::Postgres).then(Postgres::start);
+    let db = match (&postgres, std::env::var("TOLLGATE_BENCH_DB")) {
+        (Some(server), _) => server.database("bench"),
+        (None, Ok(db)) => db,
+        (None, Err(_)) => format!("sqlite:{}", folder.0.join("quotas.db").display()),
+    };
+    let start = || start(&tollgate, &folder.0, &db);
 
-    report::heading(&format!("{rows} quotas"));
+    let kind = db.split(':').next().unwrap_or("");
+    report::heading(&format!("{rows} quotas in {kind}"));
     let node = start()?;
     let url = format!("http://{}", node.address);
     let empty = node.resident_kib();
-    let command = |args: &[&str]| -> Result<Duration, String> {
-        let began = Instant::now();
+    let command = |args: &[&str]| -> Result<Took, String> {
+        let (began, before) = (Instant::now(), (node.ticks(), children_ticks()));
         let done = Command::new(&tollgate).args(args).args(["--admin", &url]).output().map_err(wrong)?;
-        match done.status.success() {
-            true => Ok(began.elapsed()),
-            false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+        if !done.status.success() {
+            return Err(String::from_utf8_lossy(&done.stderr).into_owned());
         }
+        let seconds = |ticks: u64| ticks as f64 / 100.0;
+        Ok(Took {
+            seconds: began.elapsed().as_secs_f64(),
+            node: seconds(node.ticks() - before.0),
+            command: seconds(children_ticks() - before.1),
+        })
     };
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let millions = rows as f64 / 1e6;
-    let took = command(&["quota", "import", &path(&sent)])?.as_secs_f64();
-    report::at_most("import, s a million", took / millions, 60.0);
-    report::note(&format!(
-        "  {:.0} MiB resident afterwards, {} before",
-        mib(node.resident_kib()),
-        mib(empty)
-    ));
-    let took = command(&["quota", "export", "--file", &path(&got)])?.as_secs_f64();
-    report::at_most("export, s a million", took / millions, 60.0);
+    report::note("| | measured | bar | processor, s: node; command |\n|---|---:|---:|---:|");
+    let told = |what: &str, took: &Took| {
+        let times = format!("{:.1}; {:.1}", took.node, took.command);
+        report::bar_row(what, took.seconds / millions, 60.0, &times);
+    };
+    let (imported, waits) = while_others_write(&node.address, || command(&["quota", "import", &path(&sent)]));
+    told("import, s a million", &imported?);
+    let (count, longest) = waits?;
+    report::bar_row("longest wait of another change meanwhile, s", longest.as_secs_f64(), 5.0, "");
+    report::bare_row("changes of others meanwhile", &count.to_string());
+    report::bare_row(
+        "MiB resident at most, and before",
+        &format!("{:.0}; {:.0}", mib(node.peak_kib()), mib(empty)),
+    );
+    told("export, s a million", &command(&["quota", "export", "--file", &path(&got)])?);
+    let lines = std::fs::read(&got).map_err(wrong)?.iter().filter(|byte| **byte == b'\n').count() as u64;
+    // Those of the import, and the one that somebody else wrote.
+    if lines != rows + 1 {
+        return Err(format!("{lines} lines came out where {rows} went in"));
+    }
     drop(node);
+    std::fs::remove_file(&got).map_err(wrong)?;
 
     let began = Instant::now();
     let node = start()?;
-    report::note(&format!("- it listens after {:.1} s", began.elapsed().as_secs_f64()));
+    report::bare_row("a start: it listens after, s", &format!("{:.1}", began.elapsed().as_secs_f64()));
     while !get(&node.address, "/readyz").starts_with("HTTP/1.1 200") {
         std::thread::sleep(Duration::from_millis(50));
     }
-    report::note(&format!("- it is ready after {:.1} s", began.elapsed().as_secs_f64()));
+    report::bare_row("it is ready after, s", &format!("{:.1}", began.elapsed().as_secs_f64()));
     let own = node.resident_kib().saturating_sub(empty) as f64 * 1_024.0;
-    report::at_most("memory, bytes a key", own / rows as f64, 64.0);
+    report::bar_row("memory, bytes a key", own / rows as f64, 64.0, "");
     drop(node);
-    std::fs::remove_dir_all(&folder).map_err(wrong)
+    Ok(())
+}
+
+/// Does something while somebody else changes one quota again and again: what came of it, and how often it was changed and how
+/// long that took at most.
+#[allow(clippy::disallowed_methods, reason = "it measures")]
+fn while_others_write<T>(address: &str, work: impl FnOnce() -> T) -> (T, Result<(u64, Duration), String>) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let (mut count, mut longest) = (0, Duration::ZERO);
+            while !done.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                let answer = ask(address, "PUT /admin/v1/quotas/other", r#"{"tier":"free"}"#);
+                if !answer.starts_with("HTTP/1.1 200") {
+                    return Err(format!("somebody else's change was answered with {answer}"));
+                }
+                (count, longest) = (count + 1, longest.max(began.elapsed()));
+                std::thread::sleep(OTHERS);
+            }
+            Ok((count, longest))
+        });
+        let came = work();
+        done.store(true, Ordering::Relaxed);
+        (came, others.join().unwrap_or_else(|_| Err("somebody else broke off".to_owned())))
+    })
 }
 
 fn start(tollgate: &Path, folder: &Path, db: &str) -> Result<Server, String> {
-    let rules = folder.join("rules.yaml");
+    let (rules, snapshot) = (folder.join("rules.yaml"), folder.join("snapshot"));
     let admin = format!("127.0.0.1:{}", free_port()?);
     let other = "127.0.0.1:0";
     let args = [
@@ -87,6 +165,8 @@ fn start(tollgate: &Path, folder: &Path, db: &str) -> Result<Server, String> {
         &rules.to_string_lossy(),
         "--db",
         db,
+        "--snapshot",
+        &snapshot.to_string_lossy(),
         "--admin",
         &admin,
         "--http",
@@ -95,7 +175,7 @@ fn start(tollgate: &Path, folder: &Path, db: &str) -> Result<Server, String> {
         other,
     ];
     let args = [&["serve", "--resp", "off", "--memory", "64MiB"], &args[..]].concat();
-    Server::start(tollgate, &args, "admin")
+    Server::start_anywhere(tollgate, &args, "admin")
 }
 
 /// A few plans that most have, and one in a hundred with a limit of its own.
@@ -123,9 +203,18 @@ fn write_lines(path: &Path, rows: u64) -> std::io::Result<()> {
 }
 
 fn get(address: &str, path: &str) -> String {
+    ask(address, &format!("GET {path}"), "")
+}
+
+fn ask(address: &str, what: &str, body: &str) -> String {
     let mut text = String::new();
     if let Ok(mut stream) = TcpStream::connect(address) {
-        let asked = write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let length = body.len();
+        let asked = write!(
+            stream,
+            "{what} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        );
         if asked.is_ok() {
             let _ = stream.read_to_string(&mut text);
         }
@@ -134,5 +223,5 @@ fn get(address: &str, path: &str) -> String {
 }
 
 fn mib(kib: u64) -> f64 {
-    (kib / 1_024) as f64
+    kib as f64 / 1_024.0
 }

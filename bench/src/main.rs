@@ -2,13 +2,15 @@
 //!
 //! `cargo run --release -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
 //! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
-//! `… -- control [--short]`
+//! `… -- control [--short] [--postgres]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
 
 mod contest;
 mod contestants;
 mod control;
+#[path = "../../crates/control/tests/databases/mod.rs"]
+mod databases;
 mod floor;
 mod gateway;
 mod grpc;
@@ -46,8 +48,19 @@ fn main() -> std::process::ExitCode {
         ["gateway", "--memory", "--short"] => {
             return report::outcome(gateway::run(gateway::Length::Memory(gateway::SOME)));
         }
-        ["control"] => return report::outcome(control::run(control::Length::Full)),
-        ["control", "--short"] => return report::outcome(control::run(control::Length::Short)),
+        ["control", ref how @ ..] => {
+            use control::{Kept, Length, run};
+            let (length, kept) = match how {
+                [] => (Length::Full, Kept::Sqlite),
+                ["--short"] => (Length::Short, Kept::Sqlite),
+                ["--postgres"] => (Length::Full, Kept::Postgres),
+                ["--short", "--postgres"] => (Length::Short, Kept::Postgres),
+                _ => {
+                    return report::outcome(Err("write: bench control [--short] [--postgres]".to_owned()));
+                }
+            };
+            return report::outcome(run(length, kept));
+        }
         ["redis"] => return report::outcome(redis::run(redis::Length::Full)),
         ["redis", "--short"] => return report::outcome(redis::run(redis::Length::Short)),
         ["leases"] => return report::outcome(leases::run(leases::Length::Full)),

@@ -20,9 +20,18 @@ pub(crate) struct Server {
 impl Server {
     /// Starts one that prints `word` and its address on a line.
     pub(crate) fn start(program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
-        let mut child = Command::new("taskset")
-            .args(["-c", SERVER_CORE])
-            .arg(program)
+        let mut pinned = Command::new("taskset");
+        pinned.args(["-c", SERVER_CORE]).arg(program);
+        Self::telling(pinned, program, arguments, word)
+    }
+
+    /// The same on whichever cores there are.
+    pub(crate) fn start_anywhere(program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
+        Self::telling(Command::new(program), program, arguments, word)
+    }
+
+    fn telling(mut command: Command, program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
+        let mut child = command
             .args(arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -83,18 +92,36 @@ impl Server {
 impl Server {
     /// The memory that it holds, in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// The most that it has ever held, in KiB.
+    pub(crate) fn peak_kib(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, field: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = text.lines().find_map(|line| line.strip_prefix(field));
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     }
 }
 
 /// The processor time that a process has used (`self` for this one), in clock ticks of the kernel (100 a second).
 pub(crate) fn ticks(process: &str) -> u64 {
+    times(process, [11, 12])
+}
+
+/// The same of those processes that this one has started and seen the end of.
+pub(crate) fn children_ticks() -> u64 {
+    times("self", [13, 14])
+}
+
+fn times(process: &str, which: [usize; 2]) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // What follows the name, which is in parentheses and may hold anything, begins with the third field.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-    [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum()
+    which.iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum()
 }
 
 impl Drop for Server {

@@ -32,6 +32,17 @@ pub(crate) fn at_most(what: &str, ratio: f64, bar: f64) {
     println!("- {what}: {ratio:.2} (bar: ≤ {bar}) {verdict}");
 }
 
+/// A row of a table: what was measured, and whether it is at most `bar`.
+pub(crate) fn bar_row(what: &str, measured: f64, bar: f64, beside: &str) {
+    let verdict = if measured <= bar { "reached" } else { "MISSED" };
+    println!("| {what} | {measured:.2} | ≤ {bar}: {verdict} | {beside} |");
+}
+
+/// A row without a bar.
+pub(crate) fn bare_row(what: &str, measured: &str) {
+    println!("| {what} | {measured} | | |");
+}
+
 /// Prints why a benchmark could not run, if it could not.
 pub(crate) fn outcome(result: Result<(), String>) -> std::process::ExitCode {
     match result {

@@ -9,10 +9,9 @@
 //! swapped was rejected: a change among ten million would copy them all.
 
 use crate::granted::Granted;
-use crate::grants::KeptGrant;
 use crate::key::{KeyHash, KeyHasher};
+use crate::quota::QuotaOverride;
 use crate::quotas::KeptTerms;
-use crate::snapshot::Quotas;
 use arc_swap::ArcSwapOption;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -45,6 +44,22 @@ struct Entry {
     from: u32,
     until: u32,
     terms: Arc<Terms>,
+}
+
+/// A part of the book on its way to a file or back.
+#[derive(Default)]
+pub(crate) struct Block {
+    /// Terms that no block before had.
+    pub(crate) terms: Vec<(Option<String>, Vec<QuotaOverride>)>,
+    pub(crate) callers: Vec<Dumped>,
+}
+
+/// One caller, and which of all terms so far it has.
+pub(crate) struct Dumped {
+    pub(crate) word: u64,
+    pub(crate) from: u32,
+    pub(crate) until: u32,
+    pub(crate) terms: u32,
 }
 
 /// What is agreed on, as it is said.
@@ -107,7 +122,10 @@ impl Book {
             until: kept.expires_at.map_or(NEVER, seconds),
             terms: self.terms_of(kept.tier, &kept.overrides),
         });
-        let word = hash.word();
+        self.place(hash.word(), entry);
+    }
+
+    fn place(&self, word: u64, entry: Option<Entry>) {
         let mut part = self.part(word).write().unwrap_or_else(PoisonError::into_inner);
         let before = match entry {
             Some(entry) => {
@@ -129,38 +147,58 @@ impl Book {
         drop(before);
     }
 
-    /// All of it, to be kept in a file.
-    pub(crate) fn dump(&self) -> Quotas {
-        let mut all = Quotas::default();
-        let mut known: HashMap<*const Terms, usize> = HashMap::new();
+    /// All of it part by part, to be kept in a file; which terms somebody has is a number that `terms` gives out.
+    pub(crate) fn dump<E>(&self, mut block: impl FnMut(Block) -> Result<(), E>) -> Result<(), E> {
+        let mut known: HashMap<*const Terms, u32> = HashMap::new();
+        // What is known by its address stays alive until the end.
+        let mut held: Vec<Arc<Terms>> = Vec::new();
         for part in &self.parts {
+            let mut one = Block::default();
             for (word, entry) in part.read().unwrap_or_else(PoisonError::into_inner).iter() {
-                let at = *known.entry(Arc::as_ptr(&entry.terms)).or_insert_with(|| {
+                let terms = *known.entry(Arc::as_ptr(&entry.terms)).or_insert_with(|| {
                     let Said { tier, overrides } = &*entry.terms.said;
-                    let overrides = overrides.iter().map(crate::quota::QuotaOverride::of_rule).collect();
-                    all.terms.push((tier.clone(), overrides));
-                    all.terms.len() - 1
+                    let overrides = overrides.iter().map(QuotaOverride::of_rule).collect();
+                    one.terms.push((tier.clone(), overrides));
+                    held.push(Arc::clone(&entry.terms));
+                    u32::try_from(held.len() - 1).unwrap_or(u32::MAX)
                 });
-                let from = (entry.from != 0).then_some(i64::from(entry.from));
-                let until = (entry.until != NEVER).then_some(i64::from(entry.until));
-                all.callers.push((*word, from, until, at));
+                one.callers.push(Dumped { word: *word, from: entry.from, until: entry.until, terms });
+            }
+            block(one)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in what [`Book::dump`] gave out, block by block.
+    pub(crate) fn restore(&self) -> impl FnMut(Block) + '_ {
+        let mut known: Vec<Arc<Terms>> = Vec::new();
+        move |block| {
+            known.extend(block.terms.into_iter().map(|(tier, overrides)| self.terms_of(tier, &overrides)));
+            for Dumped { word, from, until, terms } in block.callers {
+                if let Some(terms) = known.get(terms as usize).map(Arc::clone) {
+                    self.place(word, Some(Entry { from, until, terms }));
+                }
             }
         }
-        all
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&self) {
+        self.clear_quotas();
+        self.grants.clear();
+    }
+
+    /// Forgets everything but extra quota.
+    pub(crate) fn clear_quotas(&self) {
         for part in &self.parts {
             part.write().unwrap_or_else(PoisonError::into_inner).clear();
         }
         self.entries.store(0, Ordering::Relaxed);
-        self.grants.clear();
     }
 
-    /// Takes extra quota in.
-    pub(crate) fn granted(&self, hash: &KeyHash, grant: KeptGrant, now: i64) {
-        self.grants.add(hash.word(), grant, now);
+    /// Extra quota.
+    pub(crate) fn grants(&self) -> &Granted {
+        &self.grants
     }
 
     fn part(&self, word: u64) -> &RwLock<Part> {
@@ -189,8 +227,8 @@ impl Book {
     }
 
     /// The terms as others have them already, or new ones.
-    fn terms_of(&self, tier: Option<String>, overrides: &[crate::quota::QuotaOverride]) -> Arc<Terms> {
-        let overrides = overrides.iter().map(crate::quota::QuotaOverride::to_rule).collect();
+    fn terms_of(&self, tier: Option<String>, overrides: &[QuotaOverride]) -> Arc<Terms> {
+        let overrides = overrides.iter().map(QuotaOverride::to_rule).collect();
         let said = Arc::new(Said { tier, overrides });
         let mut known = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(terms) = known.get(&said).and_then(Weak::upgrade) {
@@ -252,7 +290,6 @@ impl Hasher for Word {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::QuotaOverride;
 
     fn kept(tier: &str, own: Option<u64>) -> KeptTerms {
         let own = own.map(|count| QuotaOverride {

@@ -2,61 +2,53 @@
 //! time, each batch in one transaction with one entry of the audit log. So memory stays what it is however many lines come,
 //! other writers wait for one batch at most, and what was written before something failed stays.
 //!
-//! Every row has a revision of its own, as if it had been written alone: a batch takes as many from the head at once as it
-//! has rows. The row of the head is locked until the batch is committed, so revisions become visible in order here too, and
-//! those who follow may read a batch in as many pages as they like.
+//! A batch is as large as can be written in about a second: keys are random, so that every row of a small one changes a page
+//! of the index by itself, while rows of a large one share pages.
 
-use crate::change::{Actor, Changed, record, writing};
+mod write;
+
+use crate::change::Actor;
 use crate::control::Control;
-use crate::db::ControlError;
+use crate::db::{ControlError, Db, Importing};
 use crate::key::{KeyHash, prefix};
-use crate::quota::{QuotaDraft, QuotaOverride, QuotaProblem, text};
+use crate::quota::{QuotaDraft, QuotaOverride, QuotaProblem, agreement, text};
 use ring::digest;
 use serde::{Deserialize, Serialize};
-use sqlx::{AssertSqlSafe, PgConnection, SqliteConnection};
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tollgate_rules::Ruleset;
 
-/// Rows in one transaction.
-const BATCH: usize = 4_000;
-/// Rows in one statement of SQLite, which must be a part of [`BATCH`].
-const AT_ONCE: usize = 100;
+/// Rows in one transaction, and in the first one.
+const FEWEST: usize = 4_000;
+const MOST: usize = 32_000;
+/// Bytes of lines in one transaction: rows may be long.
+const MOST_BYTES: usize = 16 << 20;
+/// How long a transaction should take at most, in milliseconds.
+const GOAL: i64 = 1_000;
+/// Other processes look every tenth of a second whether a file of SQLite can be written to; so long nobody here does.
+const BREATH: Duration = Duration::from_millis(110);
 /// Errors that are told of; all are counted.
 const MOST_ERRORS: usize = 1_000;
 
-/// A line of an import, which may be a line of an export.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ImportLine {
-    /// The caller's key.
-    pub api_key: Option<String>,
-    /// Or what stands for it, as exports have it.
-    pub id: Option<String>,
-    /// The first characters of a key that is not there itself.
-    pub key_prefix: Option<String>,
-    /// Which installation's secret the id was made with.
-    pub installation: Option<String>,
-    /// As in [`QuotaDraft`], like all that follow.
-    pub tier: Option<String>,
-    /// Limits in place of rules' own.
-    #[serde(default)]
-    pub overrides: Vec<QuotaOverride>,
-    /// From when it acts.
-    pub effective_at: Option<String>,
-    /// Until when.
-    pub expires_at: Option<String>,
-    /// Why.
-    #[serde(default)]
-    pub reason: String,
-    /// Who wants it.
-    pub author: Option<String>,
-    /// Exports have it; it is when the import happens.
-    pub updated_at: Option<String>,
-    /// Exports have it; it is a new one.
-    pub revision: Option<i64>,
+agreement! {
+    /// A line of an import, which may be a line of an export.
+    pub struct ImportLine {
+        /// The caller's key.
+        pub api_key: Option<String>,
+        /// Or what stands for it, as exports have it.
+        pub id: Option<String>,
+        /// The first characters of a key that is not there itself.
+        pub key_prefix: Option<String>,
+        /// Which installation's secret the id was made with.
+        pub installation: Option<String>,
+        /// Exports have it; it is when the import happens.
+        pub updated_at: Option<String>,
+        /// Exports have it; it is a new one.
+        pub revision: Option<i64>,
+    }
 }
 
 /// What came of an import.
@@ -87,10 +79,21 @@ pub struct Import {
     rules: Arc<Ruleset>,
     actor: Actor,
     batch: Batch,
+    /// How many rows make a batch now.
+    full: usize,
+    /// How long this node has written without a pause, in milliseconds.
+    breathless: i64,
     /// The batch before, which is written while this one is gathered.
-    writing: Option<JoinHandle<Result<u64, ControlError>>>,
+    writing: Option<JoinHandle<Result<Written, ControlError>>>,
     told: Imported,
     _only: OwnedMutexGuard<()>,
+}
+
+/// What became of a batch.
+struct Written {
+    lines: u64,
+    /// In milliseconds.
+    took: i64,
 }
 
 /// Lines that are to be written together.
@@ -101,6 +104,7 @@ struct Batch {
     first: u64,
     last: u64,
     lines: u64,
+    bytes: usize,
     sum: digest::Context,
 }
 
@@ -118,7 +122,7 @@ struct BulkRow {
 impl Default for Batch {
     fn default() -> Self {
         let sum = digest::Context::new(&digest::SHA256);
-        Self { rows: Vec::new(), places: HashMap::new(), first: 0, last: 0, lines: 0, sum }
+        Self { rows: Vec::new(), places: HashMap::new(), first: 0, last: 0, lines: 0, bytes: 0, sum }
     }
 }
 
@@ -129,6 +133,7 @@ impl Batch {
         }
         self.last = line;
         self.lines += 1;
+        self.bytes += sent.len();
         self.sum.update(sent);
         self.sum.update(b"\n");
         match self.places.get(&row.hash) {
@@ -148,7 +153,17 @@ impl Import {
         let only = Arc::clone(&control.importing).try_lock_owned().ok()?;
         let control = Arc::clone(control);
         let (batch, told) = (Batch::default(), Imported::default());
-        Some(Self { control, rules, actor, batch, writing: None, told, _only: only })
+        Some(Self {
+            control,
+            rules,
+            actor,
+            batch,
+            full: FEWEST,
+            breathless: 0,
+            writing: None,
+            told,
+            _only: only,
+        })
     }
 
     /// Takes a line in, or notes what is wrong with it. `sent` is the line as it came.
@@ -160,13 +175,27 @@ impl Import {
             Ok(row) => self.batch.add(line, sent, row),
             Err(wrong) => self.refuse(line, wrong.detail, Some(wrong.place)),
         }
-        if self.batch.rows.len() == BATCH {
+        if self.batch.rows.len() >= self.full || self.batch.bytes >= MOST_BYTES {
             self.written().await?;
             let batch = std::mem::take(&mut self.batch);
+            let breath = self.breath();
+            self.control.db.importing(Importing::Begins).await?;
             let (control, actor) = (Arc::clone(&self.control), self.actor.clone());
-            self.writing = Some(tokio::spawn(async move { control.write_batch(&batch, &actor).await }));
+            self.writing = Some(tokio::spawn(async move {
+                tokio::time::sleep(breath).await;
+                control.write_batch(batch, &actor).await
+            }));
         }
         Ok(())
+    }
+
+    /// How long to wait before the next batch. Those in this process who write get their turn anyway.
+    fn breath(&mut self) -> Duration {
+        if self.breathless < GOAL || !matches!(self.control.db, Db::Sqlite { .. }) {
+            return Duration::ZERO;
+        }
+        self.breathless = 0;
+        BREATH
     }
 
     /// Notes a line that could not be read.
@@ -183,14 +212,32 @@ impl Import {
         self.told.imported
     }
 
-    /// Waits until what came so far is written, without what is still being gathered: for an import that breaks off.
+    /// Waits until what came so far is written, and leaves out what is still being gathered.
     ///
     /// # Errors
     /// [`ControlError`] if the database did not take it.
-    pub async fn written(&mut self) -> Result<(), ControlError> {
+    pub async fn break_off(&mut self) -> Result<(), ControlError> {
+        let written = self.written().await;
+        self.tidy().await;
+        written
+    }
+
+    async fn tidy(&self) {
+        if let Err(error) = self.control.db.importing(Importing::Ends).await {
+            tracing::debug!(%error, "the database was not tidied up after an import");
+        }
+    }
+
+    async fn written(&mut self) -> Result<(), ControlError> {
         if let Some(writing) = self.writing.take() {
-            let written = writing.await.map_err(|error| ControlError::Broken(error.to_string()))?;
-            self.told.imported += written?;
+            let written = writing.await.map_err(|error| ControlError::Broken(error.to_string()))??;
+            self.told.imported += written.lines;
+            self.breathless += written.took;
+            self.full = match written.took {
+                ..=500 => (self.full * 2).min(MOST),
+                501..=GOAL => self.full,
+                _ => (self.full / 2).max(FEWEST),
+            };
         }
         Ok(())
     }
@@ -203,8 +250,9 @@ impl Import {
         self.written().await?;
         let batch = std::mem::take(&mut self.batch);
         if batch.lines > 0 {
-            self.told.imported += self.control.write_batch(&batch, &self.actor).await?;
+            self.told.imported += self.control.write_batch(batch, &self.actor).await?.lines;
         }
+        self.tidy().await;
         self.control.act().await;
         Ok(std::mem::take(&mut self.told))
     }
@@ -260,110 +308,5 @@ impl Import {
 impl std::fmt::Debug for Import {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Import").field("told", &self.told).finish_non_exhaustive()
-    }
-}
-
-impl Control {
-    async fn write_batch(&self, batch: &Batch, actor: &Actor) -> Result<u64, ControlError> {
-        let now = self.now_millis();
-        let rows = i64::try_from(batch.rows.len()).unwrap_or(i64::MAX);
-        let sum: String =
-            batch.sum.clone().finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        writing!(&self.db, rows, |tx, head| {
-            let first = head.0 - rows + 1;
-            tx.write_many(&batch.rows, first, now).await?;
-            let after = serde_json::json!({
-                "first_line": batch.first, "last_line": batch.last, "lines": batch.lines, "keys": rows,
-                "first_revision": first, "last_revision": head.0, "sha256": sum,
-            });
-            let changed = Changed {
-                action: "quota.import",
-                target: "quotas",
-                before: String::new(),
-                after: after.to_string(),
-            };
-            record!(tx, head, now, actor, &changed);
-        });
-        Ok(batch.lines)
-    }
-}
-
-/// How each database writes many rows: as few statements as it can, whose text is always the same.
-trait WriteMany {
-    /// The rows get revisions from `revision` on.
-    async fn write_many(&mut self, rows: &[BulkRow], revision: i64, now: i64) -> Result<(), sqlx::Error>;
-}
-
-const INTO: &str = "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, \
-     revision, updated_at, deleted)";
-
-const REPLACING: &str = " ON CONFLICT (key_hash) DO UPDATE SET key_prefix = CASE WHEN excluded.key_prefix = '' \
-     THEN quotas.key_prefix ELSE excluded.key_prefix END, \
-     tier = excluded.tier, overrides = excluded.overrides, effective_at = excluded.effective_at, \
-     expires_at = excluded.expires_at, reason = excluded.reason, author = excluded.author, \
-     updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision";
-
-static POSTGRES: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "{INTO} SELECT *, $10::bigint, 0 FROM UNNEST($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bigint[], \
-         $6::bigint[], $7::text[], $8::text[], $9::bigint[]) {REPLACING}"
-    )
-});
-
-/// A statement of SQLite for so many rows.
-fn sqlite(rows: usize) -> String {
-    let row = "(?,?,?,?,?,?,?,?,?,?,0)";
-    format!("{INTO} VALUES {}{REPLACING}", vec![row; rows].join(","))
-}
-
-static SQLITE_MANY: LazyLock<String> = LazyLock::new(|| sqlite(AT_ONCE));
-static SQLITE_ONE: LazyLock<String> = LazyLock::new(|| sqlite(1));
-
-impl WriteMany for SqliteConnection {
-    async fn write_many(&mut self, rows: &[BulkRow], revision: i64, now: i64) -> Result<(), sqlx::Error> {
-        let mut revisions = revision..;
-        let (many, rest) = rows.as_chunks::<AT_ONCE>();
-        let many = many.iter().map(|rows| (SQLITE_MANY.as_str(), &rows[..]));
-        for (text, rows) in many.chain(rest.chunks(1).map(|row| (SQLITE_ONE.as_str(), row))) {
-            let mut query = sqlx::query(AssertSqlSafe(text));
-            for (row, revision) in rows.iter().zip(&mut revisions) {
-                query = query
-                    .bind(row.hash.0.to_vec())
-                    .bind(row.key_prefix.clone())
-                    .bind(row.tier.clone())
-                    .bind(row.overrides.clone())
-                    .bind(row.effective_at)
-                    .bind(row.expires_at)
-                    .bind(row.reason.clone())
-                    .bind(row.author.clone())
-                    .bind(revision)
-                    .bind(now);
-            }
-            query.execute(&mut *self).await?;
-        }
-        Ok(())
-    }
-}
-
-impl WriteMany for PgConnection {
-    async fn write_many(&mut self, rows: &[BulkRow], revision: i64, now: i64) -> Result<(), sqlx::Error> {
-        fn column<T>(rows: &[BulkRow], field: impl Fn(&BulkRow) -> T) -> Vec<T> {
-            rows.iter().map(field).collect()
-        }
-        let revisions: Vec<i64> = (revision..).take(rows.len()).collect();
-        sqlx::query(AssertSqlSafe(POSTGRES.as_str()))
-            .bind(column(rows, |row| row.hash.0.to_vec()))
-            .bind(column(rows, |row| row.key_prefix.clone()))
-            .bind(column(rows, |row| row.tier.clone()))
-            .bind(column(rows, |row| row.overrides.clone()))
-            .bind(column(rows, |row| row.effective_at))
-            .bind(column(rows, |row| row.expires_at))
-            .bind(column(rows, |row| row.reason.clone()))
-            .bind(column(rows, |row| row.author.clone()))
-            .bind(revisions)
-            .bind(now)
-            .execute(self)
-            .await?;
-        Ok(())
     }
 }

@@ -70,7 +70,7 @@ macro_rules! writing {
     };
     ($db:expr, $revisions:expr, |$tx:ident, $head:ident| $body:block) => {
         match $db {
-            $crate::db::Db::Sqlite(pool) => {
+            $crate::db::Db::Sqlite { write: pool, .. } => {
                 let mut $tx = $crate::change::begin!(sqlite, pool);
                 let $head: $crate::change::Head =
                     sqlx::query_as($crate::change::NEXT).bind($revisions).fetch_one(&mut *$tx).await?;

@@ -19,6 +19,10 @@ pub struct Control {
     pub(crate) hasher: KeyHasher,
     pub(crate) book: Arc<Book>,
     pub(crate) emergencies: Arc<Emergencies>,
+    /// What they were made of, for the snapshot, and to tell when they are others.
+    pub(crate) emergencies_known: std::sync::Mutex<Vec<crate::emergencies::Row>>,
+    /// Goes up when the snapshot's emergencies or grants are no longer all there are.
+    pub(crate) acts_changed: AtomicU64,
     pub(crate) clock: Arc<dyn Clock>,
     /// One reader at a time takes changes in, so that they are taken in order.
     pub(crate) reading: Mutex<()>,
@@ -42,9 +46,8 @@ pub struct Control {
     pub(crate) published: watch::Sender<Option<Arc<PublishedRules>>>,
     /// This process among those that share the database.
     pub(crate) instance: String,
-    /// What of the rules and of emergencies was last heard of, to tell when it is another.
+    /// What of the rules was last heard of, to tell when it is another.
     pub(crate) heard_rules: AtomicI64,
-    pub(crate) heard_emergencies: AtomicU64,
     pub(crate) told: OnceLock<Told>,
 }
 
@@ -99,6 +102,8 @@ impl Control {
             db,
             book: Arc::new(Book::new(hasher.clone())),
             emergencies: Arc::new(Emergencies::new(words)),
+            emergencies_known: std::sync::Mutex::default(),
+            acts_changed: AtomicU64::new(0),
             hasher,
             clock,
             reading: Mutex::new(()),
@@ -115,7 +120,6 @@ impl Control {
             // Without randomness nodes are told apart by when they began.
             instance: fresh_id().unwrap_or_else(|_| begun.to_string()),
             heard_rules: AtomicI64::new(0),
-            heard_emergencies: AtomicU64::new(0),
             told: OnceLock::new(),
         })
     }

@@ -13,20 +13,51 @@ use std::time::Duration;
 /// How long a statement waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What the writer of a file may hold of it. An import puts rows at random places of an index: what does not fit is written
+/// out and read in again many times within a batch.
+const WRITER_CACHE_KIB: u32 = 64 * 1_024;
+/// The longest that the log of a file stays when it has been moved into the file: 64 MiB.
+const LOG_BYTES: u32 = 64 << 20;
+
+/// While an import runs, 128 MiB of the log are moved at once: the more, the fewer pages are moved several times.
+const WHILE_IMPORTING: &str = "PRAGMA wal_autocheckpoint = 32768";
+/// Afterwards all of it is moved, and the memory given back.
+const AFTER_IMPORTING: &str =
+    "PRAGMA wal_autocheckpoint = 1000; PRAGMA wal_checkpoint(PASSIVE); PRAGMA shrink_memory";
+
 /// Where what operators decide is kept.
 #[derive(Clone, Debug)]
 pub enum Db {
     /// A file on this machine.
-    Sqlite(SqlitePool),
+    Sqlite {
+        /// Connections for those who read.
+        read: SqlitePool,
+        /// The one connection for those who write: a file has one writer at a time, and here they get their turn in the order
+        /// in which they came, also while an import writes one batch after another.
+        write: SqlitePool,
+    },
     /// A server that several nodes share.
     Postgres(PgPool),
 }
 
-/// Runs one body on whichever database there is.
+/// Which end of an import it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Importing {
+    Begins,
+    Ends,
+}
+
+/// Runs one body on whichever database there is; one that writes says so.
 macro_rules! on {
+    ($db:expr, write $pool:ident => $body:expr) => {
+        match $db {
+            $crate::db::Db::Sqlite { write: $pool, .. } => $body,
+            $crate::db::Db::Postgres($pool) => $body,
+        }
+    };
     ($db:expr, $pool:ident => $body:expr) => {
         match $db {
-            $crate::db::Db::Sqlite($pool) => $body,
+            $crate::db::Db::Sqlite { read: $pool, .. } => $body,
             $crate::db::Db::Postgres($pool) => $body,
         }
     };
@@ -103,23 +134,44 @@ impl Db {
             .journal_mode(SqliteJournalMode::Wal)
             // What has been acknowledged is on the disk.
             .synchronous(SqliteSynchronous::Full)
+            // The thread that asks the file hands rows over so many at a time, and not each by a switch of its own.
+            .row_buffer_size(512)
             .busy_timeout(PATIENCE);
-        let pool = SqlitePoolOptions::new().max_connections(4).acquire_timeout(PATIENCE);
-        Ok(Self::Sqlite(pool.connect_with(options).await?))
+        let pool = SqlitePoolOptions::new().acquire_timeout(PATIENCE);
+        let read = pool.clone().max_connections(4).connect_with(options.clone()).await?;
+        let options = options
+            .pragma("cache_size", format!("-{WRITER_CACHE_KIB}"))
+            .pragma("journal_size_limit", LOG_BYTES.to_string());
+        let write = pool.max_connections(1).connect_lazy_with(options);
+        Ok(Self::Sqlite { read, write })
     }
 
     /// What it is, without its address.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
-            Self::Sqlite(_) => "sqlite",
+            Self::Sqlite { .. } => "sqlite",
             Self::Postgres(_) => "postgres",
         }
+    }
+
+    /// Prepares the writer of a file for much at once, or for what is usual.
+    pub(crate) async fn importing(&self, while_it_runs: Importing) -> Result<(), ControlError> {
+        let Self::Sqlite { write, .. } = self else { return Ok(()) };
+        let text = match while_it_runs {
+            Importing::Begins => WHILE_IMPORTING,
+            Importing::Ends => AFTER_IMPORTING,
+        };
+        sqlx::raw_sql(text).execute(write).await?;
+        Ok(())
     }
 
     /// Lets all connections go.
     pub async fn close(&self) {
         on!(self, pool => pool.close().await);
+        if let Self::Sqlite { write, .. } = self {
+            write.close().await;
+        }
     }
 }
 

@@ -13,8 +13,9 @@ use crate::key::KeyHash;
 use crate::quota::{QuotaProblem, tell_millis};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use tollgate_core::{StableHasher, Timestamp};
+use tollgate_core::Timestamp;
 use tollgate_engine::{Act, Measure, Target};
 use tollgate_rules::Ruleset;
 
@@ -32,7 +33,8 @@ const ONE: &str =
 const INSERT: &str = "INSERT INTO emergencies (id, action, kind, target, shown, factor, reason, author,
      created_at, expires_at, ended, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11)";
 
-type Row = (String, String, String, String, String, Option<i64>, String, String, i64, i64, i64);
+/// One of them, as it is kept here and in the snapshot.
+pub(crate) type Row = (String, String, String, String, String, Option<i64>, String, String, i64, i64, i64);
 
 /// Names of actions and kinds are kept as they are told.
 fn word<T: Serialize>(of: &T) -> String {
@@ -233,21 +235,29 @@ impl Control {
     /// Puts what is on before the limiter.
     pub(crate) async fn read_emergencies(&self) -> Result<(), ControlError> {
         let rows = self.emergency_rows().await?;
+        self.take_emergencies(rows);
+        Ok(())
+    }
+
+    /// The same of what a file knows.
+    pub(crate) fn take_emergencies(&self, rows: Vec<Row>) {
         // One that cannot be read (a newer program has written it) must not keep the others from acting.
         let measures = rows.iter().filter_map(|row| {
             measure(row).inspect_err(|error| tracing::error!(%error, "a measure does not act here")).ok()
         });
         self.emergencies.replace(measures.collect::<Vec<_>>());
-        let mut state = StableHasher::default();
-        for (id, .., revision) in &rows {
-            state.bytes(id.as_bytes());
-            state.bytes(&revision.to_le_bytes());
-        }
-        let state = state.finish();
-        if self.heard_emergencies.swap(state, Ordering::Relaxed) != state {
+        let mut known = self.emergencies_known.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != rows {
+            *known = rows;
+            drop(known);
+            self.acts_changed.fetch_add(1, Ordering::Relaxed);
             self.say(Heard::Emergencies);
         }
-        Ok(())
+    }
+
+    /// What was last known to be on.
+    pub(crate) fn known_emergencies(&self) -> Vec<Row> {
+        self.emergencies_known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -125,7 +125,7 @@ impl Control {
     async fn keep_up(&self, times: Following) {
         loop {
             let failure = match &self.db {
-                Db::Sqlite(_) => self.follow_file(times).await,
+                Db::Sqlite { .. } => self.follow_file(times).await,
                 Db::Postgres(pool) => self.follow_server(pool, times).await,
             };
             if let Err(error) = failure {

@@ -50,6 +50,26 @@ impl Granted {
         self.callers.store(by_word.len(), Ordering::Relaxed);
     }
 
+    /// Takes one back.
+    pub(crate) fn remove(&self, word: u64, id: &str) {
+        let mut by_word = self.by_word.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = by_word.get_mut(&word) {
+            kept.grants.retain(|grant| grant.id != id);
+            kept.compiled = None;
+        }
+        by_word.retain(|_, kept| !kept.grants.is_empty());
+        self.callers.store(by_word.len(), Ordering::Relaxed);
+    }
+
+    /// All of them, by the word of the caller.
+    pub(crate) fn all(&self) -> Vec<(u64, KeptGrant)> {
+        let by_word = self.by_word.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |(word, kept): (&u64, &Kept)| {
+            kept.grants.iter().map(|grant| (*word, grant.clone())).collect::<Vec<_>>()
+        };
+        by_word.iter().flat_map(of).collect()
+    }
+
     /// What a caller was granted that has not ended, compiled against these rules.
     pub(crate) fn find(&self, word: u64, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Grants>> {
         if self.is_empty() {

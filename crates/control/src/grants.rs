@@ -7,6 +7,7 @@ use crate::emergency::problem;
 use crate::key::{KeyHash, prefix};
 use crate::quota::{QuotaProblem, tell_millis, text};
 use serde::{Deserialize, Serialize};
+use std::sync::atomic::Ordering;
 use tollgate_core::Quota as CoreQuota;
 use tollgate_rules::Ruleset;
 
@@ -20,6 +21,11 @@ const MOST: i64 = 100;
 const INSERT: &str = "INSERT INTO grants (id, key_hash, key_prefix, rule, units, reason, author, created_at,
      expires_at, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 
+const ONE: &str =
+    "SELECT id, key_prefix, rule, units, reason, author, created_at, expires_at, revision FROM grants
+     WHERE id = $1 AND key_hash = $2 AND expires_at > $3";
+
+/// Those that have ended too: one that was taken back has.
 const SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expires_at FROM grants
      WHERE revision > $1 AND expires_at > $2 ORDER BY revision";
 
@@ -61,7 +67,7 @@ pub struct QuotaGrant {
 }
 
 /// A grant, for those who follow.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct KeptGrant {
     pub(crate) id: String,
     pub(crate) rule: String,
@@ -137,6 +143,39 @@ impl Control {
         Ok(Ok(granted))
     }
 
+    /// Takes back what is left of a grant. It cannot be used on this node any more when this returns.
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`] if this caller has no such grant, or it has ended; or the database's own.
+    pub async fn revoke_grant(&self, api_key: &str, id: &str, actor: &Actor) -> Result<(), ControlError> {
+        let (hash, now) = (self.hasher.hash(api_key), self.now_millis());
+        writing!(&self.db, |tx, head| {
+            let row: Option<GrantRow> = sqlx::query_as(ONE)
+                .bind(id.to_owned())
+                .bind(hash.0.to_vec())
+                .bind(now)
+                .fetch_optional(&mut *tx)
+                .await?;
+            let before = granted(row.ok_or(ControlError::Unknown("grant of this caller with this id"))?);
+            sqlx::query("UPDATE grants SET expires_at = $2, revision = $3 WHERE id = $1")
+                .bind(id.to_owned())
+                .bind(now)
+                .bind(head.0)
+                .execute(&mut *tx)
+                .await?;
+            let target = hash.to_string();
+            let changed = Changed {
+                action: "usage.revoke",
+                target: &target,
+                before: serde_json::to_string(&before).unwrap_or_default(),
+                after: String::new(),
+            };
+            record!(tx, head, now, actor, &changed);
+        });
+        self.act().await;
+        Ok(())
+    }
+
     /// Notes that the used quota of a caller is about to be given back: what is not noted is not done.
     ///
     /// # Errors
@@ -167,21 +206,41 @@ impl Control {
         Ok(Ok(()))
     }
 
-    /// Takes in what was granted since a revision.
+    /// Takes in what was granted or taken back since a revision.
     pub(crate) async fn read_grants(&self, since: i64) -> Result<usize, ControlError> {
         let now = self.now_millis();
+        // Who knows of none yet need not hear of those that have ended.
+        let ended = if since < 0 { now } else { i64::MIN };
         let rows: Vec<(Vec<u8>, String, String, i64, i64, i64)> = on!(&self.db, pool => {
-            sqlx::query_as(SINCE).bind(since).bind(now).fetch_all(pool).await?
+            sqlx::query_as(SINCE).bind(since).bind(ended).fetch_all(pool).await?
         });
         let count = rows.len();
+        if count > 0 {
+            self.acts_changed.fetch_add(1, Ordering::Relaxed);
+        }
         for (hash, id, rule, units, created_at, until) in rows {
-            let hash = KeyHash::from_slice(&hash)
-                .ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))?;
+            let word = KeyHash::from_slice(&hash)
+                .ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))?
+                .word();
             let units = u64::try_from(units).unwrap_or(0);
-            self.book.granted(&hash, KeptGrant { id, rule, units, lasts: until - created_at, until }, now);
+            if until > now {
+                let grant = KeptGrant { id, rule, units, lasts: until - created_at, until };
+                self.book.grants().add(word, grant, now);
+            } else {
+                self.book.grants().remove(word, &id);
+            }
         }
         Ok(count)
     }
+}
+
+type GrantRow = (String, String, String, i64, String, String, i64, i64, i64);
+
+fn granted(row: GrantRow) -> QuotaGrant {
+    let (id, key_prefix, rule, units, reason, author, created_at, expires_at, revision) = row;
+    let (created_at, expires_at) = (tell_millis(created_at), tell_millis(expires_at));
+    let units = u64::try_from(units).unwrap_or(0);
+    QuotaGrant { id, key_prefix, rule, units, reason, author, created_at, expires_at, revision }
 }
 
 fn check(draft: &GrantDraft, rules: &Ruleset) -> Result<(), QuotaProblem> {

@@ -23,13 +23,6 @@ impl KeyHash {
         u64::from_be_bytes(self.0[..8].try_into().unwrap_or_default())
     }
 
-    /// Something that memory finds by this word.
-    pub(crate) fn of_word(word: u64) -> Self {
-        let mut bytes = [0; 32];
-        bytes[..8].copy_from_slice(&word.to_le_bytes());
-        Self(bytes)
-    }
-
     pub(crate) fn from_slice(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }

@@ -20,7 +20,7 @@ impl Step {
     }
 }
 
-const STEPS: [Step; 5] = [
+const STEPS: [Step; 6] = [
     Step {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -34,6 +34,7 @@ const STEPS: [Step; 5] = [
     Step::alike(include_str!("migrations/0003.sql")),
     Step::alike(include_str!("migrations/0004.sql")),
     Step::alike(include_str!("migrations/0005.sql")),
+    Step::alike(include_str!("migrations/0006.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";
@@ -77,7 +78,7 @@ macro_rules! migrate {
 /// Makes the tables that are not there yet.
 pub(crate) async fn migrate(db: &Db) -> Result<(), ControlError> {
     match db {
-        Db::Sqlite(pool) => {
+        Db::Sqlite { write: pool, .. } => {
             let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
             migrate!(tx, sqlite);
         }

@@ -66,7 +66,7 @@ impl Control {
     /// [`ControlError`] if the database does not take it.
     pub async fn tell_node(&self, told: &Value) -> Result<(), ControlError> {
         let (sql, text) = (self.own_words(TELL), told.to_string());
-        on!(&self.db, pool => {
+        on!(&self.db, write pool => {
             sqlx::query(sql).bind(self.instance.clone()).bind(text).execute(pool).await?;
         });
         Ok(())
@@ -89,7 +89,7 @@ impl Control {
     /// This node ends: nobody need wonder where it is.
     pub async fn leave(&self) {
         let leaving = async {
-            on!(&self.db, pool => {
+            on!(&self.db, write pool => {
                 sqlx::query("DELETE FROM nodes WHERE instance = $1").bind(self.instance.clone()).execute(pool).await?;
             });
             Ok::<_, ControlError>(())
@@ -118,12 +118,12 @@ impl Control {
 
     pub(crate) async fn forget_nodes(&self) -> Result<u64, ControlError> {
         let sql = self.own_words(FORGET);
-        Ok(on!(&self.db, pool => sqlx::query(sql).bind(FORGOTTEN).execute(pool).await?.rows_affected()))
+        Ok(on!(&self.db, write pool => sqlx::query(sql).bind(FORGOTTEN).execute(pool).await?.rows_affected()))
     }
 
     const fn own_words(&self, sql: [&'static str; 2]) -> &'static str {
         match self.db {
-            Db::Sqlite(_) => sql[0],
+            Db::Sqlite { .. } => sql[0],
             Db::Postgres(_) => sql[1],
         }
     }

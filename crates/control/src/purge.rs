@@ -21,7 +21,7 @@ impl Control {
     /// [`ControlError`] if the database does not do it.
     pub async fn purge(&self) -> Result<u64, ControlError> {
         let before = self.now_millis() - KEPT;
-        let done = on!(&self.db, pool => {
+        let done = on!(&self.db, write pool => {
             sqlx::query(PURGE).bind(before).bind(AT_ONCE).execute(pool).await?.rows_affected()
         });
         self.forget_nodes().await?;

@@ -7,24 +7,37 @@ use tollgate_rules::{Override, Ruleset};
 /// Tiers that need no rule to name them.
 const USUAL_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
 
-/// An agreement as it is sent.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QuotaDraft {
-    /// The caller's tier, whatever its requests say.
-    pub tier: Option<String>,
-    /// Limits in place of rules' own.
-    #[serde(default)]
-    pub overrides: Vec<QuotaOverride>,
-    /// From when it acts, in RFC 3339; at once, if it does not say.
-    pub effective_at: Option<String>,
-    /// Until when, in RFC 3339; for ever, if it does not say.
-    pub expires_at: Option<String>,
-    /// Why.
-    #[serde(default)]
-    pub reason: String,
-    /// Who wants it; who sends it, if it does not say.
-    pub author: Option<String>,
+/// Declares something that is sent about an agreement: what it always says, behind fields of its own. (A flattened struct would
+/// do as well, but mistakes in it have no place.)
+macro_rules! agreement {
+    ($(#[$about:meta])* pub struct $name:ident { $($own:tt)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $($own)*
+            /// The caller's tier, whatever its requests say.
+            pub tier: Option<String>,
+            /// Limits in place of rules' own.
+            #[serde(default)]
+            pub overrides: Vec<QuotaOverride>,
+            /// From when it acts, in RFC 3339; at once, if it does not say.
+            pub effective_at: Option<String>,
+            /// Until when, in RFC 3339; for ever, if it does not say.
+            pub expires_at: Option<String>,
+            /// Why.
+            #[serde(default)]
+            pub reason: String,
+            /// Who wants it; who sends it, if it does not say.
+            pub author: Option<String>,
+        }
+    };
+}
+pub(crate) use agreement;
+
+agreement! {
+    /// An agreement as it is sent.
+    pub struct QuotaDraft {}
 }
 
 /// One limit in place of a rule's.

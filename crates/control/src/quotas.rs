@@ -5,6 +5,7 @@ use crate::control::Control;
 use crate::db::{ControlError, on};
 use crate::key::{Caller, KeyHash, LONGEST_PREFIX, prefix};
 use crate::quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, tell, tell_millis};
+use futures_util::TryStreamExt;
 use serde::Serialize;
 use tollgate_rules::Ruleset;
 
@@ -17,17 +18,18 @@ const LIST: &str =
      deleted, revision FROM quotas
      WHERE key_hash > $1 AND deleted = 0 ORDER BY key_hash LIMIT $2";
 
+/// These two are in the order of the index that finds them, so that a page of very many is not sorted: what has changed while
+/// somebody turns the pages comes again at the end.
 const LIST_TIER: &str =
     "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author,
      updated_at, deleted, revision FROM quotas
-     WHERE key_hash > $1 AND deleted = 0 AND tier = $3 ORDER BY key_hash LIMIT $2";
+     WHERE revision > $1 AND deleted = 0 AND tier = $3 ORDER BY revision LIMIT $2";
 
-/// In the order of the index that finds them: a search for a common beginning must not sort all it finds for every page.
 const LIST_PREFIX: &str =
     "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author,
      updated_at, deleted, revision FROM quotas
-     WHERE (key_prefix, key_hash) > ($3, $1) AND key_prefix >= $4 AND key_prefix < $5 AND deleted = 0
-     AND (CAST($6 AS TEXT) IS NULL OR tier = $6) ORDER BY key_prefix, key_hash LIMIT $2";
+     WHERE (key_prefix, revision) > ($3, $1) AND key_prefix >= $4 AND key_prefix < $5 AND deleted = 0
+     AND (CAST($6 AS TEXT) IS NULL OR tier = $6) ORDER BY key_prefix, revision LIMIT $2";
 
 /// Deleted rows too: those who follow must forget them.
 const SINCE: &str =
@@ -82,27 +84,44 @@ pub struct Wanted {
 
 /// Where a page ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cursor {
-    hash: KeyHash,
-    /// In a search for beginnings, which are in their own order.
-    prefix: String,
+pub enum Cursor {
+    /// Of all: after this one.
+    Id(KeyHash),
+    /// Of a tier or a beginning: after this change, among those with the same beginning.
+    Change {
+        /// The last row's.
+        revision: i64,
+        /// The last row's; empty in a list of a tier.
+        prefix: String,
+    },
 }
 
 impl Cursor {
     /// Reads what a page told.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let (hash, prefix) = text.split_at_checked(64)?;
-        let prefix = prefix.strip_prefix('.').unwrap_or(prefix).to_owned();
-        Some(Self { hash: KeyHash::parse(hash)?, prefix })
-            .filter(|cursor| cursor.prefix.len() <= 4 * LONGEST_PREFIX)
+        if let Some(hash) = KeyHash::parse(text) {
+            return Some(Self::Id(hash));
+        }
+        let (revision, prefix) = text.split_once('.')?;
+        let (revision, prefix) = (revision.parse().ok()?, prefix.to_owned());
+        Some(Self::Change { revision, prefix }).filter(|_| text.len() <= 32 + 4 * LONGEST_PREFIX)
+    }
+
+    /// What a list by hash, or one by changes, goes on after. One of another list than was asked for leads to its beginning.
+    fn places(this: Option<&Self>) -> (Vec<u8>, i64, String) {
+        match this {
+            Some(Self::Id(hash)) => (hash.0.to_vec(), -1, String::new()),
+            Some(Self::Change { revision, prefix }) => (Vec::new(), *revision, prefix.clone()),
+            None => (Vec::new(), -1, String::new()),
+        }
     }
 }
 
 /// Some agreements, and where the next ones are.
 #[derive(Debug, Serialize)]
 pub struct Page {
-    /// In the order of their ids.
+    /// As they come.
     pub quotas: Vec<Quota>,
     /// What to ask for next; nothing, if these are the last.
     pub next_cursor: Option<String>,
@@ -142,8 +161,19 @@ fn key_hash(bytes: &[u8]) -> Result<KeyHash, ControlError> {
 }
 
 fn terms(text: &str) -> Result<Vec<QuotaOverride>, ControlError> {
+    if text == "[]" {
+        return Ok(Vec::new());
+    }
     serde_json::from_str(text)
         .map_err(|error| ControlError::Broken(format!("the overrides of a quota: {error}")))
+}
+
+fn kept(row: Change) -> Result<Kept, ControlError> {
+    let (hash, tier, overrides, effective_at, expires_at, updated_at, deleted, revision) = row;
+    let there = deleted == 0;
+    let of = |overrides| KeptTerms { tier, overrides, effective_at, expires_at };
+    let terms = there.then(|| terms(&overrides).map(of)).transpose()?;
+    Ok(Kept { hash: key_hash(&hash)?, revision, updated_at, terms })
 }
 
 fn told(quota: Option<&Quota>) -> String {
@@ -163,26 +193,23 @@ impl Control {
         row.map(quota).transpose()
     }
 
-    /// Some agreements, in the order of their ids; in a search for beginnings, in the order of these first.
+    /// Some agreements, in the order of their ids; those of a tier or a beginning in the order of their last changes.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
     pub async fn quotas(&self, wanted: &Wanted) -> Result<Page, ControlError> {
-        let (after, from) = match &wanted.after {
-            Some(cursor) => (cursor.hash.0.to_vec(), cursor.prefix.clone()),
-            None => (Vec::new(), String::new()),
-        };
+        let (hash, revision, from) = Cursor::places(wanted.after.as_ref());
         let most = i64::try_from(PAGE + 1).unwrap_or(i64::MAX);
         let rows: Vec<Row> = on!(&self.db, pool => match (&wanted.prefix, &wanted.tier) {
-            (None, None) => sqlx::query_as(LIST).bind(after).bind(most).fetch_all(pool).await?,
+            (None, None) => sqlx::query_as(LIST).bind(hash).bind(most).fetch_all(pool).await?,
             (None, Some(tier)) => {
-                sqlx::query_as(LIST_TIER).bind(after).bind(most).bind(tier.clone()).fetch_all(pool).await?
+                sqlx::query_as(LIST_TIER).bind(revision).bind(most).bind(tier.clone()).fetch_all(pool).await?
             }
             (Some(prefix), tier) => {
                 let prefix: String = prefix.chars().take(LONGEST_PREFIX).collect();
                 let beyond = format!("{prefix}{}", char::MAX);
                 sqlx::query_as(LIST_PREFIX)
-                    .bind(after)
+                    .bind(revision)
                     .bind(most)
                     .bind(from)
                     .bind(prefix)
@@ -194,9 +221,10 @@ impl Control {
         });
         let more = rows.len() > PAGE;
         let quotas: Vec<Quota> = rows.into_iter().take(PAGE).map(quota).collect::<Result<_, _>>()?;
-        let next_cursor = quotas.last().filter(|_| more).map(|last| match &wanted.prefix {
-            None => last.id.clone(),
-            Some(_) => format!("{}.{}", last.id, last.key_prefix),
+        let next_cursor = quotas.last().filter(|_| more).map(|last| match (&wanted.prefix, &wanted.tier) {
+            (None, None) => last.id.clone(),
+            (None, Some(_)) => format!("{}.", last.revision),
+            (Some(_), _) => format!("{}.{}", last.revision, last.key_prefix),
         });
         Ok(Page { quotas, next_cursor })
     }
@@ -325,16 +353,14 @@ impl Control {
 
     /// What has changed since a revision, in order; not all at once.
     pub(crate) async fn changes(&self, since: i64) -> Result<Vec<Kept>, ControlError> {
-        let rows: Vec<Change> = on!(&self.db, pool => {
-            sqlx::query_as(SINCE).bind(since).bind(CHANGES).fetch_all(pool).await?
+        let mut all = Vec::new();
+        // A row is let go before the next one comes: the database's own take many times as much memory as ours.
+        on!(&self.db, pool => {
+            let mut rows = sqlx::query_as(SINCE).bind(since).bind(CHANGES).fetch(pool);
+            while let Some(row) = rows.try_next().await? {
+                all.push(kept(row)?);
+            }
         });
-        let kept = rows.into_iter().map(|row| {
-            let (hash, tier, overrides, effective_at, expires_at, updated_at, deleted, revision) = row;
-            let there = deleted == 0;
-            let of = |overrides| KeptTerms { tier, overrides, effective_at, expires_at };
-            let terms = there.then(|| terms(&overrides).map(of)).transpose()?;
-            Ok(Kept { hash: key_hash(&hash)?, revision, updated_at, terms })
-        });
-        kept.collect()
+        Ok(all)
     }
 }

@@ -1,21 +1,21 @@
-//! What this node knows from the database, kept in a file beside: a node whose database is away at start begins with it.
+//! What this node knows from the database, kept in files beside: a node whose database is away at start begins with them.
 //!
-//! The file is replaced as a whole, by a rename, and is for its owner alone: it holds the secret that API keys are hashed
-//! with. It knows up to which revision it goes, so that what is newer is asked for when the database is back. Rules are
-//! written within a second, quotas within a minute; where there are very many quotas, rules alone.
+//! There are two: the acts (rules, emergencies, grants), which are few and are written within a second, and the quotas
+//! (`FILE.quotas`), which may be ten million: they rest sixty times as long as their writing took. Each is replaced as a whole, by a rename, and is for its owner alone: the first holds the secret that API keys are hashed with.
+//! The quotas know up to which revision they go, so that what is newer is asked for when the database is back.
 
-use crate::book::Book;
+mod quotas;
+
 use crate::control::Control;
 use crate::db::{ControlError, Db, on};
-use crate::key::KeyHash;
+use crate::emergencies;
+use crate::grants::KeptGrant;
 use crate::migrate::migrate;
-use crate::quota::QuotaOverride;
-use crate::quotas::KeptTerms;
 use crate::revision::PublishedRules;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,39 +23,24 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tollgate_core::Clock;
 
-/// The most quotas that are kept in a file.
-const MOST_QUOTAS: usize = 1_000_000;
+const VERSION: u32 = 2;
 const LOOK: Duration = Duration::from_millis(250);
-/// Looks between two writings for quotas alone.
-const LOOKS: u32 = 240;
+/// The least time between two writings of quotas, in milliseconds, and how many times as long as a writing it is.
+const LEAST_REST: i64 = 1_000;
+const REST: i64 = 60;
 
+/// What is written within a second.
 #[derive(Serialize, Deserialize)]
-struct Snapshot {
+struct Acts {
     version: u32,
     key_secret: String,
-    /// Up to which revision of the database it goes, and when that was the last.
-    revision: i64,
+    /// When the database was last known to hold nothing else.
     current_at: i64,
     published: Option<PublishedRules>,
-    /// `None`: there are too many.
-    quotas: Option<Quotas>,
-}
-
-/// Agreements as the book has them: who has the same terms shares them.
-#[derive(Default, Serialize, Deserialize)]
-pub(crate) struct Quotas {
-    pub(crate) terms: Vec<(Option<String>, Vec<QuotaOverride>)>,
-    /// The word of the key's hash, from when, until when, which terms.
-    pub(crate) callers: Vec<(u64, Option<i64>, Option<i64>, usize)>,
-}
-
-impl Quotas {
-    fn restore(self, book: &Book) {
-        for (word, effective_at, expires_at, terms) in self.callers {
-            let Some((tier, overrides)) = self.terms.get(terms).cloned() else { continue };
-            book.set(&KeyHash::of_word(word), Some(KeptTerms { tier, overrides, effective_at, expires_at }));
-        }
-    }
+    /// What is on; each ends by itself.
+    emergencies: Vec<emergencies::Row>,
+    /// Extra quota, by the word of the key's hash.
+    grants: Vec<(u64, KeptGrant)>,
 }
 
 impl Control {
@@ -77,20 +62,27 @@ impl Control {
             return Err(ControlError::Away(error));
         };
         let broken = |why: String| ControlError::Broken(format!("{}: {why}", path.display()));
-        let kept: Snapshot = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
-        if kept.version != 1 {
+        let kept: Acts = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
+        if kept.version != VERSION {
             return Err(broken(format!("version {} is not known to this program", kept.version)));
         }
         let secret = STANDARD.decode(&kept.key_secret).map_err(|error| broken(error.to_string()))?;
         let control = Self::new(Db::later(address)?, &secret, clock);
         control.prepared.store(false, Ordering::Relaxed);
-        let all = kept.quotas.is_some();
-        kept.quotas.unwrap_or_default().restore(&control.book);
-        if all {
-            control.seen.store(kept.revision, Ordering::Relaxed);
-            control.loaded.store(true, Ordering::Relaxed);
-        }
         control.current_at.store(kept.current_at, Ordering::Relaxed);
+        control.take_emergencies(kept.emergencies);
+        let now = control.now_millis();
+        for (word, grant) in kept.grants.into_iter().filter(|(_, grant)| grant.until > now) {
+            control.book.grants().add(word, grant, now);
+        }
+        match control.restore_quotas(&quotas_beside(path)) {
+            Ok(()) => control.loaded.store(true, Ordering::Relaxed),
+            // The rules act alone, and the node is not ready.
+            Err(error) => {
+                control.book.clear_quotas();
+                tracing::warn!(%error, "the quotas that were last known cannot be read");
+            }
+        }
         let rev = kept.published.as_ref().map(|published| published.revision.rev);
         control.published.send_replace(kept.published.map(Arc::new));
         tracing::warn!(
@@ -125,54 +117,92 @@ impl Control {
         !self.prepared.load(Ordering::Relaxed)
     }
 
-    /// Keeps the file up to date for as long as it is asked to.
+    /// Keeps the files up to date for as long as it is asked to.
     pub async fn keep_snapshot(self: Arc<Self>, file: PathBuf) {
-        let (mut written, mut looks, mut told) = ((None, -1), 0_u32, false);
+        let (mut acts, mut quotas) = (None, None);
+        let (mut next_quotas, mut told) = (i64::MIN, false);
         loop {
             tokio::time::sleep(LOOK).await;
-            looks = looks.saturating_add(1);
-            let known = (self.published().map(|published| published.revision.rev), self.revision());
-            let due = known.0 != written.0 || written.1 < 0 || looks >= LOOKS;
-            if known == written || !due || self.is_restored() || !self.is_loaded() {
+            if self.is_restored() || !self.is_loaded() {
                 continue;
             }
-            let (own, path) = (Arc::clone(&self), file.clone());
-            let done = tokio::task::spawn_blocking(move || own.write_snapshot(&path)).await;
-            let failed = match done {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(error) => Some(error.to_string()),
-            };
-            (written, looks) = (known, 0);
-            if let Some(error) = failed.filter(|_| !told) {
-                told = true;
-                tracing::warn!(
-                    error, file = %file.display(),
-                    "what is known from the database cannot be kept beside: a start without it will fail; set --snapshot"
-                );
+            let rev = self.published().map(|published| published.revision.rev);
+            let known = Some((rev, self.acts_changed.load(Ordering::Relaxed)));
+            if known != acts {
+                let path = file.clone();
+                self.keep(&mut told, &file, move |own| own.write_acts(&path)).await;
+                acts = known;
+            }
+            let (known, began) = (Some(self.revision()), self.now_millis());
+            if known != quotas && began >= next_quotas {
+                let path = quotas_beside(&file);
+                self.keep(&mut told, &file, move |own| own.write_quotas(&path)).await;
+                let ended = self.now_millis();
+                (quotas, next_quotas) = (known, ended + LEAST_REST.max(REST * (ended - began)));
             }
         }
     }
 
-    fn write_snapshot(&self, path: &Path) -> std::io::Result<()> {
-        let kept = Snapshot {
-            version: 1,
+    /// Writes a file, and says so once if that fails.
+    async fn keep(
+        self: &Arc<Self>,
+        told: &mut bool,
+        file: &Path,
+        write: impl FnOnce(&Self) -> std::io::Result<()> + Send + 'static,
+    ) {
+        let own = Arc::clone(self);
+        let failed = match tokio::task::spawn_blocking(move || write(&own)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        if !std::mem::replace(told, true) {
+            tracing::warn!(
+                error = failed, file = %file.display(),
+                "what is known from the database cannot be kept beside: a start without it will fail; set --snapshot"
+            );
+        }
+    }
+
+    fn write_acts(&self, path: &Path) -> std::io::Result<()> {
+        let kept = Acts {
+            version: VERSION,
             key_secret: STANDARD.encode(&self.secret),
-            revision: self.revision(),
             current_at: self.current_at.load(Ordering::Relaxed),
             published: self.published().map(|published| (*published).clone()),
-            quotas: (self.book.len() <= MOST_QUOTAS).then(|| self.book.dump()),
+            emergencies: self.known_emergencies(),
+            grants: self.book.grants().all(),
         };
-        let text = serde_json::to_vec(&kept)?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        if let Some(folder) = folder {
-            std::fs::create_dir_all(folder)?;
-        }
-        let fresh = path.with_extension(format!("{}.new", std::process::id()));
-        let _ = std::fs::remove_file(&fresh);
-        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        std::fs::rename(&fresh, path)
+        replace(path, |file| Ok(serde_json::to_writer(file, &kept)?))
     }
+}
+
+/// Where the quotas are kept.
+fn quotas_beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".quotas");
+    name.into()
+}
+
+/// Writes a new file and puts it in the place of the old one: whoever reads finds the one or the other, whole.
+fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<std::fs::File>) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(format!(".{}.new", std::process::id()));
+    let fresh = PathBuf::from(fresh);
+    let _ = std::fs::remove_file(&fresh);
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    let mut file = BufWriter::with_capacity(1 << 16, file);
+    let written = write(&mut file).and_then(|()| file.flush()).and_then(|()| file.get_ref().sync_all());
+    if let Err(error) = written {
+        let _ = std::fs::remove_file(&fresh);
+        return Err(error);
+    }
+    std::fs::rename(&fresh, path)
 }

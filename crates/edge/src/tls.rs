@@ -18,11 +18,11 @@ pub struct ServerCertificate {
     current: ArcSwap<CertifiedKey>,
     certificate: PathBuf,
     key: PathBuf,
-    seen: Mutex<Glimpse>,
+    seen: Mutex<[Glimpse; 2]>,
 }
 
-/// Sizes and times of both files.
-type Glimpse = [Option<(u64, SystemTime)>; 2];
+/// The size and the time of a file: another one, if it has changed.
+pub type Glimpse = Option<(u64, SystemTime)>;
 
 impl ResolvesServerCert for ServerCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
@@ -36,7 +36,7 @@ impl ServerCertificate {
     /// # Errors
     /// Which file is wrong, and why.
     pub fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, String> {
-        let seen = Mutex::new(glimpse([certificate, key]));
+        let seen = Mutex::new([certificate, key].map(glimpse));
         let current = ArcSwap::from_pointee(certified(certificate, key)?);
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
         Ok(Arc::new(Self { current, certificate, key, seen }))
@@ -44,7 +44,7 @@ impl ServerCertificate {
 
     /// Takes what the files hold if they have changed and are good; for a task that calls it every second or so.
     pub fn refresh(&self) {
-        let now = glimpse([&self.certificate, &self.key]);
+        let now = [&*self.certificate, &*self.key].map(glimpse);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if now == *seen {
             return;
@@ -61,11 +61,11 @@ impl ServerCertificate {
     }
 }
 
-fn glimpse(paths: [&Path; 2]) -> Glimpse {
-    paths.map(|path| {
-        let seen = std::fs::metadata(path).ok()?;
-        Some((seen.len(), seen.modified().ok()?))
-    })
+/// A look at a file, to tell whether it has changed since another.
+#[must_use]
+pub fn glimpse(path: &Path) -> Glimpse {
+    let seen = std::fs::metadata(path).ok()?;
+    Some((seen.len(), seen.modified().ok()?))
 }
 
 fn certified(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {

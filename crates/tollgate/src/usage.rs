@@ -1,4 +1,4 @@
-//! `tollgate usage`: what a caller has used of its limits, by way of a running server; giving it back, granting more.
+//! `tollgate usage`: what a caller has used of its limits, by way of a running server; giving it back, granting more, taking that back.
 
 use crate::cli::parse_attribute;
 use crate::client::{self, AdminFlags, cell, encoded};
@@ -48,6 +48,14 @@ enum UsageCommand {
         /// For how many days it can be used.
         #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=366))]
         days: u64,
+    },
+    /// Take back what is left of a grant.
+    Revoke {
+        #[arg(value_name = "API_KEY")]
+        api_key: String,
+        /// Which; `tollgate usage API_KEY` tells it.
+        #[arg(value_name = "ID")]
+        id: String,
     },
 }
 
@@ -99,6 +107,11 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                 }
                 return Ok(ExitCode::SUCCESS);
             }
+            (Some(UsageCommand::Revoke { api_key, id }), _) => {
+                let path = format!("/admin/v1/usage/{}/grant/{}", encoded(api_key), encoded(id));
+                client.ask(Method::DELETE, &path, None).await?;
+                return Ok(ExitCode::SUCCESS);
+            }
             (None, Some(of)) => client.ask(Method::GET, &of.path(""), None).await?,
             (None, None) => anyhow::bail!("whose? write an API key"),
         };
@@ -139,9 +152,13 @@ fn tables(told: &Value) -> anyhow::Result<()> {
         writeln!(out, "{}: tell also {}", cell(&needs["descriptor"]), attributes.join(" "))?;
     }
     for grant in list("grants") {
-        let (left, units, until) =
-            (cell(&grant["remaining"]), cell(&grant["units"]), cell(&grant["expires_at"]));
-        writeln!(out, "granted {units}, {left} left, until {until}")?;
+        let (left, units, until, id) = (
+            cell(&grant["remaining"]),
+            cell(&grant["units"]),
+            cell(&grant["expires_at"]),
+            cell(&grant["id"]),
+        );
+        writeln!(out, "granted {units}, {left} left, until {until}: {id}")?;
     }
     Ok(())
 }

@@ -305,8 +305,20 @@ fn a_node_starts_without_its_database_and_finds_it_again() {
     let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 9, "unit": "hour"}]});
     assert_eq!(node.ask("PUT", "/admin/v1/quotas/k", &[], &own).status, 200);
     assert_eq!(publish(&node, &sent("5/hour")).status, 201);
-    eventually("a snapshot with the rules", || {
-        std::fs::read_to_string(&file).is_ok_and(|text| text.contains("5/hour")).then_some(())
+    let block = |key: &str, lasts: u64| json!({"action": "block", "target": {"kind": "api_key", "value": key}, "reason": "abuse", "ttl_seconds": lasts});
+    assert_eq!(node.ask("POST", "/admin/v1/emergency", &[], &block("stolen", 3_600)).status, 201);
+    let short = node.ask("POST", "/admin/v1/emergency", &[], &block("forgiven", 1));
+    assert_eq!(short.status, 201);
+    let more = json!({"units": 2, "reason": "ticket 3"});
+    assert_eq!(node.ask("POST", "/admin/v1/usage/granted/grant", &[], &more).status, 201);
+    let quotas = place.path().join("state").join("snapshot.quotas");
+    let known = node.server.get("/readyz?verbose").json()["control"]["revision"].to_string();
+    eventually("a snapshot with all of it", || {
+        let acts = std::fs::read_to_string(&file).ok()?;
+        let title = std::fs::read(&quotas).ok()?;
+        let title = String::from_utf8_lossy(title.split(|byte| *byte == b'\n').next()?).into_owned();
+        let all = ["5/hour", "abuse", "\"units\":2"].iter().all(|word| acts.contains(word));
+        (all && title.contains(&format!("\"revision\":{known}"))).then_some(())
     });
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
@@ -319,6 +331,11 @@ fn a_node_starts_without_its_database_and_finds_it_again() {
     assert_eq!(revision(&node), acts, "the published rules act");
     assert_eq!(node.passes("d", &json!({"api_key": "k"})), 9, "and what is agreed with callers");
     assert_eq!(node.passes("d", &json!({"api_key": "other"})), 5);
+    assert_eq!(node.passes("d", &json!({"api_key": "granted"})), 7, "extra quota too");
+    assert_eq!(node.passes("d", &json!({"api_key": "stolen"})), 0, "what was blocked is blocked");
+    eventually("the end of a measure", || {
+        (node.passes("d", &json!({"api_key": "forgiven"})) == 5).then_some(())
+    });
     assert!(node.server.log().contains("starting with what was last known"), "{}", node.server.log());
     assert_eq!(node.server.get("/readyz?verbose").json()["control"]["from_snapshot"], true);
     assert_eq!(publish(&node, &sent("6/hour")).status, 503);

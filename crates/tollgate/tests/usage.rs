@@ -194,6 +194,14 @@ fn the_command_line_does_it_too() {
     assert_eq!(reset.code, Some(0), "{}{}", reset.out, reset.err);
     assert!(reset.out.contains("granted 2, 0 left"), "{}", reset.out);
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 4);
+    node.run(&["usage", "grant", "k/1", "--units", "5", "--reason", "the wrong one"]);
+    let told: Value = serde_json::from_str(&node.run(&["usage", "k/1", "--json"]).out).expect("JSON");
+    let id = told["grants"][1]["id"].as_str().expect("an id").to_owned();
+    assert!(node.run(&["usage", "k/1"]).out.contains(&id), "people read it too");
+    let revoked = node.run(&["usage", "revoke", "k/1", &id]);
+    assert_eq!(revoked.code, Some(0), "{}{}", revoked.out, revoked.err);
+    assert_eq!(node.passes(&json!({"api_key": "k/1"})), 0);
+    assert_eq!(node.run(&["usage", "revoke", "k/1", &id]).code, Some(1), "it has been taken back already");
     let wrong = node.run(&["usage", "reset", "k/1", "--rule", "nope", "--reason", "r"]);
     assert!(wrong.code == Some(1) && wrong.err.contains("(at rule)"), "{}", wrong.err);
     assert!(node.run(&["usage"]).err.contains("API_KEY"));

@@ -46,7 +46,7 @@ pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String
 
 async fn execute(db: &Db, sqlite: &'static str, postgres: &'static str) -> Result<(), sqlx::Error> {
     match db {
-        Db::Sqlite(pool) => sqlx::raw_sql(sqlite).execute(pool).await.map(|_| ()),
+        Db::Sqlite { write: pool, .. } => sqlx::raw_sql(sqlite).execute(pool).await.map(|_| ()),
         Db::Postgres(pool) => sqlx::raw_sql(postgres).execute(pool).await.map(|_| ()),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{Control, ControlError, Emergency, EmergencyDraft, Following, QuotaProblem};
 use tollgate_core::{Clock, ManualClock, Span, Timestamp};
-use tollgate_engine::{Check, Limiter};
+use tollgate_engine::{Check, Limiter, Tenants};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 type Memory = MemoryStore<Arc<ManualClock>>;
@@ -163,11 +163,45 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
         let refused = one.grant("k", draft(sent.clone()), &rules(), &somebody()).await.expect("a database");
         assert_eq!(refused.expect_err("it cannot act").place, place, "{sent}");
     }
+
+    // What is left of one can be taken back, on any node; what others were granted stays.
+    let sent = || draft(json!({"units": 4, "reason": "a mistake"}));
+    let wrong = two.grant("a-good-customer", sent(), &rules(), &somebody()).await.expect("a database");
+    let wrong = wrong.expect("a grant").id;
+    two.grant("another", sent(), &rules(), &somebody()).await.expect("a database").expect("a grant");
+    one.catch_up().await.expect("an answer");
+    assert!(limiter.check(&Check::attributes("d", &attributes)).await.is_allowed(), "one of four");
+    for (key, id) in [("another", wrong.as_str()), ("a-good-customer", "nope")] {
+        let refused = two.revoke_grant(key, id, &somebody()).await;
+        assert!(matches!(refused, Err(ControlError::Unknown(_))), "{refused:?}");
+    }
+    two.revoke_grant("a-good-customer", &wrong, &somebody()).await.expect("taken back");
+    one.catch_up().await.expect("an answer");
+    assert_eq!(passes().await, 0);
+    assert!(matches!(
+        one.revoke_grant("a-good-customer", &wrong, &somebody()).await,
+        Err(ControlError::Unknown(_))
+    ));
+    let of_another = limiter.usage(None, &[("api_key", "another")], None).await.expect("usage");
+    assert_eq!(of_another.grants.len(), 1);
+    let entry = one.audit(None, 1).await.expect("an answer").remove(0);
+    assert_eq!((entry.action.as_str(), entry.after.as_str()), ("usage.revoke", ""));
+    assert!(entry.before.contains("a mistake"), "{}", entry.before);
+    // A node that starts later does not know of it at all.
+    let (three, _) = open(&address).await;
+    assert!(
+        three
+            .book()
+            .find("a-good-customer", &rules(), &*clock)
+            .grants
+            .is_none_or(|grants| { grants.iter().all(|grant| *grant.id != *wrong) })
+    );
+
     let noted = one.note_reset("a-good-customer", None, "ticket 8", "{}".to_owned(), &somebody()).await;
     noted.expect("a database").expect("noted");
     let entries = one.audit(None, 10).await.expect("an answer");
     let told: Vec<(&str, &str)> =
         entries.iter().map(|entry| (entry.action.as_str(), entry.target.as_str())).collect();
     assert_eq!(told[0].0, "usage.reset");
-    assert_eq!(told[1], ("usage.grant", told[0].1), "of the same key, told by its hash");
+    assert_eq!(told[1], ("usage.revoke", told[0].1), "of the same key, told by its hash");
 }

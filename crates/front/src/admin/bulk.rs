@@ -36,7 +36,7 @@ async fn import(asked: Asked) -> Result<Reply, Problem> {
     };
     if let Err(problem) = take_in(&mut import, body).await {
         // What is gathered and not yet written is left out, so that it is clear which lines act.
-        let _ = import.written().await;
+        let _ = import.break_off().await;
         let detail = format!(
             "{}. The first {} good lines act; sending all of them again does no harm",
             problem.detail,

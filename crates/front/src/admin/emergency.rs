@@ -1,13 +1,11 @@
 //! What operators decide in an emergency: what is on, decide, renew, end.
 
-use super::routes::{Asked, Reply, Route, whole};
+use super::routes::{Asked, Reply, Route, done, whole};
 use super::usage::unfit;
 use super::{problem, query};
 use crate::http::problem::Problem;
 use crate::http::{body, json_answer};
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::{Method, Response, StatusCode};
+use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tollgate_control::{EmergencyDraft, Role};
@@ -58,7 +56,5 @@ async fn renew(asked: Asked) -> Result<Reply, Problem> {
 
 async fn end(asked: Asked) -> Result<Reply, Problem> {
     asked.admin.control()?.end_emergency(&asked.named[0], &asked.actor).await.map_err(problem)?;
-    let mut answer = Response::new(Full::new(Bytes::new()));
-    *answer.status_mut() = StatusCode::NO_CONTENT;
-    Ok(whole(answer))
+    Ok(done())
 }

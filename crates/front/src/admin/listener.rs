@@ -80,7 +80,7 @@ async fn accept_all<F, A>(
                 None => speak(stream, Caller::plain(peer), answer, watcher).await,
                 Some(tls) => {
                     // A connection that ends badly is its caller's affair.
-                    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD, tls.acceptor.accept(stream)).await {
+                    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD, tls.acceptor().accept(stream)).await {
                         let caller = Caller::over_tls(peer, stream.get_ref().1.peer_certificates());
                         speak(stream, caller, answer, watcher).await;
                     }

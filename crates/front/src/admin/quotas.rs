@@ -1,14 +1,12 @@
 //! Quotas of single callers: list, read, agree, end. A change says which version it is of by `If-Match`, if it says any.
 
-use super::routes::{Asked, Reply, Route, whole};
+use super::routes::{Asked, Reply, Route, done, whole};
 use super::{problem, query};
 use crate::http::problem::Problem;
 use crate::http::{body, json_answer};
-use bytes::Bytes;
-use http_body_util::Full;
 use hyper::header::{ETAG, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use hyper::http::request::Parts;
-use hyper::{Method, Response, StatusCode};
+use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 use tollgate_control::{Caller, Cursor, Expected, KeyHash, Quota, QuotaDraft, Role, Wanted};
 
@@ -82,9 +80,7 @@ async fn delete(asked: Asked) -> Result<Reply, Problem> {
     let meant = Meant::by(&asked.head, &asked.named[0])?;
     let expected = expected(&asked.head)?;
     asked.admin.control()?.delete_quota(meant.caller(), expected, &asked.actor).await.map_err(problem)?;
-    let mut answer = Response::new(Full::new(Bytes::new()));
-    *answer.status_mut() = StatusCode::NO_CONTENT;
-    Ok(whole(answer))
+    Ok(done())
 }
 
 /// The key is told to those alone who have sent it.

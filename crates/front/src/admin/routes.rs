@@ -5,11 +5,11 @@ use super::Admin;
 use crate::http::Answer;
 use crate::http::problem::Problem;
 use bytes::Bytes;
-use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
-use hyper::{Method, Response};
+use hyper::{Method, Response, StatusCode};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -116,6 +116,13 @@ fn matched(template: &str, path: &str) -> Option<Vec<String>> {
             _ => return None,
         }
     }
+}
+
+/// An answer that says that it is done, and nothing else.
+pub(super) fn done() -> Reply {
+    let mut answer = Response::new(Full::new(Bytes::new()));
+    *answer.status_mut() = StatusCode::NO_CONTENT;
+    whole(answer)
 }
 
 /// A whole answer as one of those whose bodies may be in the making.

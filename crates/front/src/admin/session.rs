@@ -1,16 +1,14 @@
 //! `/admin/v1/session`: a browser logs in with a token, asks who it is, and logs out.
 
 use super::access;
-use super::routes::{Asked, Reply, Route, whole};
+use super::routes::{self, Asked, Reply, Route, whole};
 use super::sessions::{COOKIE_NAME, LASTS};
 use super::tls::Caller;
 use crate::http::problem::Problem;
 use crate::http::{body, json_answer};
-use bytes::Bytes;
-use http_body_util::Full;
 use hyper::header::{HeaderValue, ORIGIN, SET_COOKIE};
 use hyper::http::request::Parts;
-use hyper::{Method, Response, StatusCode};
+use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -70,10 +68,9 @@ fn rest(head: &Parts) -> &'static str {
 }
 
 fn done(cookie: &str) -> Reply {
-    let mut answer = Response::new(Full::new(Bytes::new()));
-    *answer.status_mut() = StatusCode::NO_CONTENT;
+    let mut answer = routes::done();
     if let Ok(cookie) = HeaderValue::from_str(cookie) {
         answer.headers_mut().insert(SET_COOKIE, cookie);
     }
-    whole(answer)
+    answer
 }

@@ -1,20 +1,25 @@
 //! TLS on the admin address, and callers who prove by a certificate who they are. Whoever shows none may still send a token.
 
+use arc_swap::ArcSwap;
 use rustls::pki_types::CertificateDer;
 use rustls::server::WebPkiClientVerifier;
 use std::net::IpAddr;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
-use tollgate_edge::tls::{ServerCertificate, authorities, provider};
+use tollgate_edge::tls::{Glimpse, ServerCertificate, authorities, glimpse, provider};
 
 const GLANCE: Duration = Duration::from_secs(1);
 
 /// The server's side of TLS.
 pub struct AdminTls {
     certificate: Arc<ServerCertificate>,
-    pub(super) acceptor: TlsAcceptor,
+    /// The file with the authorities of callers.
+    callers: Option<PathBuf>,
+    /// What that file was like when it was last good.
+    seen: Mutex<Glimpse>,
+    acceptor: ArcSwap<TlsAcceptor>,
 }
 
 /// What is known of whoever is at the other end of a connection: an extension of its requests.
@@ -34,32 +39,62 @@ impl AdminTls {
     /// Which file is wrong, and why.
     pub fn new(certificate: &Path, key: &Path, callers: Option<&Path>) -> Result<Self, String> {
         let certificate = ServerCertificate::load(certificate, key)?;
-        let builder = rustls::ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?;
-        let builder = match callers {
-            None => builder.with_no_client_auth(),
-            Some(path) => {
-                let roots = Arc::new(authorities(path)?);
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
-                    .allow_unauthenticated()
-                    .build()
-                    .map_err(|error| format!("{}: {error}", path.display()))?;
-                builder.with_client_cert_verifier(verifier)
-            }
-        };
-        let mut server = builder.with_cert_resolver(Arc::clone(&certificate) as _);
-        server.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { certificate, acceptor: TlsAcceptor::from(Arc::new(server)) })
+        let seen = Mutex::new(callers.and_then(glimpse));
+        let acceptor = ArcSwap::from_pointee(acceptor(&certificate, callers)?);
+        Ok(Self { certificate, callers: callers.map(Path::to_owned), seen, acceptor })
     }
 
-    /// Looks every second whether there is a new certificate.
+    /// For the next connection.
+    pub(super) fn acceptor(&self) -> Arc<TlsAcceptor> {
+        self.acceptor.load_full()
+    }
+
+    /// Looks every second whether there is a new certificate, or there are other authorities.
     pub(super) async fn watch(&self) {
         loop {
             tokio::time::sleep(GLANCE).await;
             self.certificate.refresh();
+            self.refresh_callers();
         }
     }
+
+    fn refresh_callers(&self) {
+        let Some(path) = &self.callers else { return };
+        let now = glimpse(path);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if now == *seen {
+            return;
+        }
+        match acceptor(&self.certificate, Some(path)) {
+            Ok(acceptor) => {
+                *seen = now;
+                // Sessions of before are not resumed: they were begun under what the old file said.
+                self.acceptor.store(Arc::new(acceptor));
+                tracing::info!(file = %path.display(), "new authorities of operators act");
+            }
+            Err(error) => tracing::warn!("{error}; the last good authorities stay"),
+        }
+    }
+}
+
+fn acceptor(certificate: &Arc<ServerCertificate>, callers: Option<&Path>) -> Result<TlsAcceptor, String> {
+    let builder = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let builder = match callers {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let roots = Arc::new(authorities(path)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+                .allow_unauthenticated()
+                .build()
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut server = builder.with_cert_resolver(Arc::clone(certificate) as _);
+    server.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(server)))
 }
 
 impl std::fmt::Debug for AdminTls {

@@ -1,6 +1,6 @@
 //! What is used of a caller's limits: read without charging, given back, and added to once.
 
-use super::routes::{Asked, Reply, Route, whole};
+use super::routes::{Asked, Reply, Route, done, whole};
 use super::{problem, query};
 use crate::http::problem::Problem;
 use crate::http::{body, json_answer};
@@ -23,6 +23,9 @@ pub(super) const ROUTES: &[Route] = &[
     }),
     Route::new(Method::POST, "/admin/v1/usage/{api_key}/grant", Role::Operator, |asked| {
         Box::pin(grant(asked))
+    }),
+    Route::new(Method::DELETE, "/admin/v1/usage/{api_key}/grant/{id}", Role::Operator, |asked| {
+        Box::pin(revoke(asked))
     }),
 ];
 
@@ -113,6 +116,13 @@ async fn grant(asked: Asked) -> Result<Reply, Problem> {
     let granted = admin.control()?.grant(&key, draft, &(admin.rules)(), &actor).await;
     let granted = granted.map_err(problem)?.map_err(unfit)?;
     Ok(whole(json_answer(StatusCode::CREATED, format!("{:#}\n", json!(granted)).into_bytes())))
+}
+
+async fn revoke(asked: Asked) -> Result<Reply, Problem> {
+    let key = query::api_key(&asked.named[0])?;
+    let [] = query::words(&asked.head.uri, [])?;
+    asked.admin.control()?.revoke_grant(&key, &asked.named[1], &asked.actor).await.map_err(problem)?;
+    Ok(done())
 }
 
 pub(super) fn unfit(wrong: QuotaProblem) -> Problem {

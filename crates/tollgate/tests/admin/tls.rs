@@ -57,9 +57,10 @@ fn certificates_say_who_answers_and_who_asks() {
     certificate(&folder, "ca", "nobody", "DNS:nobody");
     certificate(&folder, "stranger", "mallory", "DNS:otto");
     folder.write("rules.yaml", RULES);
+    std::fs::copy(folder.join("ca.pem"), folder.join("operators.pem")).expect("a copy");
     let settings = format!(
         "rules: [rules.yaml]\ndb: {db}\nadmin: 127.0.0.1:0\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\n\
-         admin_tls_cert: server.pem\nadmin_tls_key: server.key\nadmin_client_ca: ca.pem\n\
+         admin_tls_cert: server.pem\nadmin_tls_key: server.key\nadmin_client_ca: operators.pem\n\
          admin_roles: {{otto: operator, 'spiffe://corp/vera': viewer}}\n"
     );
     let config = folder.write("tollgate.yaml", settings);
@@ -105,6 +106,16 @@ fn certificates_say_who_answers_and_who_asks() {
     let audit = run(&["audit", "export", "--db", &db]);
     let first: Value = serde_json::from_str(audit.out.lines().next().expect("an entry")).expect("JSON");
     assert_eq!((&first["actor"], &first["action"]), (&"otto".into(), &"quota.put".into()));
+
+    // Other authorities of operators act without a restart; a file that says nothing changes nothing.
+    folder.write("operators.pem", "nothing");
+    eventually("a word about it", || {
+        node.server.log().contains("the last good authorities stay").then_some(())
+    });
+    assert_eq!(ask(Some("otto"), "GET").0, "200");
+    std::fs::copy(folder.join("stranger.pem"), folder.join("operators.pem")).expect("a copy");
+    eventually("the other authority", || (ask(Some("mallory"), "GET").0 == "200").then_some(()));
+    assert_eq!(ask(Some("otto"), "GET").0, "000", "the first authority's word is worth nothing now");
 
     // A new certificate acts without a restart: one of the other authority, so that it can be told apart.
     certificate(&folder, "stranger", "server", "DNS:localhost");
