@@ -1,7 +1,7 @@
 -- Asks Tollgate whether a request may pass. Only what is set here is sent: nothing that a caller writes speaks for it.
 local url = "http://127.0.0.1:8080/check"
--- How long to wait for a decision, in milliseconds.
-local timeout = 1000
+-- How long to wait for a decision, in milliseconds: longer than Tollgate may hold an answer (`hold_ms`, 5000).
+local timeout = 6000
 
 -- The caller's own, which Tollgate tells keys and users by.
 local passed_on = { "x-api-key", "authorization" }

@@ -7,6 +7,9 @@ pub trait Fields {
     /// All values of a field, in their order.
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]>;
 
+    /// All names and values, in the order of the message. Names are as they were written.
+    fn each(&self) -> impl Iterator<Item = (&[u8], &[u8])>;
+
     /// The first value of a field.
     fn first(&self, name: &HeaderName) -> Option<&[u8]> {
         self.all(name).next()
@@ -36,6 +39,10 @@ impl PutFields for HeaderMap {
 impl Fields for HeaderMap {
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
         self.get_all(name).iter().map(HeaderValue::as_bytes)
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()))
     }
 
     fn first(&self, name: &HeaderName) -> Option<&[u8]> {

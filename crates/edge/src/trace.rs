@@ -57,9 +57,9 @@ fn read<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
 pub fn traceparent(trace: &Trace) -> HeaderValue {
     let mut text = Vec::with_capacity(55);
     text.extend_from_slice(b"00-");
-    text.extend(hex::digits(&trace.id));
+    hex::put(&mut text, &trace.id);
     text.push(b'-');
-    text.extend(hex::digits(&trace.span));
+    hex::put(&mut text, &trace.span);
     text.extend_from_slice(b"-01");
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
 }

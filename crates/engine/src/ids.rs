@@ -26,6 +26,17 @@ impl DecisionId {
             Self(u128::from(thread) << 64 | u128::from(count + 1))
         })
     }
+
+    /// Its digits. By a table: every answer carries one, and the standard formatting divides 128 bits for each digit.
+    #[must_use]
+    pub fn digits(self) -> [u8; 32] {
+        let mut digits = [0_u8; 32];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(self.0.to_be_bytes()) {
+            pair[0] = b"0123456789abcdef"[usize::from(byte >> 4)];
+            pair[1] = b"0123456789abcdef"[usize::from(byte & 15)];
+        }
+        digits
+    }
 }
 
 /// 64 bits from the operating system's generator, by way of the standard library's hash seeds.
@@ -35,13 +46,7 @@ fn random() -> u64 {
 
 impl fmt::Display for DecisionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // By a table: every answer carries one, and the standard formatting divides 128 bits for each digit.
-        let (mut digits, mut rest) = ([0_u8; 32], self.0);
-        for digit in digits.iter_mut().rev() {
-            *digit = b"0123456789abcdef"[(rest & 15) as usize];
-            rest >>= 4;
-        }
-        f.write_str(std::str::from_utf8(&digits).unwrap_or_default())
+        f.write_str(std::str::from_utf8(&self.digits()).unwrap_or_default())
     }
 }
 

@@ -139,6 +139,13 @@ impl<S: CounterStore> Limiter<S> {
         self.check_at_once(check, &mut decision).then_some(decision)
     }
 
+    /// Whether [`Limiter::check_now`] mostly decides: over a store that never has to be waited for.
+    #[inline]
+    #[must_use]
+    pub fn decides_at_once(&self) -> bool {
+        self.store.charge_each_at_once(&[], &mut Vec::new())
+    }
+
     /// Decides where the store need not be waited for; else does nothing. What is owed is paid first, and that may take a
     /// while.
     #[inline]

@@ -9,11 +9,19 @@ impl<T: Send> Ends for T {}
 /// Dropped when the answer has been written, has failed, or the caller has left.
 pub(crate) struct Finish {
     pub(crate) line: Option<Line>,
-    pub(crate) _held: Option<Box<dyn Ends>>,
+    pub(crate) held: Option<Box<dyn Ends>>,
     pub(crate) _span: Option<Box<dyn Ends>>,
 }
 
 impl Finish {
+    /// The upstream at this address has answered.
+    pub(crate) fn answered(&mut self, status: http::StatusCode, upstream: &str) {
+        if let Some(line) = &mut self.line {
+            line.entry.status = status.as_u16();
+            line.entry.upstream = Some(upstream.to_owned());
+        }
+    }
+
     /// So many bytes of the answer have been handed on.
     pub(crate) fn count(&mut self, bytes: usize) {
         if let Some(line) = &mut self.line {

@@ -1,74 +1,140 @@
 //! What is taken out of a message on its way, and what is added.
 //!
 //! Fields about one connection end here, in both directions, with those that `Connection` names. What would tell an
-//! upstream who asked is believed of trusted peers alone; of others it is overwritten.
+//! upstream who asked is believed of trusted peers alone; of others it is overwritten. Fields are read where they lie and
+//! written where they go: into the bytes of an HTTP/1 head, or into a map for HTTP/2.
 
 use crate::config::Forward;
+use bytes::{BufMut, BytesMut};
 use http::HeaderMap;
-use http::header::{
-    CONNECTION, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    TE, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, TE, UPGRADE};
+use smallvec::SmallVec;
 use std::net::IpAddr;
-
-static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-static X_RATELIMIT_DEGRADED: HeaderName = HeaderName::from_static("x-ratelimit-degraded");
-static X_RATELIMIT_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
-static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-static PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+use tollgate_edge::fields::{Fields, PutFields};
+use tollgate_edge::h1::head::is_value;
+use tollgate_edge::trace::TRACEPARENT;
 
 /// The other end of a caller's connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) address: IpAddr,
     /// The same as it is written into a field.
-    text: HeaderValue,
+    text: String,
     scheme: &'static str,
 }
 
 impl Peer {
     pub(crate) fn new(address: IpAddr, has_tls: bool) -> Self {
         let address = address.to_canonical();
-        let text = HeaderValue::from_str(&address.to_string());
-        let text = text.unwrap_or_else(|_| HeaderValue::from_static("unknown"));
-        Self { address, text, scheme: if has_tls { "https" } else { "http" } }
+        Self { address, text: address.to_string(), scheme: if has_tls { "https" } else { "http" } }
     }
 }
 
-/// Takes out what is about one connection. `Upgrade` is the caller's to put back where it is passed on.
-pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    // Most messages have none: looking over the few names that there are costs less than asking for each of those.
-    if !headers.keys().any(is_about_one_hop) {
-        return;
+/// What fields are added to, one by one.
+pub(crate) trait AddFields {
+    fn add(&mut self, name: &[u8], value: &[u8]);
+}
+
+impl AddFields for BytesMut {
+    #[inline]
+    fn add(&mut self, name: &[u8], value: &[u8]) {
+        self.reserve(name.len() + value.len() + 4);
+        self.put_slice(name);
+        self.put_slice(b": ");
+        self.put_slice(value);
+        self.put_slice(b"\r\n");
     }
-    if headers.contains_key(CONNECTION) {
-        let named: Vec<HeaderName> = headers
-            .get_all(CONNECTION)
-            .iter()
-            .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-            .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
-            .collect();
-        for name in named {
-            headers.remove(name);
+}
+
+impl AddFields for HeaderMap {
+    /// What no map can hold is left out; the filter lets none of it through.
+    fn add(&mut self, name: &[u8], value: &[u8]) {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+            self.append(name, value);
         }
-        headers.remove(CONNECTION);
-    }
-    for name in [&TE, &TRANSFER_ENCODING, &UPGRADE, &KEEP_ALIVE, &PROXY_CONNECTION] {
-        headers.remove(name);
     }
 }
 
-fn is_about_one_hop(name: &HeaderName) -> bool {
-    let name = name.as_str();
+/// Fields of our own, among those that are passed on: whoever passes others on leaves out those that are here already.
+pub(crate) struct Own<'o, A: ?Sized> {
+    pub(crate) out: &'o mut A,
+    pub(crate) names: SmallVec<[HeaderName; 8]>,
+}
+
+impl<'o, A: AddFields + ?Sized> Own<'o, A> {
+    pub(crate) fn new(out: &'o mut A) -> Self {
+        Self { out, names: SmallVec::new() }
+    }
+}
+
+impl<A: AddFields + ?Sized> PutFields for Own<'_, A> {
+    fn put(&mut self, name: &HeaderName, value: &[u8]) {
+        // What ends a line would begin another field.
+        if value.iter().all(|byte| is_value(*byte)) && !self.names.contains(name) {
+            self.out.add(name.as_str().as_bytes(), value);
+            self.names.push(name.clone());
+        }
+    }
+}
+
+/// The fields of a message that are about one connection.
+struct Hop<'h>(SmallVec<[&'h [u8]; 4]>);
+
+impl<'h> Hop<'h> {
+    fn of(fields: &'h impl Fields) -> Self {
+        let named = fields.all(&CONNECTION).flat_map(|value| value.split(|byte| *byte == b','));
+        // What is said of the connection itself names no field.
+        let is_field = |name: &&[u8]| !is_any(name, &["", "close", "keep-alive"]);
+        Self(named.map(<[u8]>::trim_ascii).filter(is_field).collect())
+    }
+
+    fn ends(&self, name: &[u8]) -> bool {
+        is_about_one_hop(name) || self.0.iter().any(|named| named.eq_ignore_ascii_case(name))
+    }
+}
+
+fn is_any(name: &[u8], known: &[&str]) -> bool {
+    known.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()))
+}
+
+fn is_about_one_hop(name: &[u8]) -> bool {
     match name.len() {
-        2 => name == "te",
-        7 => name == "upgrade",
-        10 => name == "connection" || name == "keep-alive",
-        16 => name == "proxy-connection",
-        17 => name == "transfer-encoding",
+        2 => is_any(name, &["te"]),
+        7 => is_any(name, &["upgrade"]),
+        10 => is_any(name, &["connection", "keep-alive"]),
+        16 => is_any(name, &["proxy-connection"]),
+        17 => is_any(name, &["transfer-encoding"]),
         _ => false,
+    }
+}
+
+/// What no upstream may believe of a caller, or has no use for. The length is told by how the body is sent.
+fn is_ours_to_say(name: &[u8]) -> bool {
+    match name.len() {
+        6 => is_any(name, &["expect"]),
+        14 => is_any(name, &["content-length"]),
+        19 => is_any(name, &["proxy-authorization", "x-ratelimit-warning"]),
+        20 => is_any(name, &["x-ratelimit-degraded"]),
+        _ => false,
+    }
+}
+
+/// What proxies tell of who asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Telling {
+    Forwarded,
+    For,
+    Host,
+    Proto,
+}
+
+fn telling(name: &[u8]) -> Option<Telling> {
+    match name.len() {
+        9 if is_any(name, &["forwarded"]) => Some(Telling::Forwarded),
+        15 if is_any(name, &["x-forwarded-for"]) => Some(Telling::For),
+        16 if is_any(name, &["x-forwarded-host"]) => Some(Telling::Host),
+        17 if is_any(name, &["x-forwarded-proto"]) => Some(Telling::Proto),
+        _ => None,
     }
 }
 
@@ -80,42 +146,71 @@ pub(crate) struct Passing<'a> {
     pub(crate) forward: Forward,
     /// Fields that count of trusted peers alone.
     pub(crate) trusted_only: &'a [HeaderName],
+    /// The host that the target names, where it does.
+    pub(crate) authority: Option<&'a str>,
+    /// The host that the upstream is told instead of the caller's.
+    pub(crate) host: Option<&'a HeaderValue>,
+    /// Our span in the caller's trace, where it is followed: the upstream's is under it.
+    pub(crate) traceparent: Option<HeaderValue>,
 }
 
-/// Makes a caller's fields those that an upstream gets.
-pub(crate) fn towards_upstream(headers: &mut HeaderMap, passing: &Passing<'_>) {
-    let &Passing { peer, is_trusted, forward, trusted_only } = passing;
-    // Whether the caller can read trailers is asked before the field that says so is taken out.
-    let trailers = headers.get(TE).is_some_and(|te| {
-        let mut options = te.as_bytes().split(|byte| *byte == b',');
-        options.any(|option| option.trim_ascii().eq_ignore_ascii_case(b"trailers"))
-    });
-    strip_hop_by_hop(headers);
-    if trailers {
-        headers.insert(TE, HeaderValue::from_static("trailers"));
-        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+/// Writes a caller's fields as an upstream gets them.
+pub(crate) fn towards_upstream<A: AddFields + ?Sized>(
+    fields: &impl Fields,
+    passing: &Passing<'_>,
+    out: &mut A,
+) {
+    let &Passing { peer, is_trusted, forward, trusted_only, authority, host, .. } = passing;
+    let hop = Hop::of(fields);
+    let told_host = fields.first(&HOST).or(authority.map(str::as_bytes));
+    // The next reader of a message looks for it first.
+    if let Some(host) = host.map(HeaderValue::as_bytes).or(told_host) {
+        out.add(b"host", host);
     }
-    if headers.keys().any(is_ours_to_say) {
-        for name in [&EXPECT, &PROXY_AUTHORIZATION, &X_RATELIMIT_DEGRADED, &X_RATELIMIT_WARNING] {
-            headers.remove(name);
+    if let Some(own) = &passing.traceparent {
+        out.add(TRACEPARENT.as_str().as_bytes(), own.as_bytes());
+    }
+    let mut lists = [Vec::new(), Vec::new()];
+    let (mut told_proto, mut told_other) = (false, false);
+    for (name, value) in fields.each() {
+        let is_host = name.len() == 4 && is_any(name, &["host"]);
+        let is_followed = passing.traceparent.is_some() && is_any(name, &[TRACEPARENT.as_str()]);
+        if is_host || is_followed || hop.ends(name) || is_ours_to_say(name) {
+            continue;
+        }
+        let telling = telling(name);
+        let by_trusted = || trusted_only.iter().any(|known| is_any(name, &[known.as_str()]));
+        if !is_trusted && (telling.is_some() || by_trusted()) {
+            continue;
+        }
+        match telling {
+            // We are the last of those whom the list names.
+            Some(Telling::For) if forward != Forward::Forwarded => extend(&mut lists[0], value),
+            Some(Telling::Forwarded) if forward != Forward::XForwarded => extend(&mut lists[1], value),
+            other => {
+                told_proto |= other == Some(Telling::Proto);
+                told_other |= other == Some(Telling::Host);
+                out.add(name, value);
+            }
         }
     }
-    if !is_trusted {
-        for name in [&FORWARDED, &X_FORWARDED_FOR, &X_FORWARDED_HOST, &X_FORWARDED_PROTO] {
-            headers.remove(name);
-        }
-        for name in trusted_only {
-            headers.remove(name);
-        }
+    if fields.all(&TE).any(|te| options(te).any(|option| option.eq_ignore_ascii_case(b"trailers"))) {
+        out.add(b"te", b"trailers");
+        out.add(b"connection", b"te");
     }
-    let host = headers.get(HOST).cloned();
+    let [x_for, forwarded] = &mut lists;
     if forward != Forward::Forwarded {
-        append(headers, &X_FORWARDED_FOR, &peer.text);
-        if !headers.contains_key(&X_FORWARDED_PROTO) {
-            headers.insert(&X_FORWARDED_PROTO, HeaderValue::from_static(peer.scheme));
+        if x_for.is_empty() {
+            out.add(b"x-forwarded-for", peer.text.as_bytes());
+        } else {
+            extend(x_for, peer.text.as_bytes());
+            out.add(b"x-forwarded-for", x_for);
         }
-        if let (Some(host), false) = (&host, headers.contains_key(&X_FORWARDED_HOST)) {
-            headers.insert(&X_FORWARDED_HOST, host.clone());
+        if !told_proto {
+            out.add(b"x-forwarded-proto", peer.scheme.as_bytes());
+        }
+        if let (Some(host), false) = (told_host, told_other) {
+            out.add(b"x-forwarded-host", host);
         }
     }
     if forward != Forward::XForwarded {
@@ -123,51 +218,151 @@ pub(crate) fn towards_upstream(headers: &mut HeaderMap, passing: &Passing<'_>) {
             IpAddr::V4(address) => format!("for={address}"),
             IpAddr::V6(address) => format!("for=\"[{address}]\""),
         };
-        let host = host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or_default();
-        let element = format!("{by};host=\"{host}\";proto={}", peer.scheme);
-        if let Ok(element) = HeaderValue::from_str(&element) {
-            append(headers, &FORWARDED, &element);
-        }
+        let host = told_host.and_then(|host| std::str::from_utf8(host).ok()).unwrap_or_default();
+        extend(forwarded, format!("{by};host=\"{host}\";proto={}", peer.scheme).as_bytes());
+        out.add(b"forwarded", forwarded);
     }
 }
 
-/// What no upstream may believe of a caller, or has no use for.
-fn is_ours_to_say(name: &HeaderName) -> bool {
-    matches!(name.as_str(), "expect" | "proxy-authorization" | "x-ratelimit-degraded" | "x-ratelimit-warning")
+fn options(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
 /// Adds to the end of a list.
-fn append(headers: &mut HeaderMap, name: &HeaderName, value: &HeaderValue) {
-    if !headers.contains_key(name) {
-        headers.insert(name, value.clone());
-        return;
+fn extend(list: &mut Vec<u8>, value: &[u8]) {
+    if !list.is_empty() {
+        list.extend_from_slice(b", ");
     }
-    let mut whole = Vec::new();
-    for part in headers.get_all(name).iter().chain([value]) {
-        if !whole.is_empty() {
-            whole.extend_from_slice(b", ");
+    list.extend_from_slice(value);
+}
+
+/// Writes an upstream's fields as a caller gets them, but for those that are there already. The length is told by how the
+/// body is sent.
+pub(crate) fn towards_caller(fields: &impl Fields, own: &mut Own<'_, impl AddFields>) {
+    let hop = Hop::of(fields);
+    for (name, value) in fields.each() {
+        let is_own = |own: &HeaderName| is_any(name, &[own.as_str()]);
+        let is_length = name.len() == 14 && is_any(name, &["content-length"]);
+        if !hop.ends(name) && !is_length && !is_for_proxies(name) && !own.names.iter().any(is_own) {
+            own.out.add(name, value);
         }
-        whole.extend_from_slice(part.as_bytes());
-    }
-    if let Ok(whole) = HeaderValue::from_bytes(&whole) {
-        headers.insert(name, whole);
     }
 }
 
-/// Makes an upstream's fields those that a caller gets.
-pub(crate) fn towards_caller(headers: &mut HeaderMap) {
-    strip_hop_by_hop(headers);
+fn is_for_proxies(name: &[u8]) -> bool {
+    name.len() == 18 && is_any(name, &[PROXY_AUTHENTICATE.as_str()])
+}
+
+/// The same for who has a map of them already. `Upgrade` is the caller's to put back where it is passed on.
+pub(crate) fn strip_towards_caller(headers: &mut HeaderMap) {
+    // Most messages have none: looking over the few names that there are costs less than asking for each of those.
+    let ends = |name: &HeaderName| is_about_one_hop(name.as_str().as_bytes());
+    if headers.keys().any(ends) {
+        let named: Vec<HeaderName> =
+            Hop::of(headers).0.iter().filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
+        let about: Vec<HeaderName> = headers.keys().filter(|name| ends(name)).cloned().collect();
+        for name in named.into_iter().chain(about) {
+            headers.remove(name);
+        }
+    }
     headers.remove(PROXY_AUTHENTICATE);
 }
 
 /// The protocol that a request asks to switch to, if it is one of those that may be.
-pub(crate) fn upgrade(headers: &HeaderMap, allowed: &[String]) -> Option<HeaderValue> {
-    let asked = headers.get(UPGRADE)?;
-    let connection = headers.get_all(CONNECTION).iter();
-    let mut options = connection.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    if !options.any(|option| option.trim_ascii().eq_ignore_ascii_case(b"upgrade")) {
+pub(crate) fn upgrade<'f>(fields: &'f impl Fields, allowed: &[String]) -> Option<&'f [u8]> {
+    let asked = fields.first(&UPGRADE)?;
+    if !fields.all(&CONNECTION).flat_map(options).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;
     }
-    let name = asked.to_str().ok()?;
-    allowed.iter().any(|allowed| allowed.eq_ignore_ascii_case(name)).then(|| asked.clone())
+    allowed.iter().any(|allowed| asked.eq_ignore_ascii_case(allowed.as_bytes())).then_some(asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(fields: &[(&str, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in fields {
+            map.add(name.as_bytes(), value.as_bytes());
+        }
+        map
+    }
+
+    fn passed(fields: &[(&str, &str)], is_trusted: bool, forward: Forward) -> HeaderMap {
+        let peer = Peer::new("::ffff:10.0.0.9".parse().expect("an address"), false);
+        let trusted_only = [HeaderName::from_static("x-tenant")];
+        let passing = Passing {
+            peer: &peer,
+            is_trusted,
+            forward,
+            trusted_only: &trusted_only,
+            authority: None,
+            host: None,
+            traceparent: None,
+        };
+        let mut out = HeaderMap::new();
+        towards_upstream(&map(fields), &passing, &mut out);
+        out
+    }
+
+    const ASKED: [(&str, &str); 9] = [
+        ("Host", "a.b"),
+        ("Connection", "close, X-Private"),
+        ("X-Private", "p"),
+        ("X-Tenant", "t"),
+        ("X-Forwarded-For", "1.1.1.1"),
+        ("X-Forwarded-For", "2.2.2.2"),
+        ("X-Forwarded-Proto", "gopher"),
+        ("Content-Length", "3"),
+        ("X-RateLimit-Degraded", "no"),
+    ];
+
+    /// What a stranger says of itself must not reach an upstream that believes its proxy.
+    #[test]
+    fn strangers_are_not_believed() {
+        let out = passed(&ASKED, false, Forward::XForwarded);
+        let wanted = map(&[
+            ("host", "a.b"),
+            ("x-forwarded-for", "10.0.0.9"),
+            ("x-forwarded-proto", "http"),
+            ("x-forwarded-host", "a.b"),
+        ]);
+        assert_eq!(out, wanted);
+    }
+
+    #[test]
+    fn trusted_peers_are() {
+        let out = passed(&ASKED, true, Forward::Both);
+        let wanted = map(&[
+            ("host", "a.b"),
+            ("x-tenant", "t"),
+            ("x-forwarded-for", "1.1.1.1, 2.2.2.2, 10.0.0.9"),
+            ("x-forwarded-proto", "gopher"),
+            ("x-forwarded-host", "a.b"),
+            ("forwarded", "for=10.0.0.9;host=\"a.b\";proto=http"),
+        ]);
+        assert_eq!(out, wanted);
+    }
+
+    /// Both ways to the caller leave out the same.
+    #[test]
+    fn answers_lose_what_is_about_one_hop() {
+        let came = map(&[
+            ("connection", "keep-alive, x-private"),
+            ("keep-alive", "timeout=5"),
+            ("x-private", "p"),
+            ("proxy-authenticate", "Basic"),
+            ("ratelimit", "theirs"),
+            ("server", "s"),
+        ]);
+        let mut out = HeaderMap::new();
+        let mut own = Own::new(&mut out);
+        own.put(&HeaderName::from_static("ratelimit"), b"ours");
+        towards_caller(&came, &mut own);
+        assert_eq!(out, map(&[("ratelimit", "ours"), ("server", "s")]));
+        let mut stripped = came;
+        strip_towards_caller(&mut stripped);
+        assert_eq!(stripped, map(&[("ratelimit", "theirs"), ("server", "s")]));
+    }
 }

@@ -7,26 +7,26 @@ use crate::body::{Incoming, Outgoing, Source};
 use crate::config::GatewayConfig;
 use crate::finish::{Ends, Finish};
 use crate::follow::Followed;
-use crate::headers::{self, Passing, Peer};
+use crate::h1::write::Frames;
+use crate::headers::{self, Own, Passing, Peer};
 use crate::hold::Holds;
 use crate::pool::Pool;
 use crate::problem;
-use crate::route::{Route, host};
+use crate::route::Route;
 use crate::state::State;
-use crate::upstream::{self, Failure};
+use crate::upstream::{self, Failure, Head};
 use arc_swap::ArcSwap;
-use http::header::{CONNECTION, HOST, HeaderValue, UPGRADE};
 use http::request::Parts;
+use http::uri::Authority;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
-use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
 use tollgate_edge::answer::{self, Facts};
 use tollgate_edge::fields::Fields;
 use tollgate_edge::h1::Answer;
-use tollgate_edge::trace::{self, TRACEPARENT};
+use tollgate_edge::trace;
 use tollgate_edge::who::Asked;
 use tollgate_engine::{Check, Decision, Limiter, Trace};
 
@@ -40,21 +40,25 @@ pub(crate) struct Proxy<S: CounterStore + 'static> {
 
 /// What is known of a request by the time that it is decided.
 pub(crate) struct Ruled<'p> {
-    route: &'p Arc<Route>,
-    decision: Option<Decision>,
-    held: Option<tollgate_engine::Held>,
+    pub(crate) route: &'p Arc<Route>,
+    pub(crate) decision: Option<Decision>,
+    pub(crate) held: Option<tollgate_engine::Held>,
     remote: IpAddr,
-    is_trusted: bool,
+    pub(crate) is_trusted: bool,
     /// Its own span, where it is part of a trace that is followed.
-    trace: Option<Trace>,
+    pub(crate) trace: Option<Trace>,
+    /// When it came.
+    pub(crate) began: Timestamp,
+    /// Whether it was sent on a connection that had waited and turned out to be closed: the next must be a new one.
+    pub(crate) is_stale: bool,
 }
 
 /// What is known of a request before anything of it is kept.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
-pub(crate) enum Judged<'p> {
+pub(crate) enum Judged {
     /// It is turned away.
     Denied(Answer),
-    Ruled(Ruled<'p>),
+    /// It is decided, and told where it was asked to be.
+    Ruled,
     /// It will have to be looked at again: it leads nowhere, or the store has to be waited for.
     Open,
 }
@@ -66,7 +70,7 @@ enum Unruled {
 }
 
 /// Whether a decision says more than yes or no.
-fn is_marked(decision: &Decision) -> bool {
+pub(crate) fn is_marked(decision: &Decision) -> bool {
     decision.degraded_by.is_some() || decision.warned_by.is_some()
 }
 
@@ -104,14 +108,18 @@ impl<S: CounterStore + 'static> Proxy<S> {
         state: &'s State,
         asked: &Asked<'_, impl Fields>,
         now: Timestamp,
-    ) -> Judged<'s> {
-        let Ok(ruled) = self.rule(state, asked, now) else { return Judged::Open };
-        match &ruled.decision {
+        ruled: &mut Option<Ruled<'s>>,
+    ) -> Judged {
+        *ruled = self.rule(state, asked, now).ok();
+        match ruled {
+            None => Judged::Open,
             // Its line in the log needs more of the request, and so does its span.
-            Some(decision) if !decision.is_allowed() && state.log.is_none() && ruled.trace.is_none() => {
+            Some(Ruled { decision: Some(decision), trace: None, .. })
+                if !decision.is_allowed() && state.log.is_none() =>
+            {
                 Judged::Denied(Answer::ruled(&state.answers, &Facts::of(decision), now))
             }
-            _ => Judged::Ruled(ruled),
+            Some(_) => Judged::Ruled,
         }
     }
 
@@ -124,15 +132,15 @@ impl<S: CounterStore + 'static> Proxy<S> {
         request: Request<Option<Incoming>>,
         ruled: Option<Ruled<'s>>,
     ) -> Response<Outgoing> {
-        let (mut parts, body) = request.into_parts();
+        let (parts, body) = request.into_parts();
         let now = self.clock.now();
-        let mut line = state.log.as_ref().map(|log| Line::new(Arc::clone(log), entry(&parts, peer, now)));
         let asked = Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers);
+        let mut line = state.log.as_ref().map(|log| Line::new(Arc::clone(log), entry(&asked, peer, now)));
         let ruled = match ruled.map_or_else(|| self.rule(state, &asked, now), Ok) {
             Err(Unruled::Waits) => Box::pin(self.rule_later(state, &asked, now)).await,
             ruled => ruled,
         };
-        let Ok(Ruled { route, decision, held, remote, is_trusted, trace }) = ruled else {
+        let Ok(Ruled { route, decision, held, remote, is_trusted, trace, is_stale, .. }) = ruled else {
             if let Some(line) = &mut line {
                 line.entry.remote = state.routes.nobody().address(peer.address, &parts.headers);
             }
@@ -157,13 +165,12 @@ impl<S: CounterStore + 'static> Proxy<S> {
             return self.finish(answer, line, span, None);
         }
         let held = hold.map(|hold| Box::new(hold) as Box<dyn Ends>);
-        let passing = Passing { peer, is_trusted, forward: state.forward, trusted_only: &state.trusted_only };
-        if let Some(trace) = &trace {
-            parts.headers.insert(&TRACEPARENT, trace::traceparent(trace));
-        }
+        let mut passing =
+            state.passing(peer, is_trusted, route, parts.uri.authority().map(Authority::as_str));
+        passing.traceparent = trace.as_ref().map(trace::traceparent);
         let pool = &state.pools[route.pool];
         let (mut answer, upstream) =
-            match pass_on(pool, &mut parts, body, route, decision.as_ref(), &passing).await {
+            match pass_on(pool, &parts, body, route, decision.as_ref(), &passing, is_stale).await {
                 Ok((answer, upstream)) => (answer, Some(upstream)),
                 Err(failure) => (problem::answer(failure.status, &failure.detail), None),
             };
@@ -178,6 +185,41 @@ impl<S: CounterStore + 'static> Proxy<S> {
             line.entry.upstream = upstream;
         }
         self.finish(answer, line, span, held)
+    }
+
+    /// What ends with the answer to a request that was decided: its line in the log, and what it holds.
+    pub(crate) fn finish_of(
+        &self,
+        state: &State,
+        asked: &Asked<'_, impl Fields>,
+        peer: &Peer,
+        ruled: Ruled<'_>,
+    ) -> Option<Box<Finish>> {
+        let line = state.log.as_ref().map(|log| {
+            let mut entry = entry(asked, peer, ruled.began);
+            tell(&mut entry, ruled.route, ruled.decision.as_ref(), ruled.remote);
+            Line::new(Arc::clone(log), entry)
+        });
+        let held = ruled.held.map(|held| Box::new(self.holds.hold(held)) as Box<dyn Ends>);
+        (line.is_some() || held.is_some()).then(|| Box::new(Finish { line, held, _span: None }))
+    }
+
+    /// What a caller is told whose request no upstream has answered.
+    pub(crate) fn unanswered(
+        &self,
+        state: &State,
+        asked: &Asked<'_, impl Fields>,
+        peer: &Peer,
+        ruled: Ruled<'_>,
+        failure: &Failure,
+    ) -> Response<Outgoing> {
+        let mut answer = problem::answer(failure.status, &failure.detail);
+        if let Some(decision) = &ruled.decision {
+            state.answers.write(&Facts::of(decision), ruled.began, answer.headers_mut());
+        }
+        let (line, held) =
+            self.finish_of(state, asked, peer, ruled).map_or((None, None), |ends| (ends.line, ends.held));
+        self.finish(answer, line, None, held)
     }
 
     /// What came was no request that could be handled.
@@ -214,7 +256,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
                 (Some(decision), held)
             }
         };
-        Ok(Ruled { route, decision, held, remote, is_trusted, trace })
+        Ok(Ruled { route, decision, held, remote, is_trusted, trace, began: now, is_stale: false })
     }
 
     /// The same over a store that has to be waited for. In a box of its own: such a wait takes room that most requests do
@@ -236,7 +278,16 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let check = Check::attributes(domain, &attributes).asked_by("gateway").traced(within.as_ref());
         let (decision, held) = self.limiter.admit(&check).await;
         self.limiter.took("gateway", 1, self.clock.now().since(now));
-        Ok(Ruled { route, decision: Some(decision), held, remote, is_trusted, trace })
+        Ok(Ruled {
+            route,
+            decision: Some(decision),
+            held,
+            remote,
+            is_trusted,
+            trace,
+            began: now,
+            is_stale: false,
+        })
     }
 
     /// Hangs on the answer what ends with it.
@@ -256,7 +307,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
                 line.is_whole = answer.body().is_end_stream();
             }
             answer.body_mut().finish =
-                Some(Box::new(Finish { line, _held: held, _span: span.map(|span| span as Box<dyn Ends>) }));
+                Some(Box::new(Finish { line, held, _span: span.map(|span| span as Box<dyn Ends>) }));
         }
         if let Source::Here(_) = answer.body().source {
             answer.headers_mut().insert(http::header::DATE, tollgate_edge::date::now(self.clock.now()));
@@ -268,11 +319,12 @@ impl<S: CounterStore + 'static> Proxy<S> {
 /// The way to the upstream and back.
 async fn pass_on(
     pool: &Pool,
-    parts: &mut Parts,
+    parts: &Parts,
     mut body: Option<Incoming>,
     route: &Route,
     decision: Option<&Decision>,
     passing: &Passing<'_>,
+    is_stale: bool,
 ) -> Result<(Response<Outgoing>, String), Failure> {
     if let Some(body) = &mut body {
         let most = route.config.max_body.0;
@@ -282,45 +334,36 @@ async fn pass_on(
         body.limit(most);
     }
     let upgrade = headers::upgrade(&parts.headers, &route.config.upgrades).filter(|_| body.is_none());
-    headers::towards_upstream(&mut parts.headers, passing);
-    if let Some(host) = &route.host_header {
-        parts.headers.insert(HOST, host.clone());
-    } else if let (Some(authority), false) = (parts.uri.authority(), parts.headers.contains_key(HOST))
-        && let Ok(host) = HeaderValue::from_str(authority.as_str())
-    {
-        parts.headers.insert(HOST, host);
-    }
-    if let Some(decision) = decision.filter(|decision| is_marked(decision)) {
-        answer::mark(&Facts::of(decision), &mut parts.headers);
-    }
-    let upgrades = upgrade.is_some();
-    if let Some(upgrade) = upgrade {
-        parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        parts.headers.insert(UPGRADE, upgrade);
-    }
-    let whole = parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-    let target = match route.config.strip_prefix.as_deref().and_then(|prefix| whole.strip_prefix(prefix)) {
-        None => Cow::Borrowed(whole),
-        Some(rest) if rest.starts_with('/') => Cow::Borrowed(rest),
-        Some(rest) => Cow::Owned(format!("/{rest}")),
-    };
+    let target = route.target(parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str));
+    let frames = Frames::of_request(&parts.method, body.as_ref());
+    let head = Head::new(pool.protocol(), &parts.method, &target, frames, |out| {
+        headers::towards_upstream(&parts.headers, passing, out);
+        if let Some(decision) = decision.filter(|decision| is_marked(decision)) {
+            answer::mark(&Facts::of(decision), &mut Own::new(out));
+        }
+        if let Some(upgrade) = upgrade {
+            out.add(b"connection", b"upgrade");
+            out.add(b"upgrade", upgrade);
+        }
+    });
     let sent = upstream::Sent {
         method: &parts.method,
         target: &target,
-        headers: &parts.headers,
-        upgrades,
+        head,
+        upgrades: upgrade.is_some(),
+        is_stale,
         route: &route.config,
     };
     upstream::send(pool, &sent, body).await
 }
 
 /// What is known of a request before anything is decided.
-fn entry(parts: &Parts, peer: &Peer, began: Timestamp) -> Entry {
+fn entry(asked: &Asked<'_, impl Fields>, peer: &Peer, began: Timestamp) -> Entry {
     Entry {
-        method: Some(parts.method.to_string()),
-        host: Some(host(&parts.uri, &parts.headers).unwrap_or_default().to_owned()),
+        method: Some(asked.method.to_owned()),
+        host: Some(asked.host().unwrap_or_default().to_owned()),
         // The query may hold secrets.
-        path: Some(parts.uri.path().to_owned()),
+        path: Some(asked.path.to_owned()),
         ..Entry::new(began, peer.address)
     }
 }

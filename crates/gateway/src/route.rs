@@ -2,7 +2,7 @@
 //! route's template and the `endpoint` that rules see are one and the same.
 
 use crate::config::{GatewayConfig, RouteConfig};
-use http::Uri;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_edge::who::{Caller, Tokens, Who};
@@ -15,6 +15,17 @@ pub(crate) struct Route {
     /// Its place among the upstreams.
     pub(crate) pool: usize,
     pub(crate) host_header: Option<http::HeaderValue>,
+}
+
+impl Route {
+    /// The target that its upstream gets.
+    pub(crate) fn target<'t>(&self, whole: &'t str) -> Cow<'t, str> {
+        match self.config.strip_prefix.as_deref().and_then(|prefix| whole.strip_prefix(prefix)) {
+            None => Cow::Borrowed(whole),
+            Some(rest) if rest.starts_with('/') => Cow::Borrowed(rest),
+            Some(rest) => Cow::Owned(format!("/{rest}")),
+        }
+    }
 }
 
 /// The routes of one host, or of a family of hosts.
@@ -104,12 +115,6 @@ fn bare(host: &str) -> &str {
         None => host.find(':').unwrap_or(host.len()),
     };
     host[..end].trim_end_matches('.')
-}
-
-/// The host that a request is for.
-pub(crate) fn host<'r>(uri: &'r Uri, headers: &'r http::HeaderMap) -> Option<&'r str> {
-    let own = || headers.get(http::header::HOST)?.to_str().ok();
-    uri.authority().map(http::uri::Authority::as_str).or_else(own)
 }
 
 impl Site {

@@ -6,8 +6,9 @@
 
 use crate::access_log::AccessLog;
 use crate::config::{Forward, GatewayConfig};
+use crate::headers::{Passing, Peer};
 use crate::pool::Pool;
-use crate::route::Routes;
+use crate::route::{Route, Routes};
 use http::header::HeaderName;
 use std::sync::Arc;
 use tollgate_edge::answer::AnswerSettings;
@@ -53,6 +54,25 @@ impl State {
             log: log(config, former)?,
             tokens,
         })
+    }
+
+    /// How a caller's fields become those that the route's upstream gets.
+    pub(crate) fn passing<'a>(
+        &'a self,
+        peer: &'a Peer,
+        is_trusted: bool,
+        route: &'a Route,
+        authority: Option<&'a str>,
+    ) -> Passing<'a> {
+        Passing {
+            peer,
+            is_trusted,
+            forward: self.forward,
+            trusted_only: &self.trusted_only,
+            authority,
+            host: route.host_header.as_ref(),
+            traceparent: None,
+        }
     }
 }
 

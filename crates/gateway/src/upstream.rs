@@ -8,9 +8,12 @@ use crate::config::{RouteConfig, UpstreamProtocol};
 use crate::h1::body::BodyError;
 use crate::h1::client::{Answered, ExchangeError, Outbound, exchange};
 use crate::h1::tunnel::Tunnel;
+use crate::h1::write::{self, Frames};
 use crate::h2;
 use crate::headers;
+use crate::headers::AddFields;
 use crate::pool::{ConnectError, InFlight, Pool};
+use bytes::BytesMut;
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, Method, Response, StatusCode};
 use smallvec::SmallVec;
@@ -22,9 +25,53 @@ const STALE: u32 = 3;
 pub(crate) struct Sent<'a> {
     pub(crate) method: &'a Method,
     pub(crate) target: &'a str,
-    pub(crate) headers: &'a HeaderMap,
+    pub(crate) head: Head,
     pub(crate) upgrades: bool,
+    /// Whether it was sent before, on a connection that had waited and turned out to be closed.
+    pub(crate) is_stale: bool,
     pub(crate) route: &'a RouteConfig,
+}
+
+/// A request's head as the upstream's protocol has it.
+pub(crate) enum Head {
+    /// The whole of it, and how the body follows.
+    H1(BytesMut, Frames),
+    /// Its fields.
+    H2(HeaderMap),
+}
+
+impl Head {
+    /// Of a request whose fields `write` writes.
+    pub(crate) fn new(
+        protocol: UpstreamProtocol,
+        method: &Method,
+        target: &str,
+        frames: Frames,
+        write: impl FnOnce(&mut dyn AddFields),
+    ) -> Self {
+        match protocol {
+            UpstreamProtocol::Http1 => {
+                let mut out = BytesMut::new();
+                write::request_line(&mut out, method, target);
+                write(&mut out);
+                write::end_of_fields(&mut out, frames);
+                Self::H1(out, frames)
+            }
+            UpstreamProtocol::Http2 => {
+                let mut fields = HeaderMap::new();
+                write(&mut fields);
+                Self::H2(fields)
+            }
+        }
+    }
+}
+
+/// Whether a request can be sent again without anybody being the wiser.
+pub(crate) fn is_idempotent(method: &Method) -> bool {
+    matches!(
+        *method,
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE
+    )
 }
 
 /// Why the caller gets no upstream's answer.
@@ -46,7 +93,7 @@ impl Failure {
 
 /// What became of one attempt.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
-enum Attempt {
+pub(crate) enum Attempt {
     Answered(Response<Outgoing>),
     /// Nothing came back, and nothing of a body went out.
     Nothing(Failure),
@@ -61,22 +108,19 @@ pub(crate) async fn send(
     sent: &Sent<'_>,
     mut body: Option<Incoming>,
 ) -> Result<(Response<Outgoing>, String), Failure> {
-    let idempotent = matches!(
-        *sent.method,
-        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE
-    );
+    let idempotent = is_idempotent(sent.method);
     let bodiless = body.is_none();
     let mut retries = if idempotent { sent.route.retries } else { 0 };
-    let (mut fresh, mut stale) = (false, 0);
+    let (mut fresh, mut stale) = (sent.is_stale, u32::from(sent.is_stale));
     let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
     loop {
         let Some((at, in_flight)) = pool.pick(&tried) else {
             return Err(Failure::new(StatusCode::BAD_GATEWAY, "the upstream has no address"));
         };
         let endpoint = std::sync::Arc::clone(in_flight.endpoint());
-        let attempt = match pool.protocol() {
-            UpstreamProtocol::Http1 => attempt_h1(in_flight, sent, &mut body, fresh).await,
-            UpstreamProtocol::Http2 => Box::pin(attempt_h2(pool, in_flight, sent, &mut body)).await,
+        let attempt = match &sent.head {
+            Head::H1(head, frames) => attempt_h1(in_flight, sent, (head, *frames), &mut body, fresh).await,
+            Head::H2(fields) => Box::pin(attempt_h2(pool, in_flight, sent, fields, &mut body)).await,
         };
         match attempt {
             Attempt::Answered(answer) => {
@@ -138,6 +182,7 @@ fn of_body(error: &BodyError) -> Failure {
 async fn attempt_h1(
     in_flight: InFlight,
     sent: &Sent<'_>,
+    (head, frames): (&[u8], Frames),
     body: &mut Option<Incoming>,
     fresh: bool,
 ) -> Attempt {
@@ -153,8 +198,8 @@ async fn attempt_h1(
     };
     let outbound = Outbound {
         method: sent.method,
-        target: sent.target,
-        headers: sent.headers,
+        head,
+        frames,
         upgrades: sent.upgrades,
         response: sent.route.timeout.0,
         idle: sent.route.idle_timeout.0,
@@ -162,40 +207,45 @@ async fn attempt_h1(
     // The tunnel needs to be counted as well.
     let counted = sent.upgrades.then(|| in_flight.again());
     match exchange(connection, in_flight, outbound, body.take()).await {
-        Ok(Answered::Response(head, body)) => {
+        Ok(Answered::Response(status, fields, body)) => {
             let mut answer = Response::new(Outgoing { source: Source::H1(body), finish: None });
-            *answer.status_mut() = head.status;
-            *answer.headers_mut() = head.headers;
-            headers::towards_caller(answer.headers_mut());
+            *answer.status_mut() = status;
+            *answer.headers_mut() = fields;
+            headers::strip_towards_caller(answer.headers_mut());
             Attempt::Answered(answer)
         }
-        Ok(Answered::Switched(head, source, write)) => {
-            let upgrade = head.headers.get(UPGRADE).cloned();
+        Ok(Answered::Switched(fields, source, write)) => {
+            let upgrade = fields.get(UPGRADE).cloned();
             let (Some(upgrade), Some(in_flight)) = (upgrade, counted) else {
                 return Attempt::Failed(Failure::new(StatusCode::BAD_GATEWAY, &ExchangeError::Unasked));
             };
             let tunnel = Tunnel { source, write, in_flight, idle: sent.route.idle_timeout.0 };
             let mut answer =
                 Response::new(Outgoing { source: Source::Tunnel(Box::new(tunnel)), finish: None });
-            *answer.status_mut() = head.status;
-            *answer.headers_mut() = head.headers;
-            headers::towards_caller(answer.headers_mut());
+            *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+            *answer.headers_mut() = fields;
+            headers::strip_towards_caller(answer.headers_mut());
             answer.headers_mut().insert(CONNECTION, http::HeaderValue::from_static("upgrade"));
             answer.headers_mut().insert(UPGRADE, upgrade);
             Attempt::Answered(answer)
         }
-        Err(error @ ExchangeError::Reset(_)) => {
+        Err(error) => unanswered(error, reused, &endpoint.address),
+    }
+}
+
+/// What it means that an exchange failed; `reused`: on a connection that had waited.
+pub(crate) fn unanswered(error: ExchangeError, reused: bool, endpoint: &str) -> Attempt {
+    match error {
+        ExchangeError::Reset(_) => {
             let failure =
                 Failure::new(StatusCode::BAD_GATEWAY, "the upstream closed the connection without an answer");
-            tracing::debug!(%error, endpoint = endpoint.address, "no answer");
+            tracing::debug!(%error, endpoint, "no answer");
             if reused { Attempt::Stale(failure) } else { Attempt::Nothing(failure) }
         }
-        Err(ExchangeError::Body(error)) => Attempt::Failed(of_body(&error)),
-        Err(error @ ExchangeError::Timeout) => {
-            Attempt::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error))
-        }
-        Err(error) => {
-            tracing::warn!(%error, endpoint = endpoint.address, "a bad answer");
+        ExchangeError::Body(error) => Attempt::Failed(of_body(&error)),
+        ExchangeError::Timeout => Attempt::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error)),
+        error => {
+            tracing::warn!(%error, endpoint, "a bad answer");
             Attempt::Failed(Failure::new(StatusCode::BAD_GATEWAY, &error))
         }
     }
@@ -205,6 +255,7 @@ async fn attempt_h2(
     pool: &Pool,
     in_flight: InFlight,
     sent: &Sent<'_>,
+    fields: &HeaderMap,
     body: &mut Option<Incoming>,
 ) -> Attempt {
     let endpoint = std::sync::Arc::clone(in_flight.endpoint());
@@ -220,7 +271,7 @@ async fn attempt_h2(
     }
     let scheme = if pool.config.tls.is_some() { "https" } else { "http" };
     let had_body = body.is_some();
-    let request = match h2::outbound(sent.method, sent.target, sent.headers, scheme, body.take()) {
+    let request = match h2::outbound(sent.method, sent.target, fields, scheme, body.take()) {
         Ok(request) => request,
         Err(error) => return Attempt::Failed(Failure::new(StatusCode::BAD_REQUEST, &error)),
     };
@@ -231,7 +282,7 @@ async fn attempt_h2(
                 source: Source::H2 { body: StreamBody::new(body, idle), _in_flight: in_flight },
                 finish: None,
             });
-            headers::towards_caller(answer.headers_mut());
+            headers::strip_towards_caller(answer.headers_mut());
             Attempt::Answered(answer)
         }
         Ok(Err(error)) => {
@@ -257,16 +308,16 @@ async fn attempt_h2(
 pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: std::time::Duration) -> bool {
     let in_flight = pool.at(at);
     let endpoint = std::sync::Arc::clone(in_flight.endpoint());
-    let mut headers = HeaderMap::new();
-    if let Ok(host) = http::HeaderValue::from_str(&endpoint.address) {
-        headers.insert(http::header::HOST, host);
-    }
-    headers.insert(http::header::USER_AGENT, http::HeaderValue::from_static("tollgate-health"));
     let route = RouteConfig::probe(timeout);
-    let sent = Sent { method: &Method::GET, target: path, headers: &headers, upgrades: false, route: &route };
-    let attempt = match pool.protocol() {
-        UpstreamProtocol::Http1 => attempt_h1(in_flight, &sent, &mut None, true).await,
-        UpstreamProtocol::Http2 => attempt_h2(pool, in_flight, &sent, &mut None).await,
+    let head = Head::new(pool.protocol(), &Method::GET, path, Frames::None, |out| {
+        out.add(b"host", endpoint.address.as_bytes());
+        out.add(b"user-agent", b"tollgate-health");
+    });
+    let sent =
+        Sent { method: &Method::GET, target: path, head, upgrades: false, is_stale: false, route: &route };
+    let attempt = match &sent.head {
+        Head::H1(head, frames) => attempt_h1(in_flight, &sent, (head, *frames), &mut None, true).await,
+        Head::H2(fields) => attempt_h2(pool, in_flight, &sent, fields, &mut None).await,
     };
     matches!(attempt, Attempt::Answered(answer) if answer.status().as_u16() < 400)
 }

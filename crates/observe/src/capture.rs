@@ -5,6 +5,7 @@
 //! for whoever wants to read about it.
 
 use crate::names::Layout;
+use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 use tollgate_core::{Limit, Span, Timestamp};
@@ -171,6 +172,13 @@ impl Buffer {
         }
         self.text.push_str(&text[..end]);
         self.ends.push(self.text.len());
+    }
+
+    /// All of a decision's words together, and where each ends: the same for the same request.
+    pub(crate) fn said(&self, capture: &Capture) -> (&str, SmallVec<[usize; 16]>) {
+        let ends = &self.ends[capture.ends.clone()];
+        let end = ends.last().copied().unwrap_or(capture.start);
+        (&self.text[capture.start..end], ends.iter().map(|end| end - capture.start).collect())
     }
 
     /// The domain and the attributes of one.

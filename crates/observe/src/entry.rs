@@ -2,11 +2,12 @@
 
 use crate::capture::{Buffer, Capture, Ruled};
 use crate::names::Name;
+use crate::recall::{Asker, ToldLimit};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::Arc;
-use tollgate_core::{Limit, Span, Timestamp};
-use tollgate_engine::{DecisionId, Origin, Window};
+use tollgate_core::{Span, Timestamp};
+use tollgate_engine::{DecisionId, Origin};
 
 /// A decision, with nothing in it that must not be told.
 #[derive(Debug)]
@@ -20,26 +21,20 @@ pub struct Entry {
     /// What became of the request.
     pub ruled: Ruled,
     pub(crate) name: Name,
-    domain: Box<str>,
+    asker: Arc<Asker>,
     origin: Origin,
     front: &'static str,
-    attributes: Box<[(String, String)]>,
-    /// What values hash to: for searching by one.
-    pub(crate) ids: Box<[u64]>,
     limit: Option<Told>,
     cost: u64,
     retry_after: Option<Span>,
     delay: Span,
-    revision: Box<str>,
+    revision: Arc<str>,
 }
 
-/// What is told of the limit that a decision is about.
+/// The limit that a decision is about, and where its counter stood.
 #[derive(Debug)]
 struct Told {
-    limit: u64,
-    capacity: u64,
-    window: String,
-    algorithm: &'static str,
+    limit: Arc<ToldLimit>,
     used_before: u64,
     remaining: u64,
 }
@@ -49,34 +44,24 @@ impl Entry {
         capture: &Capture,
         buffer: &Buffer,
         names: &[Name],
-        shown: (Vec<(String, String)>, Vec<u64>),
+        asker: Arc<Asker>,
+        limit: Option<Arc<ToldLimit>>,
     ) -> Self {
-        let (domain, _) = buffer.words(capture);
-        let rules = &buffer.layout(capture).rules;
+        let layout = buffer.layout(capture);
         let noted = &capture.noted;
-        let limit = noted.status.and_then(|status| {
-            let limit: &Limit = match status.number() {
-                Some(number) => &rules.limit(number)?.limit,
-                None => capture.own.as_deref()?,
-            };
-            let (capacity, remaining) = (limit.capacity(), status.outcome.remaining);
-            let used = capacity.saturating_sub(remaining);
+        let limit = limit.zip(noted.status).map(|(limit, status)| {
+            let remaining = status.outcome.remaining;
+            let used = limit.capacity.saturating_sub(remaining);
             let taken = if status.outcome.verdict.is_allowed() { capture.cost } else { 0 };
-            Some(Told {
-                limit: limit.quota().count,
-                capacity,
-                window: Window::of(limit).to_string(),
-                algorithm: limit.algorithm().name(),
-                used_before: used.saturating_sub(taken),
-                remaining,
-            })
+            Told { limit, used_before: used.saturating_sub(taken), remaining }
         });
         let none = || Name { domain: "".into(), rule: "".into() };
         let name = names.get(noted.slot as usize).cloned().unwrap_or_else(none);
         // Under `other` many are counted together; here each has its own name.
-        let own = noted.status.and_then(|status| rules.rule(status.rule?)).map(|rule| rule.name.as_str());
+        let own =
+            noted.status.and_then(|status| layout.rules.rule(status.rule?)).map(|rule| rule.name.as_str());
         let name = match own {
-            Some(rule) if *name.rule != *rule => Name { domain: domain.into(), rule: rule.into() },
+            Some(rule) if *name.rule != *rule => Name { domain: (&*asker.domain).into(), rule: rule.into() },
             _ => name,
         };
         Self {
@@ -85,35 +70,33 @@ impl Entry {
             at: capture.at,
             ruled: noted.ruled,
             name,
-            domain: domain.into(),
+            asker,
             origin: capture.origin,
             front: capture.front,
-            attributes: shown.0.into(),
-            ids: shown.1.into(),
             limit,
             cost: capture.cost,
             retry_after: capture.retry_after,
             delay: capture.delay,
-            revision: rules.revision().into(),
+            revision: Arc::clone(&layout.revision),
         }
     }
 
     /// Whether one of its attributes has this value, or is shown so.
     pub(crate) fn is_of(&self, key: &str, id: u64) -> bool {
-        self.ids.contains(&id)
-            || self.ids.iter().any(|id| format!("{id:016x}") == key)
-            || self.attributes.iter().any(|(_, shown)| shown == key)
+        self.asker.ids.contains(&id)
+            || self.asker.ids.iter().any(|id| format!("{id:016x}") == key)
+            || self.asker.attributes.iter().any(|(_, shown)| shown == key)
     }
 
     /// As everyone gets it.
     #[must_use]
     pub fn json(&self, place: &Place) -> Value {
         let attributes: serde_json::Map<String, Value> =
-            self.attributes.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+            self.asker.attributes.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
         let mut told = json!({
             "id": self.id.to_string(),
             "at": rfc3339(self.at),
-            "domain": self.domain,
+            "domain": self.asker.domain,
             "attributes": attributes,
             "front": self.front,
             "verdict": self.ruled.name(),
@@ -125,7 +108,7 @@ impl Entry {
         });
         let more = [
             ("rule", (!self.name.rule.is_empty()).then(|| json!(self.name.rule))),
-            ("limit", self.limit.as_ref().map(Told::json)),
+            ("limit", self.limit.as_ref().map(|told| told.limit.json())),
             ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
             ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
             ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
@@ -165,8 +148,12 @@ impl Entry {
             (Ruled::Degrade, _) => format!("Allowed, to be served in a lesser way by rule `{rule}`"),
             (Ruled::Allow, _) => format!("Allowed; nearest to its limit was rule `{rule}`"),
         };
-        if let Some(limit) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
-            let _ = write!(why, ": {} of {} units were in use ({limit})", limit.used_before, limit.capacity);
+        if let Some(told) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
+            let _ = write!(
+                why,
+                ": {} of {} units were in use ({})",
+                told.used_before, told.limit.capacity, told.limit
+            );
         }
         match (self.ruled, self.retry_after) {
             (Ruled::Deny, Some(wait)) => {
@@ -186,19 +173,19 @@ impl Entry {
     pub fn explanation(&self, place: &Place) -> (Vec<String>, Option<String>) {
         let mut lines = vec![self.why()];
         let who: Vec<String> =
-            self.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            self.asker.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let asked = if self.front.is_empty() { "the program itself" } else { self.front };
         lines.push(format!(
             "Asked at {} through {asked} in the domain `{}`, at a cost of {}: {}.",
             rfc3339(self.at),
-            self.domain,
+            self.asker.domain,
             self.cost,
             if who.is_empty() { "no attributes".to_owned() } else { who.join(", ") }
         ));
-        if let Some(limit) = &self.limit {
+        if let Some(Told { limit, used_before, remaining }) = &self.limit {
             lines.push(format!(
-                "The limit of rule `{}` was {limit} then; its counter stood at {} before this request and {} were left.",
-                self.name.rule, limit.used_before, limit.remaining
+                "The limit of rule `{}` was {limit} then; its counter stood at {used_before} before this request and {remaining} were left.",
+                self.name.rule
             ));
         }
         let decided = match self.origin {
@@ -221,7 +208,7 @@ impl Entry {
     }
 }
 
-impl Told {
+impl ToldLimit {
     fn json(&self) -> Value {
         let mut told = json!({"limit": self.limit, "window": self.window, "algorithm": self.algorithm});
         if self.capacity != self.limit {
@@ -231,7 +218,7 @@ impl Told {
     }
 }
 
-impl std::fmt::Display for Told {
+impl std::fmt::Display for ToldLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.window.as_str() {
             "concurrent" => write!(f, "{} at once", self.limit)?,

@@ -9,6 +9,7 @@
 //! | `capture` | what is set aside of a decision |
 //! | [`observe`](Observe) | the whole of it, and the worker that empties what was set aside |
 //! | `mask` | what is told of a caller, and what never is |
+//! | `recall` | what is told of callers and limits, worked out once |
 //! | `entry`, `log`, `sink` | a decision for people; the last of them, to be searched; all of them, as lines |
 //! | `top` | who asks most, is denied most, stays near a limit, shares an address |
 //! | `traces`, `otlp` | spans of what is part of a trace; OpenTelemetry's messages |
@@ -27,6 +28,7 @@ mod observe;
 mod otlp;
 mod page;
 mod process;
+mod recall;
 mod series;
 mod sink;
 mod stripe;

@@ -3,6 +3,7 @@
 
 use ring::hmac;
 use ring::rand::SystemRandom;
+use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 
@@ -119,12 +120,15 @@ impl Mask {
     /// What stands for each value; the ids of all, for searching.
     pub(crate) fn shown(&self, pairs: &[(&str, &str)]) -> (Vec<(String, String)>, Vec<u64>) {
         let ids: Vec<u64> = pairs.iter().map(|(_, value)| self.id(value)).collect();
+        let hides: SmallVec<[bool; 16]> = pairs.iter().map(|(name, _)| self.hides(name)).collect();
         // A secret is one under any name that it is sent by.
         let secret = |value: &str| {
-            pairs.iter().any(|(name, other)| self.hides(name) && other.len() >= 4 && value.contains(other))
+            let mut secrets =
+                pairs.iter().zip(&hides).filter(|((_, other), hidden)| **hidden && other.len() >= 4);
+            secrets.any(|((_, other), _)| value.contains(other))
         };
-        let shown = pairs.iter().zip(&ids).map(|((name, value), id)| {
-            let hidden = self.hides(name) || secret(value);
+        let shown = pairs.iter().zip(&ids).zip(&hides).map(|(((name, value), id), hidden)| {
+            let hidden = *hidden || secret(value);
             // What follows in an address may hold anything.
             let open = value.split('?').next().unwrap_or_default();
             ((*name).to_owned(), if hidden { self.hidden(value, *id) } else { open.to_owned() })

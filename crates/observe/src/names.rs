@@ -101,7 +101,8 @@ impl Known {
             }
         }
         let tiers = self.tiers.clone();
-        Layout { rules, slots: slots.into(), limits: limits.into(), unmatched, tiers }
+        let revision = rules.revision().into();
+        Layout { rules, revision, slots: slots.into(), limits: limits.into(), unmatched, tiers }
     }
 
     fn rule(&mut self, domain: &Arc<str>, rule: &str) -> u32 {
@@ -140,6 +141,7 @@ pub(crate) fn part(capacity: u64) -> f32 {
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) rules: Arc<Ruleset>,
+    pub(crate) revision: Arc<str>,
     /// By the rule's number in the rule set.
     pub(crate) slots: Box<[u32]>,
     /// By the limit's number in the rule set.

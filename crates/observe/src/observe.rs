@@ -4,8 +4,9 @@
 use crate::capture::{Buffer, Ruled};
 use crate::entry::{Entry, Place};
 use crate::log::{Log, Search};
-use crate::mask::{Mask, network};
+use crate::mask::Mask;
 use crate::names::{Layout, Name, Names};
+use crate::recall::Recall;
 use crate::series::{Rates, Series};
 use crate::sink::{Output, Sink};
 use crate::stripe::Stripes;
@@ -81,6 +82,9 @@ pub struct Observe {
     rates: Mutex<Rates>,
     pub(crate) started: Timestamp,
     pub(crate) traces: Option<Traces>,
+    recall: Mutex<Recall>,
+    /// What rules without a number of their own are called.
+    other: Arc<str>,
     events: Mutex<Option<broadcast::Sender<Event>>>,
 }
 
@@ -106,6 +110,8 @@ impl Observe {
             series: Mutex::default(),
             rates: Mutex::default(),
             started: clock.now(),
+            recall: Mutex::default(),
+            other: "other".into(),
             events: Mutex::new(Some(broadcast::channel(BEHIND).0)),
             clock,
         }))
@@ -219,34 +225,26 @@ impl Observe {
     fn take_in(&self, buffer: &Buffer, names: &[Name], entries: &mut Vec<Entry>) -> usize {
         let mut samples = 0;
         let mut top = self.top();
+        let mut recall = self.recall.lock().unwrap_or_else(PoisonError::into_inner);
         for capture in &buffer.captures {
-            let (_, pairs) = buffer.words(capture);
-            let shown = self.mask.shown(&pairs);
+            let asker = recall.asker(buffer, capture, &self.mask);
+            let limit = recall.limit(buffer, capture);
             let noted = &capture.noted;
             if noted.weight > 0 {
                 samples += 1;
             }
-            if let Some(caller) = self.mask.caller(&pairs, &shown.0, &shown.1) {
-                let rule = names
-                    .get(noted.slot as usize)
-                    .map_or_else(|| "other".into(), |name| Arc::clone(&name.rule));
-                let used = noted.status.and_then(|status| {
-                    let capacity = match status.number() {
-                        Some(number) => buffer.layout(capture).rules.limit(number)?.limit.capacity(),
-                        None => capture.own.as_deref()?.capacity(),
-                    };
+            if let Some(caller) = &asker.caller {
+                let used = limit.as_ref().zip(noted.status).map(|(limit, status)| {
                     let remaining = status.outcome.remaining as f32;
                     // One that denies is at its limit, whatever odd units are left.
-                    let used = 1.0 - remaining / capacity.max(1) as f32;
-                    Some(if status.outcome.verdict.is_denied() { 1.0 } else { used })
+                    let used = 1.0 - remaining / limit.capacity.max(1) as f32;
+                    if status.outcome.verdict.is_denied() { 1.0 } else { used }
                 });
                 top.see(&Seen {
-                    caller: &caller,
-                    network: network(&pairs)
-                        .as_deref()
-                        .filter(|network| !caller.shown.starts_with(&network[..network.len() - 4])),
+                    caller,
+                    network: asker.network.as_deref(),
                     slot: noted.slot,
-                    rule: &rule,
+                    rule: names.get(noted.slot as usize).map_or(&self.other, |name| &name.rule),
                     tier: noted.tier,
                     denied: noted.ruled == Ruled::Deny,
                     used,
@@ -255,7 +253,7 @@ impl Observe {
                 });
             }
             if noted.log {
-                entries.push(Entry::of(capture, buffer, names, shown));
+                entries.push(Entry::of(capture, buffer, names, asker, limit));
             }
         }
         samples

@@ -199,3 +199,42 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
     limiter.check_now(&Check::attributes("d", &[("a", "x")]).traced(Some(&trace))).expect("memory");
     assert_eq!(traces.take(10).map(|batch| batch.spans), Some(1));
 }
+
+/// What is told of callers is worked out once and remembered: never for somebody else, and no secret with it.
+#[test]
+fn callers_are_not_mistaken_for_each_other() {
+    let text =
+        "{domain: d, descriptors: [{key: a, name: a, limit: 0/hour}, {key: ab, name: ab, limit: 0/hour}]}";
+    let (limiter, observe) = watched(text, Settings { keep: 20_000, ..Settings::default() });
+    // The same letters in other places, and more callers than are remembered, each of them twice.
+    let twins = [[("a", "bc"), ("x", "")], [("ab", "c"), ("x", "")], [("a", "b"), ("cx", "")]];
+    for pairs in &twins {
+        assert_eq!(decide(&limiter, pairs), "deny");
+    }
+    let all = 5_000;
+    for n in 0..all {
+        let (key, user) = (format!("sk_live_{n:08}"), format!("u{n}"));
+        for _ in 0..2 {
+            decide(&limiter, &[("a", "v"), ("api_key", &key), ("user", &user)]);
+        }
+        if n % 500 == 0 {
+            observe.gather();
+        }
+    }
+    observe.gather();
+    let found =
+        |key: &str| observe.search(&Search { key: Some(key.to_owned()), limit: 10, ..Search::default() }).0;
+    let told = |key: &str| -> Vec<String> {
+        found(key).iter().map(|entry| entry.json(observe.place())["attributes"].to_string()).collect()
+    };
+    assert_eq!(told("bc"), ["{\"a\":\"bc\",\"x\":\"\"}"]);
+    assert_eq!(told("c"), ["{\"ab\":\"c\",\"x\":\"\"}"]);
+    assert_eq!(told("b"), ["{\"a\":\"b\",\"cx\":\"\"}"]);
+    for n in [0, 1, all / 2, all - 1] {
+        let own = told(&format!("sk_live_{n:08}"));
+        assert_eq!(own.len(), 2, "{n}");
+        assert!(
+            own.iter().all(|text| text.contains(&format!("\"user\":\"u{n}\"")) && !text.contains("sk_live_"))
+        );
+    }
+}

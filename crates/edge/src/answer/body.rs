@@ -69,7 +69,8 @@ fn problem(settings: &AnswerSettings, facts: &Facts<'_>, json: &mut Json<'_>) {
         json.raw("]");
     }
     if let Some(decision) = facts.decision {
-        json.raw(r#","decision_id":""#).shown(decision).raw("\"");
+        json.raw(r#","decision_id":""#).0.extend_from_slice(&decision.digits());
+        json.raw("\"");
     }
     json.raw("}");
 }

@@ -40,7 +40,7 @@ pub(super) fn write(
         }
         // What to ask an operator about.
         if let Some(decision) = facts.decision {
-            insert(headers, &X_DECISION, Line::default().text(&decision.to_string()));
+            headers.put(&X_DECISION, &decision.digits());
         }
     }
     mark(facts, headers);

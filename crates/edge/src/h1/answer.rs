@@ -3,6 +3,7 @@
 use crate::answer::{AnswerSettings, Facts};
 use crate::date;
 use crate::fields::PutFields;
+use crate::h1::head::is_value;
 use bytes::BufMut;
 use http::StatusCode;
 use http::header::HeaderName;
@@ -112,9 +113,9 @@ impl Answer {
 impl PutFields for Answer {
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
         // What ends a line would begin another field.
-        if value.iter().all(|byte| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f)) {
+        if value.iter().all(|byte| is_value(*byte)) {
             if self.fields.is_empty() {
-                self.fields.reserve(192);
+                self.fields.reserve(384);
             }
             line(&mut self.fields, name.as_str().as_bytes(), value);
         }

@@ -4,7 +4,7 @@
 //! twice or beside `Transfer-Encoding`. None of these is repaired here. Written for this place rather than taken from a
 //! general parser, because those accept several of them for the sake of old clients. Pure: bytes in, a head out.
 
-use super::scan::{Field, FieldsOf, Marks, Scan, Twins, scan_fields};
+use super::scan::{Field, FieldPlaces, FieldsOf, Marks, Scan, Twins, scan_fields};
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode, Uri, Version};
@@ -113,31 +113,57 @@ pub enum Framing {
     UntilClose,
 }
 
-/// A request head that has passed.
+impl Framing {
+    /// Bytes of the body, where that is known.
+    #[must_use]
+    pub const fn length(self) -> Option<u64> {
+        match self {
+            Self::None => Some(0),
+            Self::Length(length) => Some(length),
+            Self::Chunked | Self::UntilClose => None,
+        }
+    }
+}
+
+/// A request head that has passed. It knows where things lie: whoever asks brings the bytes again.
 #[derive(Debug)]
 pub struct RequestHead {
     /// The method.
     pub method: Method,
-    /// The path and query; with an authority where the caller wrote one.
-    pub uri: Uri,
+    /// The whole target, where the caller wrote more than a path and a query.
+    absolute: Option<Uri>,
     /// Whether another request may follow on this connection.
     pub keep_alive: bool,
     /// Everything else.
     pub scan: Scan,
-    bytes: Bytes,
 }
 
-/// An answer's head that has passed.
+/// An answer's head that has passed. It knows where things lie: whoever asks brings the bytes again.
 #[derive(Debug)]
 pub struct ResponseHead {
     /// The status.
     pub status: StatusCode,
-    /// Everything else.
-    pub headers: HeaderMap,
     /// What follows.
     pub framing: Framing,
     /// Whether the connection can be used again.
     pub keep_alive: bool,
+    fields: FieldPlaces,
+}
+
+impl ResponseHead {
+    /// The fields where they lie.
+    #[must_use]
+    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> FieldsOf<'h> {
+        FieldsOf { head, places: &self.fields }
+    }
+
+    /// The fields as a map, for who keeps them.
+    ///
+    /// # Errors
+    /// [`HeadError`] for what no map can hold; the filter lets none of it through.
+    pub fn headers(&self, head: &Bytes) -> Result<HeaderMap, HeadError> {
+        header_map(head, &self.fields)
+    }
 }
 
 /// Where the head in `bytes` ends, if it does; `seen` remembers what was looked at before.
@@ -166,32 +192,69 @@ pub fn end_of_head(bytes: &[u8], seen: &mut usize, limits: &HeadLimits) -> Resul
 ///
 /// # Errors
 /// [`HeadError`] for whatever could be read in two ways.
-pub fn request(head: &Bytes, limits: &HeadLimits) -> Result<RequestHead, HeadError> {
+pub fn request(head: &[u8], limits: &HeadLimits) -> Result<RequestHead, HeadError> {
     let scan = Scan::new(head, limits)?;
     let method = Method::from_bytes(scan.method(head)).map_err(|_| HeadError::RequestLine)?;
     if method == Method::CONNECT {
         return Err(HeadError::Method);
     }
-    let uri = target_uri(head.slice(scan.target.range()), &method)?;
-    check_host(scan.host.map(|host| host.of(head)), &uri, scan.version)?;
+    let target = scan.target(head);
+    let absolute = if target.starts_with('/') {
+        check_origin_form(target)?;
+        None
+    } else {
+        Some(absolute_target(target, &method)?)
+    };
+    check_host(scan.host.map(|host| host.of(head)), absolute.as_ref(), scan.version)?;
     let keep_alive = scan.keep_alive && scan.version == Version::HTTP_11;
-    Ok(RequestHead { method, uri, keep_alive, scan, bytes: head.clone() })
+    Ok(RequestHead { method, absolute, keep_alive, scan })
 }
 
 impl RequestHead {
     /// The fields where they lie.
     #[must_use]
-    pub fn fields(&self) -> FieldsOf<'_> {
-        self.scan.fields(&self.bytes)
+    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> FieldsOf<'h> {
+        self.scan.fields(head)
+    }
+
+    /// The target's path.
+    #[must_use]
+    pub fn path<'h>(&'h self, head: &'h [u8]) -> &'h str {
+        match &self.absolute {
+            Some(uri) => uri.path(),
+            None => without_query(self.scan.target(head)),
+        }
+    }
+
+    /// The target's path and query.
+    #[must_use]
+    pub fn path_and_query<'h>(&'h self, head: &'h [u8]) -> &'h str {
+        match &self.absolute {
+            Some(uri) => uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str),
+            None => self.scan.target(head),
+        }
+    }
+
+    /// The target's host, where it has one.
+    #[must_use]
+    pub fn authority(&self) -> Option<&str> {
+        self.absolute.as_ref()?.authority().map(http::uri::Authority::as_str)
     }
 
     /// The method, the target and the fields as a map, for who keeps them.
     ///
     /// # Errors
     /// [`HeadError`] for what no map can hold; the filter lets none of it through.
-    pub fn into_parts(self) -> Result<(Method, Uri, HeaderMap), HeadError> {
-        let headers = header_map(&self.bytes, &self.scan.fields)?;
-        Ok((self.method, self.uri, headers))
+    pub fn into_parts(self, head: &[u8]) -> Result<(Method, Uri, HeaderMap), HeadError> {
+        let head = Bytes::copy_from_slice(head);
+        let headers = header_map(&head, &self.scan.fields)?;
+        let uri = match self.absolute {
+            Some(uri) => uri,
+            None => {
+                Uri::from_maybe_shared(head.slice(self.scan.target.range())).map_err(|_| HeadError::Target)?
+            }
+        };
+        Ok((self.method, uri, headers))
     }
 }
 
@@ -199,7 +262,7 @@ impl RequestHead {
 ///
 /// # Errors
 /// [`HeadError`] for whatever could be read in two ways.
-pub fn response(head: &Bytes, limits: &HeadLimits, asked: &Method) -> Result<ResponseHead, HeadError> {
+pub fn response(head: &[u8], limits: &HeadLimits, asked: &Method) -> Result<ResponseHead, HeadError> {
     let line = line_at(head, 0)?;
     let version = match head.get(..9) {
         Some(b"HTTP/1.1 ") => Version::HTTP_11,
@@ -227,7 +290,7 @@ pub fn response(head: &Bytes, limits: &HeadLimits, asked: &Method) -> Result<Res
         (None, false) => Framing::UntilClose,
     };
     let keep_alive = !marks.close && version == Version::HTTP_11 && framing != Framing::UntilClose;
-    Ok(ResponseHead { status, headers: header_map(head, &fields)?, framing, keep_alive })
+    Ok(ResponseHead { status, framing, keep_alive, fields })
 }
 
 /// The fields from `at` to the empty line that ends `head`.
@@ -261,14 +324,39 @@ pub(super) fn line_at(head: &[u8], at: usize) -> Result<usize, HeadError> {
     }
 }
 
-fn target_uri(target: Bytes, method: &Method) -> Result<Uri, HeadError> {
-    let asterisk = &target[..] == b"*";
+fn without_query(target: &str) -> &str {
+    target.split_once('?').map_or(target, |(path, _)| path)
+}
+
+/// A path and a query of the characters that a URI has, or that the world writes into one all the same.
+fn check_origin_form(target: &str) -> Result<(), HeadError> {
+    let path = without_query(target);
+    let rest = &target.as_bytes()[path.len()..];
+    if path.bytes().all(is_of_path) && rest.iter().all(|byte| is_of_query(*byte)) {
+        check_path(path)
+    } else {
+        Err(HeadError::Target)
+    }
+}
+
+/// The characters of paths: those of the `http` crate, which whoever takes a target as a URI relies on.
+const fn is_of_path(byte: u8) -> bool {
+    matches!(byte, 0x21..=0x22 | 0x24..=0x3b | 0x3d | 0x40..=0x5f | 0x61..=0x7e)
+}
+
+/// The characters of queries, and the mark before them.
+const fn is_of_query(byte: u8) -> bool {
+    matches!(byte, 0x21 | 0x24..=0x3b | 0x3d | 0x3f..=0x7e)
+}
+
+/// `http://host/path`, or the asterisk of `OPTIONS`.
+fn absolute_target(target: &str, method: &Method) -> Result<Uri, HeadError> {
+    let asterisk = target == "*";
     if asterisk && method != Method::OPTIONS {
         return Err(HeadError::Target);
     }
-    let is_path = target[0] == b'/';
-    let uri = Uri::from_maybe_shared(target).map_err(|_| HeadError::Target)?;
-    if !is_path && !asterisk && !matches!(uri.scheme_str(), Some("http" | "https")) {
+    let uri = Uri::try_from(target).map_err(|_| HeadError::Target)?;
+    if !asterisk && !matches!(uri.scheme_str(), Some("http" | "https")) {
         return Err(HeadError::Target);
     }
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
@@ -298,7 +386,7 @@ pub fn check_path(path: &str) -> Result<(), HeadError> {
     if text.contains("%00") || hidden.next().is_some() { Err(HeadError::Target) } else { Ok(()) }
 }
 
-fn check_host(host: Option<&[u8]>, uri: &Uri, version: Version) -> Result<(), HeadError> {
+fn check_host(host: Option<&[u8]>, absolute: Option<&Uri>, version: Version) -> Result<(), HeadError> {
     let host = match host {
         Some(host) => host,
         None if version == Version::HTTP_10 => return Ok(()),
@@ -308,7 +396,7 @@ fn check_host(host: Option<&[u8]>, uri: &Uri, version: Version) -> Result<(), He
     if host.is_empty() || !host.iter().all(plain) {
         return Err(HeadError::Host);
     }
-    match uri.authority() {
+    match absolute.and_then(Uri::authority) {
         Some(authority) if !authority.as_str().as_bytes().eq_ignore_ascii_case(host) => Err(HeadError::Host),
         _ => Ok(()),
     }
@@ -335,7 +423,25 @@ pub(super) const fn is_token(byte: u8) -> bool {
     TOKENS[byte as usize]
 }
 
-/// The characters of values.
-pub(super) const fn is_value(byte: u8) -> bool {
+/// Whether a field's value may have this: of control characters, only the tab.
+#[must_use]
+pub const fn is_value(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target that passes here and is no URI would be lost on the way to whoever needs one.
+    #[test]
+    fn targets_are_those_of_the_http_crate() {
+        for byte in 0x21..0x7f_u8 {
+            for target in [format!("/a{}b", byte as char), format!("/?a{}b", byte as char)] {
+                let checked = check_origin_form(&target).is_ok();
+                let known = target.parse::<Uri>().is_ok() && !matches!(byte, b'#' | b'\\');
+                assert_eq!(checked || byte == b'\\', known || byte == b'\\', "{target}");
+            }
+        }
+    }
 }

@@ -27,6 +27,10 @@ impl Place {
         Self { start: short(start), end: short(end) }
     }
 
+    const fn len(self) -> usize {
+        (self.end - self.start) as usize
+    }
+
     pub(super) fn range(self) -> Range<usize> {
         self.start as usize..self.end as usize
     }
@@ -43,6 +47,7 @@ pub(super) struct Field {
     pub(super) value: Place,
 }
 
+/// Where fields lie.
 pub(super) type FieldPlaces = SmallVec<[Field; 16]>;
 
 /// What a request head says, by the places of its parts.
@@ -128,30 +133,37 @@ impl Scan {
     /// The fields, of the head that was read.
     #[must_use]
     pub const fn fields<'h>(&'h self, head: &'h [u8]) -> FieldsOf<'h> {
-        FieldsOf { head, scan: self }
+        FieldsOf { head, places: &self.fields }
     }
 }
 
 /// The fields of a head where they lie.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldsOf<'h> {
-    head: &'h [u8],
-    scan: &'h Scan,
+    pub(super) head: &'h [u8],
+    pub(super) places: &'h FieldPlaces,
 }
 
 impl FieldsOf<'_> {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.scan.fields.len()
+        self.places.len()
     }
 }
 
 impl Fields for FieldsOf<'_> {
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
         let name = name.as_str().as_bytes();
-        let named = move |field: &&Field| field.name.of(self.head).eq_ignore_ascii_case(name);
-        self.scan.fields.iter().filter(named).map(|field| field.value.of(self.head))
+        // Most names are of another length: that is seen without looking at a letter.
+        let named = move |field: &&Field| {
+            field.name.len() == name.len() && field.name.of(self.head).eq_ignore_ascii_case(name)
+        };
+        self.places.iter().filter(named).map(|field| field.value.of(self.head))
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.places.iter().map(|field| (field.name.of(self.head), field.value.of(self.head)))
     }
 }
 

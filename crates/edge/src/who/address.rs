@@ -8,7 +8,7 @@ use super::settings::{ForwardedBy, WhoError, WhoSettings};
 use crate::fields::Fields;
 use http::header::{FORWARDED, HeaderName};
 use ipnet::{IpNet, Ipv6Net};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Proxies in a row that are believed. No real chain is as long.
 const LONGEST: usize = 64;
@@ -80,12 +80,24 @@ impl Address {
     /// The address as an attribute: an IPv6 one as the network that its caller owns.
     pub(super) fn attribute(&self, address: IpAddr) -> String {
         match address {
-            IpAddr::V4(v4) => v4.to_string(),
+            IpAddr::V4(v4) => dotted(v4),
             IpAddr::V6(v6) => {
                 Ipv6Net::new(v6, self.ipv6_prefix).map_or(v6, |network| network.network()).to_string()
             }
         }
     }
+}
+
+/// As the standard formatting writes it, in a fraction of the time: every request is asked from some address.
+fn dotted(address: Ipv4Addr) -> String {
+    let mut text = String::with_capacity(15);
+    for (at, octet) in address.octets().into_iter().enumerate() {
+        if at > 0 {
+            text.push('.');
+        }
+        text.push_str(itoa::Buffer::new().format(octet));
+    }
+    text
 }
 
 /// An address, with or without brackets and a port.

@@ -66,9 +66,10 @@ impl ApiKey {
 
 /// The first 16 bytes as text.
 fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(32);
-    text.extend(crate::hex::digits(&bytes[..16]).map(char::from));
-    text
+    let mut text = Vec::with_capacity(32);
+    crate::hex::put(&mut text, &bytes[..16]);
+    // Digits are ASCII.
+    String::from_utf8(text).unwrap_or_default()
 }
 
 /// The value, or its hash where it is too long to be part of a key.

@@ -28,14 +28,20 @@ pub(super) fn host(host: &str) -> Cow<'_, str> {
     }
 }
 
+/// Whether nothing has to be done: most paths are short, and one look at each of their bytes tells.
+fn is_plain(path: &[u8]) -> bool {
+    let mut before = 0;
+    let has_oddity = path.iter().any(|byte| {
+        let is_odd = *byte == b'%' || (before == b'/' && matches!(byte, b'/' | b'.'));
+        before = *byte;
+        is_odd
+    });
+    path.first() == Some(&b'/') && !has_oddity && (path.len() == 1 || before != b'/')
+}
+
 /// Unreserved characters decoded, other escapes in capitals, no empty, `.` or `..` segments, no slash at the end.
 pub(super) fn normal(path: &str) -> Cow<'_, str> {
-    let is_plain = path.starts_with('/')
-        && !path.contains('%')
-        && !path.contains("//")
-        && !path.contains("/.")
-        && (path.len() == 1 || !path.ends_with('/'));
-    if is_plain {
+    if is_plain(path.as_bytes()) {
         return Cow::Borrowed(path);
     }
     let decoded = decode(path);

@@ -241,20 +241,7 @@ impl Laid<'_> {
     }
 }
 
-/// Decides without waiting, where the store need not be waited for. The wait is in a box of its own: it takes room that
-/// most connections do not need.
-pub(super) async fn decide<S: CounterStore>(app: &App<S>, check: &Check<'_>) -> Decision {
-    match app.limiter.check_now(check) {
-        Some(decision) => decision,
-        None => Box::pin(app.limiter.check(check)).await,
-    }
-}
-
-pub(crate) async fn answer<S: CounterStore>(
-    app: &App<S>,
-    body: &[u8],
-    trace: Option<&Trace>,
-) -> Result<Answer, Problem> {
+fn decoded(body: &[u8]) -> Result<Ask<'_>, Problem> {
     let ask: Ask<'_> = body::decode(body)?;
     for (place, there) in
         [("deadline_ms", ask.deadline_ms.is_some()), ("idempotency_key", ask.idempotency_key.is_some())]
@@ -263,8 +250,35 @@ pub(crate) async fn answer<S: CounterStore>(
             return Err(Problem::bad("only /v1/reserve takes this").at(place));
         }
     }
+    Ok(ask)
+}
+
+fn told<S: CounterStore>(app: &App<S>, decision: &Decision) -> Answer {
+    decision::answer(app, decision, &decision::Body::new(decision))
+}
+
+/// The answer, if nothing has to be waited for.
+pub(crate) fn answer_now<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&Trace>,
+) -> Result<Option<Answer>, Problem> {
+    let ask = decoded(body)?;
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();
-    let decision = decide(app, &laid.check(&descriptors).traced(trace)).await;
-    Ok(decision::answer(app, &decision, &decision::Body::new(&decision)))
+    let decision = app.limiter.check_now(&laid.check(&descriptors).traced(trace));
+    Ok(decision.map(|decision| told(app, &decision)))
+}
+
+pub(crate) async fn answer<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
+    let ask = decoded(body)?;
+    let laid = ask.lay_out()?;
+    let descriptors = laid.descriptors();
+    // In a box of its own: a wait takes room that most connections do not need.
+    let decision = Box::pin(app.limiter.check(&laid.check(&descriptors).traced(trace))).await;
+    Ok(told(app, &decision))
 }

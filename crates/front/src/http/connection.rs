@@ -34,6 +34,8 @@ const LINGER: Duration = Duration::from_secs(2);
 const HEAD: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 16 * 1024, fields: 100 };
 /// Answers that wait for those to requests which came with theirs.
 const MOST_UNSENT: usize = 64 * 1024;
+/// What most answers have room in.
+const UNSENT: usize = 1024;
 /// What is read at once: most requests are far smaller.
 const ROOM: usize = 8 * 1024;
 /// What is read ahead of a request that is being worked on.
@@ -76,6 +78,20 @@ enum Next {
     Request,
     /// More of what has begun.
     Rest,
+}
+
+/// The answer to a request, at once where it can be. What has to wait does so in a box: it takes room that most
+/// connections do not need, and a function's future would be moved about for nothing.
+macro_rules! answered {
+    ($connection:expr, $request:expr) => {
+        match $connection.service.answer_now($request) {
+            Ok(answer) => answer,
+            Err(rest) => {
+                let answering = Box::pin($connection.service.answer($request, rest));
+                unless_gone(&mut $connection.stream, &mut $connection.ahead, answering).await?
+            }
+        }
+    };
 }
 
 impl<V: Service> Connection<V> {
@@ -134,7 +150,11 @@ impl<V: Service> Connection<V> {
             if let Some(length) = found.map_err(Stop::Malformed)? {
                 return Ok(self.done + length);
             }
-            self.input.drain(..self.done);
+            if self.done == self.input.len() {
+                self.input.clear();
+            } else {
+                self.input.drain(..self.done);
+            }
             self.done = 0;
             if !waits {
                 waits = true;
@@ -150,10 +170,7 @@ impl<V: Service> Connection<V> {
         let scan = Scan::new(head, &HEAD).map_err(Stop::Malformed)?;
         let asked = Request::new(self.peer, &scan, head, b"");
         let answer = match scan.framing {
-            Framing::None => {
-                let answering = self.service.answer(&asked);
-                unless_gone(&mut self.stream, &mut self.ahead, answering).await?
-            }
+            Framing::None => answered!(self, &asked),
             Framing::Length(length) if length <= LARGEST as u64 && self.service.wants_body(&asked) => {
                 let whole = end + length as usize;
                 if self.input.len() < whole {
@@ -161,8 +178,7 @@ impl<V: Service> Connection<V> {
                 }
                 let (head, body) = (&self.input[self.done..end], &self.input[end..whole]);
                 let request = Request::new(self.peer, &scan, head, body);
-                let answering = self.service.answer(&request);
-                let answer = unless_gone(&mut self.stream, &mut self.ahead, answering).await?;
+                let answer = answered!(self, &request);
                 self.done = whole;
                 self.reply(&scan, &answer);
                 return self.go_on(&scan).await;
@@ -189,8 +205,7 @@ impl<V: Service> Connection<V> {
         let mut rest = Unread::new(scan.framing, &self.input.split_off(end));
         let asked = Request::new(self.peer, scan, &self.input[self.done..], b"");
         let answer = if !self.service.wants_body(&asked) {
-            let answering = self.service.answer(&asked);
-            unless_gone(&mut self.stream, &mut self.ahead, answering).await?
+            answered!(self, &asked)
         } else if let Framing::Length(_) = scan.framing {
             too_large()
         } else {
@@ -206,8 +221,7 @@ impl<V: Service> Connection<V> {
             };
             if is_whole {
                 let request = Request::new(self.peer, scan, &self.input[self.done..], &body);
-                let answering = self.service.answer(&request);
-                unless_gone(&mut self.stream, &mut self.ahead, answering).await?
+                answered!(self, &request)
             } else {
                 too_large()
             }
@@ -274,6 +288,7 @@ impl<V: Service> Connection<V> {
             Version::HTTP_10 => After::KeepOld,
             _ => After::Keep,
         };
+        self.out.reserve(UNSENT);
         answer.write(
             &mut self.out,
             if scan.asks_head { Wants::Head } else { Wants::All },

@@ -17,11 +17,11 @@ use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use std::sync::Arc;
-use tollgate_core::{CounterStore, Span, Verdict};
+use tollgate_core::{CounterStore, Span, Timestamp, Verdict};
 use tollgate_edge::answer::{Facts, Ruled};
 use tollgate_edge::fields::PutFields;
-use tollgate_edge::h1::Answer;
-use tollgate_edge::who::{Asked, Tokens, Who, WhoError, WhoSettings};
+use tollgate_edge::h1::{Answer, FieldsOf};
+use tollgate_edge::who::{Asked, Caller, Tokens, Who, WhoError, WhoSettings};
 use tollgate_engine::{Check, Decision, Trace};
 use tollgate_rules::Ruleset;
 
@@ -170,45 +170,103 @@ pub(crate) fn is_at(path: &str) -> bool {
     path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-pub(crate) async fn answer<S: CounterStore + 'static>(
-    app: &App<S>,
-    request: &Request<'_>,
-    trace: Option<&Trace>,
-) -> Result<Answer, Problem> {
-    let asked = Asked {
+/// A request that is held back until its turn comes.
+pub(crate) struct Held {
+    decision: Decision,
+    held: tollgate_engine::Held,
+    now: Timestamp,
+}
+
+impl Reader {
+    fn caller<'r>(&'r self, asked: &Asked<'r, FieldsOf<'r>>, now: Timestamp) -> Result<Caller<'r>, Problem> {
+        self.who.forwarded(asked, PATH, now).map_err(|error| Problem::bad(error.to_string()))
+    }
+}
+
+fn asked<'r>(request: &'r Request<'r>) -> Asked<'r, FieldsOf<'r>> {
+    Asked {
         peer: request.peer,
         method: request.method,
         path: request.path,
         authority: request.authority,
         headers: &request.fields,
-    };
-    let now = app.limiter.clock().now();
+    }
+}
+
+/// The answer, if nothing has to be waited for. Who is held back has been charged, and must not be again.
+pub(crate) fn answer_now<S: CounterStore + 'static>(
+    app: &App<S>,
+    request: &Request<'_>,
+    now: Timestamp,
+    trace: Option<&Trace>,
+) -> Result<Result<Answer, Option<Box<Held>>>, Problem> {
     let reader = app.forward.reader(app.limiter.rules())?;
-    let caller = reader.who.forwarded(&asked, PATH, now);
-    let caller = caller.map_err(|error| Problem::bad(error.to_string()))?;
+    let asked = asked(request);
+    let caller = reader.caller(&asked, now)?;
     let domain = app.forward.domain(&reader.rules)?;
     let attributes = caller.attributes();
     let check = Check::attributes(domain, &attributes).asked_by("http").traced(trace);
-    let (decision, held) = match app.limiter.admit_now(&check) {
-        Some(ruled) => ruled,
-        None => Box::pin(app.limiter.admit(&check)).await,
-    };
-    let mut facts = Facts::of(&decision);
-    // Permits are left to their deadline: nobody says when the request ends.
-    if let (Some(held), true) = (held, decision.delay() > Span::ZERO) {
-        let turn = Turn::new(&app.limiter, held);
-        let delay = decision.delay();
-        let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward.longest_hold.as_micros()));
-        if over > Span::ZERO {
-            facts.ruled = Ruled::Over;
-            facts.retry_after = over.ceil_secs().max(1);
-            facts.denied_by = delaying(&decision);
-        } else if Box::pin(turn.wait(&app.forward.turns, delay)).await.is_err() {
-            facts.ruled = Ruled::Unavailable;
-            facts.retry_after = delay.ceil_secs().max(1);
+    Ok(match app.limiter.admit_now(&check) {
+        None => Err(None),
+        Some((decision, Some(held))) if decision.delay() > Span::ZERO => {
+            Err(Some(Box::new(Held { decision, held, now })))
         }
+        // Permits are left to their deadline: nobody says when the request ends.
+        Some((decision, _)) => Ok(told(app, request, &Facts::of(&decision), now)),
+    })
+}
+
+/// The same for those who have to wait: for the store, or for their turn.
+pub(crate) async fn answer<S: CounterStore + 'static>(
+    app: &App<S>,
+    request: &Request<'_>,
+    held: Option<Box<Held>>,
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
+    if let Some(held) = held {
+        let Held { decision, held, now } = *held;
+        return Ok(Box::pin(in_turn(app, request, &decision, held, now)).await);
     }
-    let mut answer = Answer::ruled(&app.answers, &facts, now);
+    let now = app.limiter.clock().now();
+    let reader = app.forward.reader(app.limiter.rules())?;
+    let asked = asked(request);
+    let caller = reader.caller(&asked, now)?;
+    let domain = app.forward.domain(&reader.rules)?;
+    let attributes = caller.attributes();
+    let check = Check::attributes(domain, &attributes).asked_by("http").traced(trace);
+    match Box::pin(app.limiter.admit(&check)).await {
+        (decision, Some(held)) if decision.delay() > Span::ZERO => {
+            Ok(Box::pin(in_turn(app, request, &decision, held, now)).await)
+        }
+        (decision, _) => Ok(told(app, request, &Facts::of(&decision), now)),
+    }
+}
+
+/// Answers when the request's turn has come.
+async fn in_turn<S: CounterStore + 'static>(
+    app: &App<S>,
+    request: &Request<'_>,
+    decision: &Decision,
+    held: tollgate_engine::Held,
+    now: Timestamp,
+) -> Answer {
+    let mut facts = Facts::of(decision);
+    let turn = Turn::new(&app.limiter, held);
+    let delay = decision.delay();
+    let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward.longest_hold.as_micros()));
+    if over > Span::ZERO {
+        facts.ruled = Ruled::Over;
+        facts.retry_after = over.ceil_secs().max(1);
+        facts.denied_by = delaying(decision);
+    } else if turn.wait(&app.forward.turns, delay).await.is_err() {
+        facts.ruled = Ruled::Unavailable;
+        facts.retry_after = delay.ceil_secs().max(1);
+    }
+    told(app, request, &facts, now)
+}
+
+fn told<S: CounterStore>(app: &App<S>, request: &Request<'_>, facts: &Facts<'_>, now: Timestamp) -> Answer {
+    let mut answer = Answer::ruled(&app.answers, facts, now);
     match facts.ruled {
         Ruled::Allowed => {
             if let Some(location) = &app.forward.accel_redirect {
@@ -222,7 +280,7 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
         }
         Ruled::Unavailable => {}
     }
-    Ok(answer)
+    answer
 }
 
 /// The rule that holds a request back.

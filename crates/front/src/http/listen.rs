@@ -48,7 +48,15 @@ pub(crate) trait Service: Send + Sync + 'static {
     /// Whether the body of such a request is read before it is answered. One that is not is thrown away.
     fn wants_body(&self, request: &Request<'_>) -> bool;
 
-    fn answer(&self, request: &Request<'_>) -> impl Future<Output = Answer> + Send;
+    /// What is left to do of a request that has to wait.
+    type Rest: Send;
+
+    /// Answers where nothing has to be waited for, as nearly always. A future for it would take longer to be moved about
+    /// than the answer takes.
+    fn answer_now(&self, request: &Request<'_>) -> Result<Answer, Self::Rest>;
+
+    /// The rest of the way for those who have to wait.
+    fn answer(&self, request: &Request<'_>, rest: Self::Rest) -> impl Future<Output = Answer> + Send;
 }
 
 /// What those get who come while others are being drained.

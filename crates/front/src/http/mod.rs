@@ -61,13 +61,34 @@ impl<S: CounterStore + 'static> Service for App<S> {
         request.method == "POST" && is_asked_of(request.path)
     }
 
-    async fn answer(&self, request: &Request<'_>) -> h1::Answer {
+    type Rest = Option<Box<forward::Held>>;
+
+    fn answer_now(&self, request: &Request<'_>) -> Result<h1::Answer, Self::Rest> {
+        let limiter = &self.limiter;
+        if !limiter.decides_at_once() {
+            return Err(None);
+        }
+        let began = limiter.clock().now();
+        let trace = trace::of(limiter, &request.fields, || began);
+        let answer = if request.path == "/v1/check" && request.method == "POST" {
+            check::answer_now(self, request.body, trace.as_ref()).transpose().ok_or(None)
+        } else if forward::is_at(request.path) {
+            forward::answer_now(self, request, began, trace.as_ref())
+                .map_or_else(|problem| Ok(Err(problem)), |told| told.map(Ok))
+        } else {
+            Err(None)
+        }?;
+        limiter.took("http", 1, limiter.clock().now().since(began));
+        Ok(answer.unwrap_or_else(Problem::told))
+    }
+
+    async fn answer(&self, request: &Request<'_>, rest: Self::Rest) -> h1::Answer {
         if !is_asked_of(request.path) && !forward::is_at(request.path) {
-            return route(self, request, None).await.unwrap_or_else(Problem::told);
+            return route(self, request, None, None).await.unwrap_or_else(Problem::told);
         }
         let began = self.limiter.clock().now();
         let trace = trace::of(&self.limiter, &request.fields, || began);
-        let answer = route(self, request, trace.as_ref()).await.unwrap_or_else(Problem::told);
+        let answer = route(self, request, rest, trace.as_ref()).await.unwrap_or_else(Problem::told);
         self.limiter.took("http", 1, self.limiter.clock().now().since(began));
         answer
     }
@@ -76,12 +97,13 @@ impl<S: CounterStore + 'static> Service for App<S> {
 async fn route<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
+    held: Option<Box<forward::Held>>,
     trace: Option<&Trace>,
 ) -> Result<h1::Answer, Problem> {
     let body = request.body;
     match (request.path, request.method) {
         ("/v1/check", "POST") => check::answer(app, body, trace).await,
-        (path, _) if forward::is_at(path) => forward::answer(app, request, trace).await,
+        (path, _) if forward::is_at(path) => forward::answer(app, request, held, trace).await,
         ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body, trace)).await,
         ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
         ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,

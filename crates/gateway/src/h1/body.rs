@@ -54,6 +54,15 @@ impl Reader {
         matches!(self, Self::Done)
     }
 
+    /// Bytes that are left, where that is known.
+    pub(crate) fn length(&self) -> Option<usize> {
+        match self {
+            Self::Done => Some(0),
+            Self::Length(left) => usize::try_from(*left).ok(),
+            Self::Chunked(_) | Self::UntilClose => None,
+        }
+    }
+
     pub(crate) fn size_hint(&self) -> SizeHint {
         match self {
             Self::Done => SizeHint::with_exact(0),

@@ -5,12 +5,12 @@ use super::write::{self, Frames};
 use crate::body::Incoming;
 use crate::io::{Io, ReadHalf, WriteHalf};
 use crate::pool::InFlight;
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_edge::h1::head::{self, HeadError, HeadLimits, ResponseHead};
@@ -48,6 +48,55 @@ impl Connection {
         }
     }
 
+    /// Where a request's head is written, to be sent.
+    pub(crate) fn out(&mut self) -> &mut BytesMut {
+        &mut self.out
+    }
+
+    /// Sends what it has taken.
+    pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {
+        let Some(write) = &mut self.write else {
+            return Poll::Ready(Err(ExchangeError::Reset(std::io::ErrorKind::NotConnected.into())));
+        };
+        write.poll_write_both(cx, &mut self.out, &mut Bytes::new()).map_err(ExchangeError::Reset)
+    }
+
+    /// An answer's head, and where it ends among the bytes that have come. What an upstream says before is passed over.
+    pub(crate) fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        asked: &Method,
+    ) -> Poll<Result<(usize, ResponseHead), ExchangeError>> {
+        let mut seen = 0;
+        loop {
+            if let Some(end) = head::end_of_head(&self.buffer, &mut seen, &LIMITS)? {
+                let head = head::response(&self.buffer[..end], &LIMITS, asked)?;
+                if head.status.is_informational() && head.status != StatusCode::SWITCHING_PROTOCOLS {
+                    self.buffer.advance(end);
+                    seen = 0;
+                    continue;
+                }
+                return Poll::Ready(Ok((end, head)));
+            }
+            self.buffer.reserve(4096);
+            let read = ready!(self.read.poll_fill(cx, &mut self.buffer));
+            let nothing = self.buffer.is_empty();
+            match read {
+                Ok(0) if nothing => {
+                    return Poll::Ready(Err(ExchangeError::Reset(std::io::ErrorKind::UnexpectedEof.into())));
+                }
+                Err(error) if nothing => return Poll::Ready(Err(ExchangeError::Reset(error))),
+                Ok(0) | Err(_) => return Poll::Ready(Err(ExchangeError::Cut)),
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// What has come, from the head of an answer on.
+    pub(crate) fn came(&mut self) -> &mut BytesMut {
+        &mut self.buffer
+    }
+
     /// Whether nobody has spoken or hung up since the last exchange.
     pub(crate) fn is_quiet(&self) -> bool {
         self.read.is_quiet()
@@ -77,8 +126,10 @@ pub(crate) enum ExchangeError {
 #[derive(Clone, Copy)]
 pub(crate) struct Outbound<'a> {
     pub(crate) method: &'a Method,
-    pub(crate) target: &'a str,
-    pub(crate) headers: &'a HeaderMap,
+    /// Its whole head.
+    pub(crate) head: &'a [u8],
+    /// How its body is sent.
+    pub(crate) frames: Frames,
     /// Whether it asks to switch protocols.
     pub(crate) upgrades: bool,
     /// The longest wait for an answer's head.
@@ -87,12 +138,12 @@ pub(crate) struct Outbound<'a> {
     pub(crate) idle: Duration,
 }
 
-enum PumpError {
+pub(crate) enum PumpError {
     Body(BodyError),
     Io,
 }
 
-type Pump = Pin<Box<dyn Future<Output = Result<WriteHalf, PumpError>> + Send>>;
+pub(crate) type Pump = Pin<Box<dyn Future<Output = Result<WriteHalf, PumpError>> + Send>>;
 
 /// Sends a request's head and body as it comes.
 async fn pump(
@@ -137,8 +188,8 @@ async fn pump(
 
 /// What came back.
 pub(crate) enum Answered {
-    Response(ResponseHead, UpstreamBody),
-    Switched(ResponseHead, Source, WriteHalf),
+    Response(StatusCode, HeaderMap, UpstreamBody),
+    Switched(HeaderMap, Source, WriteHalf),
 }
 
 /// Sends a request and waits for the head of its answer.
@@ -148,56 +199,43 @@ pub(crate) async fn exchange(
     request: Outbound<'_>,
     body: Option<Incoming>,
 ) -> Result<Answered, ExchangeError> {
-    let frames = match &body {
-        None if matches!(*request.method, Method::POST | Method::PUT | Method::PATCH) => Frames::Length(0),
-        None => Frames::None,
-        Some(body) => body.size_hint().exact().map_or(Frames::Chunked, Frames::Length),
-    };
-    write::request_head(&mut connection.out, request.method, request.target, request.headers, frames);
+    connection.out.extend_from_slice(request.head);
     connection.alarm.set(request.response);
     let mut pumping: Option<Pump> = None;
-    let Some(mut write) = connection.write.take() else {
+    let Some(write) = connection.write.take() else {
         return Err(ExchangeError::Reset(std::io::ErrorKind::NotConnected.into()));
     };
     match body {
         None => {
-            let (out, alarm) = (&mut connection.out, &mut connection.alarm);
-            let mut none = Bytes::new();
-            std::future::poll_fn(|cx| match write.poll_write_both(cx, out, &mut none) {
-                Poll::Ready(done) => Poll::Ready(done.map_err(ExchangeError::Reset)),
-                Poll::Pending => alarm.poll(cx).map(|()| Err(ExchangeError::Timeout)),
+            connection.write = Some(write);
+            std::future::poll_fn(|cx| match connection.poll_sent(cx) {
+                Poll::Pending => connection.alarm.poll(cx).map(|()| Err(ExchangeError::Timeout)),
+                done => done,
             })
             .await?;
-            connection.write = Some(write);
         }
         Some(body) => {
             let out = std::mem::take(&mut connection.out);
-            pumping = Some(Box::pin(pump(write, out, body, frames, request.idle)));
+            pumping = Some(Box::pin(pump(write, out, body, request.frames, request.idle)));
         }
     }
-    let head = std::future::poll_fn(|cx| poll_head(cx, &mut connection, &mut pumping, &request)).await?;
-    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+    let (end, head) =
+        std::future::poll_fn(|cx| poll_head(cx, &mut connection, &mut pumping, &request)).await?;
+    let bytes = connection.buffer.split_to(end).freeze();
+    let (status, headers) = (head.status, head.headers(&bytes)?);
+    if status == StatusCode::SWITCHING_PROTOCOLS {
         let Connection { read, write, buffer, .. } = *connection;
         let Some(write) = write.filter(|_| request.upgrades) else {
             return Err(ExchangeError::Unasked);
         };
         let source = Source { read, buffer };
-        return Ok(Answered::Switched(head, source, write));
+        return Ok(Answered::Switched(headers, source, write));
     }
-    let reader = Reader::new(head.framing);
-    let keep = head.keep_alive;
-    let mut body = UpstreamBody {
-        connection: Some(connection),
-        in_flight: Some(in_flight),
-        reader,
-        pumping,
-        keep,
-        idle: request.idle,
-    };
+    let mut body = UpstreamBody::new(connection, in_flight, &head, pumping, request.idle);
     if body.reader.is_done() {
         body.finish();
     }
-    Ok(Answered::Response(head, body))
+    Ok(Answered::Response(status, headers, body))
 }
 
 fn poll_head(
@@ -205,7 +243,7 @@ fn poll_head(
     connection: &mut Connection,
     pumping: &mut Option<Pump>,
     request: &Outbound<'_>,
-) -> Poll<Result<ResponseHead, ExchangeError>> {
+) -> Poll<Result<(usize, ResponseHead), ExchangeError>> {
     if let Some(pump) = pumping {
         match pump.as_mut().poll(cx) {
             Poll::Pending => {}
@@ -221,36 +259,11 @@ fn poll_head(
             }
         }
     }
-    let mut seen = 0;
-    loop {
-        if let Some(end) = head::end_of_head(&connection.buffer, &mut seen, &LIMITS)? {
-            let bytes = connection.buffer.split_to(end).freeze();
-            let head = head::response(&bytes, &LIMITS, request.method)?;
-            if head.status.is_informational() && head.status != StatusCode::SWITCHING_PROTOCOLS {
-                seen = 0;
-                continue;
-            }
-            return Poll::Ready(Ok(head));
-        }
-        connection.buffer.reserve(4096);
-        match connection.read.poll_fill(cx, &mut connection.buffer) {
-            Poll::Ready(Ok(0)) if connection.buffer.is_empty() => {
-                let error = std::io::ErrorKind::UnexpectedEof.into();
-                return Poll::Ready(Err(ExchangeError::Reset(error)));
-            }
-            Poll::Ready(Ok(0)) => return Poll::Ready(Err(ExchangeError::Cut)),
-            Poll::Ready(Ok(_)) => {}
-            Poll::Ready(Err(error)) if connection.buffer.is_empty() => {
-                return Poll::Ready(Err(ExchangeError::Reset(error)));
-            }
-            Poll::Ready(Err(_)) => return Poll::Ready(Err(ExchangeError::Cut)),
-            Poll::Pending => break,
-        }
-    }
-    if pumping.is_none() && connection.alarm.poll(cx).is_ready() {
+    let head = connection.poll_head(cx, request.method);
+    if head.is_pending() && pumping.is_none() && connection.alarm.poll(cx).is_ready() {
         return Poll::Ready(Err(ExchangeError::Timeout));
     }
-    Poll::Pending
+    head
 }
 
 /// An answer's body. The connection goes back to its pool at the last byte, before the caller has read it.
@@ -265,6 +278,39 @@ pub(crate) struct UpstreamBody {
 }
 
 impl UpstreamBody {
+    /// The body of an answer whose head has been taken from its connection.
+    pub(crate) fn new(
+        connection: Box<Connection>,
+        in_flight: InFlight,
+        head: &ResponseHead,
+        pumping: Option<Pump>,
+        idle: Duration,
+    ) -> Self {
+        Self {
+            connection: Some(connection),
+            in_flight: Some(in_flight),
+            reader: Reader::new(head.framing),
+            pumping,
+            keep: head.keep_alive,
+            idle,
+        }
+    }
+
+    /// All of it, where it is short and has come already: `take` gets it.
+    pub(crate) fn take_short(&mut self, longest: usize, take: impl FnOnce(&[u8])) -> bool {
+        let (Some(connection), Some(length)) = (&mut self.connection, self.reader.length()) else {
+            return false;
+        };
+        if length > longest || length > connection.buffer.len() {
+            return false;
+        }
+        take(&connection.buffer[..length]);
+        connection.buffer.advance(length);
+        self.reader = Reader::Done;
+        self.finish();
+        true
+    }
+
     fn finish(&mut self) {
         let (Some(connection), Some(in_flight)) = (self.connection.take(), self.in_flight.take()) else {
             return;

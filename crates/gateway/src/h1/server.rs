@@ -4,16 +4,17 @@
 //! frees what the request holds (a place in a queue, a permit, an upstream's connection).
 
 use super::body::{Home, Reader, RequestBody, Source};
+use super::straight::Went;
 use super::tunnel;
 use super::write::{self, Frames};
 use crate::body::{Incoming, Outgoing, Source as BodySource};
 use crate::headers::Peer;
 use crate::io::{Io, WriteHalf};
 use crate::problem;
-use crate::proxy::{Judged, Proxy};
+use crate::proxy::{Judged, Proxy, Ruled};
 use crate::state::State;
 use bytes::{Buf, Bytes, BytesMut};
-use http::{Request, StatusCode, Version};
+use http::{Request, Response, StatusCode, Version};
 use http_body::{Body, Frame};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -22,7 +23,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tollgate_core::{CounterStore, Timestamp};
 use tollgate_edge::h1::head::{self, Framing, HeadError, HeadLimits, RequestHead};
-use tollgate_edge::h1::{After, Answer, Wants};
+use tollgate_edge::h1::{After, Answer, FieldsOf, Wants};
 use tollgate_edge::who::Asked;
 use tollgate_front::serving::alarm::Alarm;
 use tollgate_front::serving::drain::Drain;
@@ -65,77 +66,104 @@ pub(crate) async fn serve<S: CounterStore + 'static>(
     let mut line = Line {
         source: Some(Source { read, buffer: first }),
         leftover: None,
+        head: Vec::new(),
         write,
         out: BytesMut::new(),
         alarm: Alarm::after(settings.header_timeout),
         settings,
         drain,
     };
-    let mut fresh = true;
-    while line.serve_one(proxy, peer, fresh).await {
-        fresh = false;
-    }
+    line.serve_all(proxy, peer).await;
 }
 
 /// A connection and where it stands.
-struct Line<'a> {
+pub(super) struct Line<'a> {
     /// What is read from, unless a request's body has it.
     source: Option<Source>,
     /// A body that was given back before its end.
     leftover: Option<Reader>,
+    /// The head of the request that is being worked on.
+    pub(super) head: Vec<u8>,
     write: WriteHalf,
-    out: BytesMut,
-    alarm: Alarm,
+    pub(super) out: BytesMut,
+    pub(super) alarm: Alarm,
     settings: &'a Settings,
-    drain: &'a Drain,
+    pub(super) drain: &'a Drain,
 }
 
 /// What comes next on a connection.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
 enum Next {
-    Head(RequestHead),
-    Refuse(StatusCode, HeadError),
+    /// A head, in its place.
+    Head,
+    Refuse(HeadError),
     Slow,
     End,
 }
 
 impl Line<'_> {
-    /// Whether another request may follow.
-    async fn serve_one<S: CounterStore + 'static>(
-        &mut self,
-        proxy: &Proxy<S>,
-        peer: &Peer,
-        fresh: bool,
-    ) -> bool {
-        let head = match self.next_head(fresh).await {
-            Next::Head(head) => head,
-            Next::End => return false,
-            Next::Refuse(status, error) => {
-                let detail = error.to_string();
-                proxy.refused(peer, status, &detail);
-                self.refuse(status, &detail).await;
-                return false;
+    /// Request after request. In one future: one for each request would be moved about with all that it may ever need.
+    async fn serve_all<S: CounterStore + 'static>(&mut self, proxy: &Proxy<S>, peer: &Peer) {
+        let mut fresh = true;
+        loop {
+            let head = match self.next_head(fresh).await {
+                Next::Head => head::request(&self.head, &self.settings.head),
+                Next::End => return,
+                Next::Refuse(error) => Err(error),
+                Next::Slow => {
+                    let detail = "the header section did not come in time";
+                    return Box::pin(self.refuse(proxy, peer, StatusCode::REQUEST_TIMEOUT, detail)).await;
+                }
+            };
+            let head = match head {
+                Ok(head) => head,
+                Err(error) => {
+                    return Box::pin(self.refuse(proxy, peer, error.status(), &error.to_string())).await;
+                }
+            };
+            fresh = false;
+            let state = proxy.state();
+            let mut ruled = None;
+            let mut more = None;
+            if head.scan.framing == Framing::None {
+                let fields = head.fields(&self.head);
+                let asked = asked(peer, &head, &self.head, &fields);
+                match proxy.judge(&state, &asked, proxy.now(), &mut ruled) {
+                    Judged::Denied(answer) => {
+                        let kept = self.put_denial(&answer, &head, proxy.now());
+                        more = Some(self.is_kept_for_later(kept) || self.send_denial(kept).await);
+                    }
+                    Judged::Ruled => {
+                        if let Went::Through(open) =
+                            self.go_straight(proxy, &state, peer, &head, &mut ruled).await
+                        {
+                            more = Some(open);
+                        }
+                    }
+                    Judged::Open => {}
+                }
             }
-            Next::Slow => {
-                let (status, detail) =
-                    (StatusCode::REQUEST_TIMEOUT, "the header section did not come in time");
-                proxy.refused(peer, status, detail);
-                self.refuse(status, detail).await;
-                return false;
-            }
-        };
-        let (asked_head, version, keep_alive) = (head.scan.asks_head, head.scan.version, head.keep_alive);
-        let (framing, mut expects) = (head.scan.framing, head.scan.expects_continue);
-        let state = proxy.state();
-        let mut ruled = None;
-        if framing == Framing::None {
-            match self.judge(proxy, &state, peer, &head) {
-                Judged::Denied(answer) => return self.deny(&answer, &head, proxy.now()).await,
-                Judged::Ruled(known) => ruled = Some(known),
-                Judged::Open => {}
+            let more = match more {
+                Some(more) => more,
+                None => Box::pin(self.go_the_long_way(proxy, &state, peer, head, ruled)).await,
+            };
+            if !more {
+                return;
             }
         }
-        let Ok((method, uri, headers)) = head.into_parts() else { return false };
+    }
+
+    /// Whatever has to wait, has a body, or is not as usual. Whether another request may follow.
+    async fn go_the_long_way<'s, S: CounterStore + 'static>(
+        &mut self,
+        proxy: &Proxy<S>,
+        state: &'s State,
+        peer: &Peer,
+        head: RequestHead,
+        ruled: Option<Ruled<'s>>,
+    ) -> bool {
+        let (asked_head, version, keep_alive) = (head.scan.asks_head, head.scan.version, head.keep_alive);
+        let (framing, mut expects) = (head.scan.framing, head.scan.expects_continue);
+        let Ok((method, uri, headers)) = head.into_parts(&self.head) else { return false };
         let home = (framing != Framing::None).then(|| Arc::new(Home::default()));
         let body = home.as_ref().and_then(|home| {
             let source = self.source.take()?;
@@ -148,7 +176,7 @@ impl Line<'_> {
         *request.version_mut() = version;
         *request.headers_mut() = headers;
         let response = {
-            let mut handling = Box::pin(proxy.handle(&state, peer, request, ruled));
+            let mut handling = pin!(proxy.handle(state, peer, request, ruled));
             let wanted = home.as_ref().map(|home| home.wanted.notified());
             let mut wanted = pin!(wanted);
             poll_fn(|cx| {
@@ -174,64 +202,70 @@ impl Line<'_> {
             .await
         };
         let Some(response) = response else { return false };
-        let (mut parts, body) = response.into_parts();
-        if let BodySource::Tunnel(tunnel) = body.source {
-            write::response_head(&mut self.out, parts.status, &parts.headers, Frames::None, false);
-            if let (true, Some(source)) = (self.flush(Bytes::new()).await, self.source.take()) {
-                // The halves move into the tunnel, which ends the connection.
-                let write = std::mem::replace(&mut self.write, WriteHalf::Closed);
-                tunnel::run(source, write, *tunnel).await;
-            }
-            drop(body.finish);
+        if let BodySource::Tunnel(_) = response.body().source {
+            self.tunnel(response).await;
             return false;
         }
         self.bring_home(home.as_deref());
         // Whoever still waits to be told, or has a body under way that nobody reads, cannot go on.
         let unread = home.is_some() && self.leftover.is_some();
-        let close = !keep_alive || unread || self.drain.has_begun();
-        let frames = frames(&parts.status, asked_head, version, &body);
-        let close = close || frames == Frames::UntilClose;
+        let more = self.answer(response, asked_head, version, !keep_alive || unread).await;
+        self.bring_home(home.as_deref());
+        more && self.source.is_some() && self.leftover.is_none()
+    }
+
+    /// Writes an answer. Whether another request may follow; if not, the connection has been ended.
+    pub(super) async fn answer(
+        &mut self,
+        response: Response<Outgoing>,
+        asked_head: bool,
+        version: Version,
+        close: bool,
+    ) -> bool {
+        let (mut parts, body) = response.into_parts();
+        let frames = Frames::of_answer(parts.status, asked_head, version, body.size_hint().exact());
+        let close = close || self.drain.has_begun() || frames == Frames::UntilClose;
         if matches!(frames, Frames::Chunked | Frames::UntilClose) {
             parts.headers.remove(http::header::CONTENT_LENGTH);
         }
         write::response_head(&mut self.out, parts.status, &parts.headers, frames, close);
         let whole = self.write_body(body, frames).await;
-        self.bring_home(home.as_deref());
-        if whole && !close && self.source.is_some() && self.leftover.is_none() {
-            return true;
-        }
-        if whole {
+        if whole && close {
             self.close().await;
         }
-        false
+        whole && !close
     }
 
-    fn judge<'p, S: CounterStore + 'static>(
-        &self,
-        proxy: &Proxy<S>,
-        state: &'p State,
-        peer: &Peer,
-        head: &RequestHead,
-    ) -> Judged<'p> {
-        let asked = Asked {
-            peer: peer.address,
-            method: head.method.as_str(),
-            path: head.uri.path(),
-            authority: head.uri.authority().map(http::uri::Authority::as_str),
-            headers: &head.fields(),
-        };
-        proxy.judge(state, &asked, proxy.now())
+    /// Nothing more is said here by HTTP.
+    async fn tunnel(&mut self, response: Response<Outgoing>) {
+        let (parts, body) = response.into_parts();
+        write::response_head(&mut self.out, parts.status, &parts.headers, Frames::None, false);
+        if let (true, Some(source), BodySource::Tunnel(tunnel)) =
+            (self.flush(Bytes::new()).await, self.source.take(), body.source)
+        {
+            // The halves move into the tunnel, which ends the connection.
+            let write = std::mem::replace(&mut self.write, WriteHalf::Closed);
+            tunnel::run(source, write, *tunnel).await;
+        }
+        drop(body.finish);
     }
 
-    /// Writes a denial of a request without a body. It is sent with those of other requests that are here already.
-    async fn deny(&mut self, answer: &Answer, head: &RequestHead, now: Timestamp) -> bool {
+    /// Writes a denial of a request without a body; whether another may follow.
+    fn put_denial(&mut self, answer: &Answer, head: &RequestHead, now: Timestamp) -> bool {
         let keep = head.keep_alive && !self.drain.has_begun();
         let wants = if head.scan.asks_head { Wants::Head } else { Wants::All };
+        self.out.reserve(AHEAD / 16);
         answer.write(&mut self.out, wants, if keep { After::Keep } else { After::Close }, now);
+        keep
+    }
+
+    /// Whether a denial is sent with those of other requests that are here already.
+    fn is_kept_for_later(&self, keep: bool) -> bool {
         let more = self.source.as_ref().is_some_and(|source| !source.buffer.is_empty());
-        if keep && more && self.out.len() < AHEAD {
-            return true;
-        }
+        keep && more && self.out.len() < AHEAD
+    }
+
+    async fn send_denial(&mut self, keep: bool) -> bool {
         let sent = self.flush(Bytes::new()).await;
         if sent && !keep {
             self.close().await;
@@ -250,7 +284,7 @@ impl Line<'_> {
     }
 
     /// Ready when the caller has gone.
-    fn watch(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn watch(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(source) = self.source.as_mut().filter(|_| self.leftover.is_none()) else {
             return Poll::Pending;
         };
@@ -267,7 +301,7 @@ impl Line<'_> {
     }
 
     async fn next_head(&mut self, fresh: bool) -> Next {
-        let Self { source: Some(source), write, out, alarm, settings, drain, .. } = self else {
+        let Self { source: Some(source), head: bytes, write, out, alarm, settings, drain, .. } = self else {
             return Next::End;
         };
         let (mut seen, mut has_waited) = (0, false);
@@ -280,13 +314,12 @@ impl Line<'_> {
                     source.buffer.advance(2);
                 }
                 match head::end_of_head(&source.buffer, &mut seen, &settings.head) {
-                    Err(error) => return Poll::Ready(Next::Refuse(error.status(), error)),
+                    Err(error) => return Poll::Ready(Next::Refuse(error)),
                     Ok(Some(end)) => {
-                        let head = source.buffer.split_to(end).freeze();
-                        return Poll::Ready(match head::request(&head, &settings.head) {
-                            Ok(head) => Next::Head(head),
-                            Err(error) => Next::Refuse(error.status(), error),
-                        });
+                        bytes.clear();
+                        bytes.extend_from_slice(&source.buffer[..end]);
+                        source.buffer.advance(end);
+                        return Poll::Ready(Next::Head);
                     }
                     Ok(None) => {}
                 }
@@ -322,7 +355,7 @@ impl Line<'_> {
     }
 
     /// Whether everything was written.
-    async fn write_body(&mut self, mut body: Outgoing, frames: Frames) -> bool {
+    pub(super) async fn write_body(&mut self, mut body: Outgoing, frames: Frames) -> bool {
         if frames == Frames::None {
             body.end();
             return self.flush(Bytes::new()).await;
@@ -365,7 +398,7 @@ impl Line<'_> {
     }
 
     /// Writes what is gathered, and `more` after it. Whether the caller took it in time.
-    async fn flush(&mut self, mut more: Bytes) -> bool {
+    pub(super) async fn flush(&mut self, mut more: Bytes) -> bool {
         let Self { write, out, alarm, settings, .. } = self;
         let mut armed = false;
         poll_fn(|cx| match write.poll_write_both(cx, out, &mut more) {
@@ -382,7 +415,14 @@ impl Line<'_> {
     }
 
     /// Says what is wrong and ends the connection.
-    async fn refuse(&mut self, status: StatusCode, detail: &str) {
+    async fn refuse<S: CounterStore + 'static>(
+        &mut self,
+        proxy: &Proxy<S>,
+        peer: &Peer,
+        status: StatusCode,
+        detail: &str,
+    ) {
+        proxy.refused(peer, status, detail);
         let (parts, body) = problem::answer(status, detail).into_parts();
         let length = body.size_hint().exact().unwrap_or(0);
         write::response_head(&mut self.out, parts.status, &parts.headers, Frames::Length(length), true);
@@ -394,7 +434,7 @@ impl Line<'_> {
 
     /// Ends the connection so that the other side can still read what was written: a connection that is closed with
     /// bytes unread is reset, and takes the answer along.
-    async fn close(&mut self) {
+    pub(super) async fn close(&mut self) {
         if self.write.shutdown().await.is_err() {
             return;
         }
@@ -425,12 +465,18 @@ enum Step {
     Gone,
 }
 
-fn frames(status: &StatusCode, asked_head: bool, version: Version, body: &Outgoing) -> Frames {
-    let bodiless = asked_head || *status == StatusCode::NO_CONTENT || *status == StatusCode::NOT_MODIFIED;
-    match body.size_hint().exact() {
-        _ if bodiless => Frames::None,
-        Some(length) => Frames::Length(length),
-        None if version == Version::HTTP_11 => Frames::Chunked,
-        None => Frames::UntilClose,
+/// What a head asks, and who sent it.
+pub(super) fn asked<'r>(
+    peer: &Peer,
+    head: &'r RequestHead,
+    bytes: &'r [u8],
+    fields: &'r FieldsOf<'r>,
+) -> Asked<'r, FieldsOf<'r>> {
+    Asked {
+        peer: peer.address,
+        method: head.method.as_str(),
+        path: head.path(bytes),
+        authority: head.authority(),
+        headers: fields,
     }
 }

@@ -1,9 +1,10 @@
 //! Heads and bodies as they go into a connection.
 
+use crate::headers::AddFields;
 use bytes::{BufMut, Bytes, BytesMut};
-use http::header::{CONTENT_LENGTH, HeaderName};
-use http::{HeaderMap, Method, StatusCode};
-use http_body::Frame;
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, Method, StatusCode, Version};
+use http_body::{Body, Frame};
 
 /// How a body that is written is told apart from what follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,30 +19,44 @@ pub(crate) enum Frames {
     UntilClose,
 }
 
-/// Writes a request's head. The length is written by `frames`, not by what the fields say.
-pub(crate) fn request_head(
-    out: &mut BytesMut,
-    method: &Method,
-    target: &str,
-    headers: &HeaderMap,
-    frames: Frames,
-) {
+impl Frames {
+    /// How a request's body is sent. Some servers want to be told that there is none, where there could be.
+    pub(crate) fn of_request(method: &Method, body: Option<&impl Body>) -> Self {
+        match body {
+            None if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => Self::Length(0),
+            None => Self::None,
+            Some(body) => body.size_hint().exact().map_or(Self::Chunked, Self::Length),
+        }
+    }
+
+    /// How an answer's body of `length` is sent.
+    pub(crate) fn of_answer(
+        status: StatusCode,
+        asked_head: bool,
+        version: Version,
+        length: Option<u64>,
+    ) -> Self {
+        let bodiless = asked_head || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
+        match length {
+            _ if bodiless => Self::None,
+            Some(length) => Self::Length(length),
+            None if version == Version::HTTP_11 => Self::Chunked,
+            None => Self::UntilClose,
+        }
+    }
+}
+
+/// Begins a request's head. Its fields follow, and [`end_of_fields`].
+pub(crate) fn request_line(out: &mut BytesMut, method: &Method, target: &str) {
     out.reserve(512);
     out.put_slice(method.as_str().as_bytes());
     out.put_u8(b' ');
     out.put_slice(target.as_bytes());
     out.put_slice(b" HTTP/1.1\r\n");
-    fields(out, headers, frames);
 }
 
-/// Writes an answer's head.
-pub(crate) fn response_head(
-    out: &mut BytesMut,
-    status: StatusCode,
-    headers: &HeaderMap,
-    frames: Frames,
-    close: bool,
-) {
+/// Begins an answer's head. Its fields follow, and [`end_of_fields`].
+pub(crate) fn status_line(out: &mut BytesMut, status: StatusCode, close: bool) {
     out.reserve(512);
     if status == StatusCode::OK {
         out.put_slice(b"HTTP/1.1 200 OK\r\n");
@@ -55,38 +70,41 @@ pub(crate) fn response_head(
     if close {
         out.put_slice(b"connection: close\r\n");
     }
-    fields(out, headers, frames);
 }
 
-fn fields(out: &mut BytesMut, headers: &HeaderMap, frames: Frames) {
+/// Writes an answer's head. The length is written by `frames`, not by what the fields say.
+pub(crate) fn response_head(
+    out: &mut BytesMut,
+    status: StatusCode,
+    headers: &HeaderMap,
+    frames: Frames,
+    close: bool,
+) {
+    status_line(out, status, close);
     for (name, value) in headers {
         // An answer without a body may still tell the length of the one that it stands for.
         if name != CONTENT_LENGTH || frames == Frames::None {
-            field(out, name, value.as_bytes());
+            out.add(name.as_str().as_bytes(), value.as_bytes());
         }
     }
+    end_of_fields(out, frames);
+}
+
+/// Ends a head, by what follows it.
+pub(crate) fn end_of_fields(out: &mut BytesMut, frames: Frames) {
     match frames {
         Frames::None | Frames::UntilClose => {}
         Frames::Length(length) => {
             let mut digits = itoa::Buffer::new();
-            field(out, &CONTENT_LENGTH, digits.format(length).as_bytes());
+            out.add(b"content-length", digits.format(length).as_bytes());
         }
-        Frames::Chunked => out.put_slice(b"transfer-encoding: chunked\r\n"),
+        Frames::Chunked => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
     }
-    out.put_slice(b"\r\n");
-}
-
-fn field(out: &mut BytesMut, name: &HeaderName, value: &[u8]) {
-    let name = name.as_str().as_bytes();
-    out.reserve(name.len() + value.len() + 4);
-    out.put_slice(name);
-    out.put_slice(b": ");
-    out.put_slice(value);
-    out.put_slice(b"\r\n");
+    out.extend_from_slice(b"\r\n");
 }
 
 /// Data that is larger is not copied behind the head but written from where it lies.
-const COPIED: usize = 8 * 1024;
+pub(crate) const COPIED: usize = 8 * 1024;
 
 /// Puts one frame behind what is in `out`. Large data is handed back, to be written after `out`; with chunks, its end
 /// is in `tail`.
@@ -98,7 +116,7 @@ pub(crate) fn frame(out: &mut BytesMut, frame: Frame<Bytes>, frames: Frames) -> 
                 tollgate_edge::h1::chunked::drop_forbidden(&mut trailers);
                 out.put_slice(b"0\r\n");
                 for (name, value) in &trailers {
-                    field(out, name, value.as_bytes());
+                    out.add(name.as_str().as_bytes(), value.as_bytes());
                 }
                 out.put_slice(b"\r\n");
             }

@@ -101,7 +101,7 @@ impl Open {
     }
 
     /// Reads one answer without a body.
-    fn head(&mut self) -> std::io::Result<Answer> {
+    pub(crate) fn head(&mut self) -> std::io::Result<Answer> {
         let status_line = self.line()?;
         let status = status_line.split(' ').nth(1).and_then(|code| code.parse().ok());
         let status = status.ok_or_else(|| std::io::Error::other(format!("no status in `{status_line}`")))?;

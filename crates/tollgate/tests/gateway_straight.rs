@@ -1,0 +1,136 @@
+//! Most requests go from one connection's bytes straight into another's; whatever is out of the ordinary takes a longer way.
+//! Nobody can tell by which way a request went: upstream and caller see the same, and what goes wrong ends alike.
+
+mod harness;
+
+use harness::{Answer, Gateway, Open, Origin, eventually, plain};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: api_key, name: per-key, limit: 1000/hour, algorithm: fixed_window}
+  - {key: path, value: /hold/one, name: at-once, concurrency: 1}
+";
+
+/// A field that means nothing here, and that the straight way does not take.
+const LONG_WAY: &str = "upgrade: something/1\r\n";
+
+fn ask(open: &mut Open, first: &str, fields: &str) -> Answer {
+    open.send(format!("{first} HTTP/1.1\r\nhost: api.test\r\n{fields}\r\n").as_bytes()).expect("sent");
+    let bodiless = first.starts_with("HEAD") || first.ends_with("/204") || first.ends_with("/304");
+    if bodiless { open.head() } else { open.answer() }.expect("an answer")
+}
+
+fn sorted(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = text.lines().map(str::to_ascii_lowercase).collect();
+    lines.sort();
+    lines
+}
+
+/// What a caller sees, but for what counts down.
+fn seen(answer: &Answer) -> (u16, Vec<String>, Vec<String>) {
+    let fields = answer.headers.iter().filter(|(name, _)| name != "ratelimit");
+    let text: String = fields.map(|(name, value)| format!("{name}: {value}\n")).collect();
+    (answer.status, sorted(&text), sorted(&answer.text()))
+}
+
+#[test]
+fn both_ways_look_the_same_from_both_ends() {
+    let origin = Origin::start();
+    let gateway = Gateway::start(
+        RULES,
+        &plain(origin.address, ", strip_prefix: /v1").replace("/{*rest}", "/v1/{*rest}"),
+    );
+    let mut open = gateway.open();
+    ask(&mut open, "GET /v1/warm", "");
+    let many: String = (0..60).map(|n| format!("X-Field-{n}: {}\r\n", "v".repeat(250))).collect();
+    let cases = [
+        ("GET /v1/head", ""),
+        ("GET /v1/head?a=b&c=%20", "x-api-key: k\r\nAccept: */*\r\nx-twice: 1\r\nX-Twice: 2\r\nx-empty:\r\n"),
+        ("GET http://api.test/v1/head", "x-api-key: k\r\n"),
+        ("GET /v1/head", "connection: x-secret\r\nx-secret: 1\r\nkeep-alive: 5\r\nte: trailers\r\n"),
+        (
+            "GET /v1/head",
+            "x-forwarded-for: 198.51.100.7\r\nx-forwarded-proto: https\r\nforwarded: for=1.1.1.1\r\n",
+        ),
+        (
+            "GET /v1/head",
+            "proxy-authorization: Basic x\r\nx-ratelimit-degraded: forged\r\nx-ratelimit-warning: f\r\n",
+        ),
+        ("GET /v1/head", many.as_str()),
+        ("POST /v1/head", "x-api-key: k\r\n"),
+        ("POST /v1/head", "content-length: 0\r\n"),
+        ("DELETE /v1/head", ""),
+        ("GET /v1/status/204", "x-api-key: k\r\n"),
+        ("GET /v1/status/304", ""),
+        ("GET /v1/status/404", "x-api-key: k\r\n"),
+        ("GET /v1/status/503", ""),
+    ];
+    for (first, fields) in cases {
+        let before = origin.connections();
+        let straight = ask(&mut open, first, fields);
+        let long = ask(&mut open, first, &format!("{fields}{LONG_WAY}"));
+        assert_eq!(seen(&straight), seen(&long), "{first} {fields}");
+        let heads = origin.heads();
+        let [.., one, other] = &heads[..] else { panic!("two requests have come") };
+        assert_eq!(sorted(one), sorted(other), "{first} {fields}");
+        assert_eq!(origin.connections(), before, "{first}: the connection that waits is taken");
+    }
+    // The upstream writes a body after such a head, so the connection cannot be used for more.
+    let head = ask(&mut open, "HEAD /v1/a", "");
+    let long = ask(&mut gateway.open(), "HEAD /v1/a", LONG_WAY);
+    assert_eq!(seen(&head), seen(&long));
+    assert_eq!(head.header("content-length"), Some("7"));
+}
+
+/// What was sent on a connection that turned out to be closed is sent once more, if it does no harm.
+#[test]
+fn a_connection_that_is_closed_under_a_request_ends_alike() {
+    let origin = Origin::start();
+    let gateway = Gateway::start(RULES, &plain(origin.address, ""));
+    for (first, fields, most) in
+        [("GET /cut", "", 3), ("GET /cut", LONG_WAY, 3), ("POST /cut", "", 1), ("POST /cut", LONG_WAY, 1)]
+    {
+        let mut open = gateway.open();
+        assert_eq!(ask(&mut open, "GET /warm", "").status, 200);
+        let before = origin.requests();
+        let answer = ask(&mut open, first, fields);
+        assert_eq!(answer.status, 502, "{first}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        assert_eq!(origin.requests() - before, most, "{first} {fields}");
+        assert_eq!(ask(&mut open, "GET /after", "").status, 200, "the caller's connection is good for more");
+    }
+}
+
+/// Who leaves is noticed, who would wait for too long is told, and what a request held is free when its answer is there.
+#[test]
+fn waits_end_alike() {
+    let origin = Origin::start();
+    let slow = plain(origin.address, ", timeout: 300ms");
+    let gateway = Gateway::start(RULES, &slow);
+    let mut open = gateway.open();
+    for fields in ["", LONG_WAY] {
+        assert_eq!(ask(&mut open, "GET /warm", "").status, 200);
+        // Were its permit not given back, the second would be denied.
+        for _ in 0..2 {
+            assert_eq!(ask(&mut open, "GET /hold/one", fields).status, 504);
+        }
+    }
+    let gateway = Gateway::start(RULES, &plain(origin.address, ""));
+    let mut open = gateway.open();
+    for fields in ["", LONG_WAY] {
+        assert_eq!(ask(&mut open, "GET /warm", "").status, 200);
+        let (lost, asked) = (origin.lost(), origin.requests());
+        let mut leaving = gateway.open();
+        let bytes = format!("GET /hold/one HTTP/1.1\r\nhost: t\r\n{fields}\r\n");
+        leaving.send(bytes.as_bytes()).expect("sent");
+        eventually("it is held", || (origin.requests() > asked).then_some(()));
+        assert_eq!(ask(&mut open, "GET /hold/one", fields).status, 429, "one at once");
+        drop(leaving);
+        eventually("the upstream hears of it", || (origin.lost() > lost).then_some(()));
+        origin.let_go(2);
+        for _ in 0..2 {
+            assert_eq!(ask(&mut open, "GET /hold/one", fields).status, 200, "the permit has come back");
+        }
+    }
+}
