@@ -7,8 +7,8 @@ use std::hint::black_box;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use tollgate_core::SystemClock;
-use tollgate_engine::{Check, Limiter};
+use tollgate_core::{SystemClock, Timestamp};
+use tollgate_engine::{Check, Limiter, Trace};
 use tollgate_observe::Observe;
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -28,6 +28,8 @@ descriptors:
 pub(crate) struct ThroughRules {
     limiter: Limiter<MemoryStore<SystemClock>>,
     name: &'static str,
+    /// Whether every request is part of a trace that is sampled.
+    sampled: bool,
 }
 
 /// How tight the limit is.
@@ -41,12 +43,21 @@ pub(crate) enum Room {
 
 impl ThroughRules {
     pub(crate) fn new(keys: u64) -> Self {
-        Self { limiter: Self::limiter(keys, Room::Wide), name: "tollgate Limiter::check" }
+        Self { limiter: Self::limiter(keys, Room::Wide), name: "tollgate Limiter::check", sampled: false }
     }
 
     /// With somebody who watches.
     pub(crate) fn watched(keys: u64, room: Room, name: &'static str, observe: &Arc<Observe>) -> Self {
-        Self { limiter: Self::limiter(keys, room).with_observer(Arc::clone(observe) as _), name }
+        Self {
+            limiter: Self::limiter(keys, room).with_observer(Arc::clone(observe) as _),
+            name,
+            sampled: false,
+        }
+    }
+
+    /// With requests whose traces are sampled, all of them.
+    pub(crate) fn sampled(self, name: &'static str) -> Self {
+        Self { name, sampled: true, ..self }
     }
 
     fn limiter(keys: u64, room: Room) -> Limiter<MemoryStore<SystemClock>> {
@@ -70,7 +81,8 @@ impl Contestant for ThroughRules {
         let mut context = Context::from_waker(Waker::noop());
         for key in &traffic.block {
             let attributes = [("user", key.as_str())];
-            let check = Check::attributes("bench", &attributes);
+            let trace = self.sampled.then(|| Trace::new([1; 16], [1; 8], Timestamp::ZERO));
+            let check = Check::attributes("bench", &attributes).traced(trace.as_ref());
             match pin!(self.limiter.check(&check)).poll(&mut context) {
                 Poll::Ready(decision) => _ = black_box(&decision),
                 Poll::Pending => unreachable!("memory answers at once"),

@@ -1,5 +1,5 @@
 //! What watching costs: the limiter alone beside the limiter that is watched; and watched with every output broken (a full
-//! disk, 200 who listen and do not read) beside watched with none.
+//! disk, 200 who listen and do not read, a collector that takes no spans) beside watched with none.
 
 use crate::contest::{fill, measure};
 use crate::contestants::Contestant;
@@ -23,22 +23,23 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
         Length::Full => (15, 2_000),
         Length::Short => (7, 400),
     };
-    let watcher = |output| {
-        let observe =
-            Observe::new(Settings { output, ..Settings::default() }).map_err(|error| error.to_string())?;
+    let watcher = |output, traced_as| {
+        let settings = Settings { output, traced_as, ..Settings::default() };
+        let observe = Observe::new(settings).map_err(|error| error.to_string())?;
         observe.start().map_err(|error| error.to_string())?;
         Ok::<Arc<Observe>, String>(observe)
     };
-    let quiet = watcher(None)?;
+    let quiet = watcher(None, None)?;
     let full = Output::File { path: "/dev/full".into(), bytes: 1 << 20, files: 2 };
-    let broken = watcher(Some(full))?;
+    let broken = watcher(Some(full), Some("bench".to_owned()))?;
     let _deaf: Vec<_> = (0..200).filter_map(|_| broken.listen()).collect();
     let before = resident_bytes().unwrap_or(0);
     for room in [Room::Wide, Room::Tight] {
         let alone = ThroughRules::new(KEYS);
         let watched = ThroughRules::watched(KEYS, room, "watched", &quiet);
         let hindered = ThroughRules::watched(KEYS, room, "watched, every output broken", &broken);
-        let all: [&dyn Contestant; 3] = [&alone, &watched, &hindered];
+        let sampled = ThroughRules::watched(KEYS, room, "", &broken).sampled("the same, every trace sampled");
+        let all: [&dyn Contestant; 4] = [&alone, &watched, &hindered, &sampled];
         all.iter().for_each(|contestant| fill(*contestant, KEYS));
         let names: Vec<String> = all.iter().map(|contestant| contestant.name()).collect();
         for threads in [1, 2] {

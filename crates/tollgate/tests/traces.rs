@@ -250,6 +250,25 @@ fn a_busy_collector_is_asked_again() {
     assert!(!server.log().contains("for us"), "{}", server.log());
 }
 
+/// A collector that takes a connection and never answers holds up neither decisions nor the end.
+#[test]
+fn a_silent_collector_is_not_waited_for() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", silent.local_addr().expect("an address"));
+    let mut server = Server::start_with_rules(RULES, &["--otlp", &url]);
+    let ask =
+        |span: &str| server.exchange(&traced("POST", "/v1/check", &parent(span, "01"), &asked("d"))).status;
+    assert_eq!(ask("01"), 200);
+    let (mut connection, _) = silent.accept().expect("it is asked");
+    let mut line = [0; 24];
+    std::io::Read::read_exact(&mut connection, &mut line).expect("a request");
+    assert_eq!(&line, b"POST /v1/traces HTTP/1.1");
+    assert_eq!(["02", "03", "04"].map(ask), [200, 200, 429]);
+    server.signal("TERM");
+    assert!(server.wait().success());
+    assert!(server.log().contains("did not take the last spans in time"), "{}", server.log());
+}
+
 /// Ten thousand sampled requests and nobody to take their spans: each is answered, what has no room is counted, and when the
 /// collector is there it gets what still waits.
 #[test]
