@@ -1,8 +1,9 @@
 //! `tollgate token` and `tollgate audit`: on the database itself, so that they work where no server runs.
 
-use crate::cli::{AuditCommand, AuditFlags, TokenCommand, TokenFlags};
+use crate::cli::{AuditCommand, AuditFlags, TokenCommand, TokenFlags, print};
 use crate::client;
 use anyhow::Context;
+use serde_json::json;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,8 +28,7 @@ fn operator() -> Actor {
 }
 
 pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
-    let mut out = std::io::stdout().lock();
-    match &flags.command {
+    let (told, text) = match &flags.command {
         TokenCommand::Create { db, name, role, days } => {
             let lasts =
                 Some(*days).filter(|days| *days > 0).map(|days| Span::from_secs(u64::from(days) * 86_400));
@@ -39,56 +39,64 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
             let made = with(&db.db, async |control| {
                 Ok(control.create_token(name, *role, lasts, &operator()).await?)
             })?;
-            writeln!(out, "{}", made.secret)?;
             eprintln!("This is shown once. Revoke it with: tollgate token revoke {}", made.id);
+            let told = json!({"id": made.id, "token": made.secret, "name": name, "role": role.name()});
+            (told, made.secret)
         }
-        TokenCommand::List { db, json } => {
+        TokenCommand::List { db } => {
             let tokens = with(&db.db, async |control| Ok(control.tokens().await?))?;
-            if *json {
-                writeln!(out, "{}", serde_json::to_string_pretty(&tokens)?)?;
-                return Ok(ExitCode::SUCCESS);
-            }
-            writeln!(out, "{:16}  {:8}  {:24}  {:24}  name", "id", "role", "expires", "revoked")?;
-            for token in tokens {
+            let mut text = format!("{:16}  {:8}  {:24}  {:24}  name", "id", "role", "expires", "revoked");
+            for token in &tokens {
                 let (expires, revoked) = (
                     token.expires_at.as_deref().unwrap_or("never"),
                     token.revoked_at.as_deref().unwrap_or("-"),
                 );
-                writeln!(
-                    out,
-                    "{:16}  {:8}  {expires:24}  {revoked:24}  {}",
-                    token.id, token.role, token.name
-                )?;
+                let (id, role, name) = (&token.id, &token.role, &token.name);
+                text.push_str(&format!("\n{id:16}  {role:8}  {expires:24}  {revoked:24}  {name}"));
             }
+            (json!(tokens), text)
         }
         TokenCommand::Revoke { db, id } => {
             with(&db.db, async |control| Ok(control.revoke_token(id, &operator()).await?))?;
-            writeln!(out, "revoked {id}")?;
+            (json!({"revoked": id}), format!("revoked {id}"))
         }
+    };
+    if flags.format.is_json() {
+        print(&told)?;
+    } else {
+        writeln!(std::io::stdout().lock(), "{text}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
     match &flags.command {
-        AuditCommand::Verify { db } => verify(&db.db),
+        AuditCommand::Verify { db } => verify(&db.db, flags.format.is_json()),
+        // One JSON text a line, whatever is asked for.
         AuditCommand::Export { db, after, file } => export(&db.db, *after, file.as_deref()),
     }
 }
 
-fn verify(db: &str) -> anyhow::Result<ExitCode> {
+fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
     let verified = with(db, async |control| Ok(control.verify_audit().await?))?;
-    let mut out = std::io::stdout().lock();
-    match verified {
-        Verified::Whole { entries, head } => {
-            writeln!(out, "the audit log is whole: {entries} entries, the last with hash {head}")?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Verified::Broken { seq, why } => {
-            writeln!(out, "the audit log is broken at entry {seq}: {why}")?;
-            Ok(ExitCode::FAILURE)
-        }
+    let (whole, told, text) = match verified {
+        Verified::Whole { entries, head } => (
+            true,
+            json!({"whole": true, "entries": entries, "head": head.to_string()}),
+            format!("the audit log is whole: {entries} entries, the last with hash {head}"),
+        ),
+        Verified::Broken { seq, why } => (
+            false,
+            json!({"whole": false, "seq": seq, "why": why.to_string()}),
+            format!("the audit log is broken at entry {seq}: {why}"),
+        ),
+    };
+    if json {
+        print(&told)?;
+    } else {
+        writeln!(std::io::stdout().lock(), "{text}")?;
     }
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn export(db: &str, after: i64, file: Option<&Path>) -> anyhow::Result<ExitCode> {

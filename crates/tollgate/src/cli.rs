@@ -1,8 +1,10 @@
 //! The command line. Raw words become typed values here, once.
 
 use crate::logging::LogFlag;
+mod format;
 mod publishing;
 
+pub(crate) use format::{FormatFlags, print};
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -58,6 +60,8 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct TokenFlags {
+    #[command(flatten)]
+    pub(crate) format: FormatFlags,
     #[command(subcommand)]
     pub(crate) command: TokenCommand,
 }
@@ -82,9 +86,6 @@ pub(crate) enum TokenCommand {
     List {
         #[command(flatten)]
         db: DbFlag,
-        /// For programs.
-        #[arg(long)]
-        json: bool,
     },
     /// Make a token worthless, at once.
     Revoke {
@@ -98,6 +99,8 @@ pub(crate) enum TokenCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct AuditFlags {
+    #[command(flatten)]
+    pub(crate) format: FormatFlags,
     #[command(subcommand)]
     pub(crate) command: AuditCommand,
 }
@@ -293,6 +296,8 @@ pub(crate) struct CheckFlags {
     /// Check as this profile would read them.
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
+    #[command(flatten)]
+    pub(crate) format: FormatFlags,
 }
 
 #[derive(Debug, Args)]
@@ -309,6 +314,8 @@ pub(crate) struct ExplainFlags {
     /// Explain by this profile.
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
+    #[command(flatten)]
+    pub(crate) format: FormatFlags,
 }
 
 #[derive(Debug, Args)]
@@ -316,6 +323,8 @@ pub(crate) struct TestFlags {
     /// Test files.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) format: FormatFlags,
 }
 
 pub(crate) fn parse_attribute(text: &str) -> Result<(String, String), String> {

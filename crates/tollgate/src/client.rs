@@ -3,6 +3,7 @@
 //! A command that changes something asks the server, so that what it does is checked against the rules that act there. What
 //! the server refuses is told with its place, and the command ends with 1.
 
+use crate::cli::FormatFlags;
 use anyhow::Context;
 use bytes::Bytes;
 use clap::Args;
@@ -51,9 +52,15 @@ pub(crate) struct AdminFlags {
     /// The certificate's key.
     #[arg(long, global = true, value_name = "FILE", requires = "cert")]
     cert_key: Option<PathBuf>,
-    /// For programs.
-    #[arg(long, global = true)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    format: FormatFlags,
+}
+
+impl AdminFlags {
+    /// Whether a program reads what is printed.
+    pub(crate) fn is_json(&self) -> bool {
+        self.format.is_json()
+    }
 }
 
 /// A body that may still be in the making.
@@ -325,11 +332,6 @@ pub(crate) fn output(file: Option<&Path>) -> anyhow::Result<BufWriter<Box<dyn Wr
         }
     };
     Ok(BufWriter::with_capacity(256 * 1024, out))
-}
-
-/// Prints JSON, for programs.
-pub(crate) fn print(value: &Value) -> anyhow::Result<()> {
-    Ok(writeln!(std::io::stdout().lock(), "{value:#}")?)
 }
 
 /// Prints a table, for people: columns as wide as they must be, the last as long as it is.

@@ -1,5 +1,6 @@
 //! `tollgate emergency`: what operators decide at once, by way of a running server.
 
+use crate::cli::print;
 use crate::client::{self, AdminFlags, cell, encoded};
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -154,7 +155,7 @@ impl EmergencyCommand {
 }
 
 pub(crate) fn emergency(flags: &EmergencyFlags) -> anyhow::Result<ExitCode> {
-    let json = flags.admin.json;
+    let json = flags.admin.is_json();
     client::run(&flags.admin, async |client| {
         if let Some(draft) = flags.command.draft() {
             show(json, &client.ask(Method::POST, PATH, Some(&draft)).await?)?;
@@ -168,11 +169,14 @@ pub(crate) fn emergency(flags: &EmergencyFlags) -> anyhow::Result<ExitCode> {
             }
             EmergencyCommand::End { id } => {
                 client.ask(Method::DELETE, &format!("{PATH}/{}", encoded(id)), None).await?;
+                if json {
+                    print(&json!({"ended": id}))?;
+                }
             }
             _ => {
                 let on = client.ask(Method::GET, PATH, None).await?;
                 if json {
-                    client::print(&on)?;
+                    print(&on)?;
                 } else {
                     table(on["active"].as_array().map_or(&[], Vec::as_slice))?;
                 }
@@ -183,7 +187,7 @@ pub(crate) fn emergency(flags: &EmergencyFlags) -> anyhow::Result<ExitCode> {
 }
 
 fn show(json: bool, told: &Value) -> anyhow::Result<()> {
-    if json { client::print(told) } else { table(std::slice::from_ref(told)) }
+    if json { print(told) } else { table(std::slice::from_ref(told)) }
 }
 
 fn table(measures: &[Value]) -> anyhow::Result<()> {

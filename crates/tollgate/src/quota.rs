@@ -1,5 +1,6 @@
 //! `tollgate quota`: what is agreed with single callers, by way of a running server.
 
+use crate::cli::print;
 use crate::client::{self, AdminFlags, Client, cell, encoded};
 use crate::lines;
 use clap::{Args, Subcommand};
@@ -117,7 +118,7 @@ fn path(api_key: &str) -> String {
 }
 
 pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
-    let json = flags.admin.json;
+    let json = flags.admin.is_json();
     client::run(&flags.admin, async |client| {
         match &flags.command {
             QuotaCommand::Get { api_key } => {
@@ -138,6 +139,9 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
             }
             QuotaCommand::Delete { api_key, revision } => {
                 change(&client, Method::DELETE, api_key, *revision, None).await?;
+                if json {
+                    print(&json!({"deleted": true}))?;
+                }
             }
         }
         Ok(ExitCode::SUCCESS)
@@ -179,7 +183,7 @@ async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::
                 let more = next.is_some() || quotas.len() > most;
                 quotas.truncate(most);
                 if json {
-                    return client::print(&json!({"quotas": quotas}));
+                    return print(&json!({"quotas": quotas}));
                 }
                 let rows: Vec<_> = quotas.iter().map(row).collect();
                 client::table(TITLES, &rows)?;
@@ -197,7 +201,7 @@ async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<Exit
     let number = |name: &str| told[name].as_u64().unwrap_or(0);
     let (imported, failed) = (number("imported"), number("failed"));
     if json {
-        client::print(&told)?;
+        print(&told)?;
     } else {
         let errors = told["errors"].as_array().map_or(&[][..], Vec::as_slice);
         for error in errors {
@@ -214,7 +218,7 @@ async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<Exit
 }
 
 fn show(json: bool, quota: &Value) -> anyhow::Result<()> {
-    if json { client::print(quota) } else { client::table(TITLES, &[row(quota)]) }
+    if json { print(quota) } else { client::table(TITLES, &[row(quota)]) }
 }
 
 const TITLES: [&str; 8] = ["id", "key", "tier", "limits", "from", "until", "revision", "reason"];

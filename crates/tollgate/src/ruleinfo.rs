@@ -1,16 +1,30 @@
 //! `tollgate check`, `schema` and `explain`: what rule files say, without serving them.
 
-use crate::cli::{CheckFlags, ExplainFlags, ProfileName};
+use crate::cli::{CheckFlags, ExplainFlags, ProfileName, print};
 use crate::{config, sources};
 use anyhow::{Context, bail};
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tollgate_rules::Ruleset;
+use tollgate_control::Remark;
+use tollgate_rules::{Diagnostic, Explained, Explanation, Finding, Ruleset};
 
 #[allow(clippy::print_stdout, reason = "the report is the program's output")]
 pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
     let sources = sources::read(&flags.paths)?;
     match Ruleset::load(&sources, &config::options(flags.profile)) {
+        Ok(rules) if flags.format.is_json() => {
+            let told = json!({
+                "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
+                "errors": [], "warnings": remarks(rules.warnings()),
+            });
+            print(&told).map(|()| ExitCode::SUCCESS)
+        }
+        Err(errors) if flags.format.is_json() => {
+            let told =
+                json!({"ok": false, "files": sources.len(), "errors": remarks(errors.all()), "warnings": []});
+            print(&told).map(|()| ExitCode::FAILURE)
+        }
         Ok(rules) => {
             for warning in rules.warnings() {
                 println!("{warning}\n");
@@ -29,6 +43,11 @@ pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::FAILURE)
         }
     }
+}
+
+/// As the admin API tells them.
+fn remarks(all: &[Diagnostic]) -> Vec<Remark> {
+    all.iter().map(Remark::from).collect()
 }
 
 fn counted(number: usize, noun: &str) -> String {
@@ -62,8 +81,39 @@ pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     if !attributes.iter().any(|(key, _)| *key == "global") {
         attributes.push(("global", "aggregate"));
     }
-    println!("{}", domain.explain(&attributes));
+    let explanation = domain.explain(&attributes);
+    if flags.format.is_json() {
+        print(&explained(&explanation))?;
+    } else {
+        println!("{explanation}");
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn explained(explanation: &Explanation) -> Value {
+    let rule = |rule: &Explained| {
+        let (finding, charged, by) = match &rule.finding {
+            Finding::NoMatch => ("no_match", None, None),
+            Finding::Limited(charged) => ("limited", Some(charged), None),
+            Finding::Unlimited => ("unlimited", None, None),
+            Finding::Exempt => ("exempt", None, None),
+            Finding::Replaced(by) => ("replaced", None, Some(by)),
+        };
+        let charged = charged.into_iter().flatten();
+        let charged: Vec<Value> =
+            charged.map(|(limit, counter)| json!({"limit": limit, "counter": counter})).collect();
+        let clauses = rule.clauses.iter();
+        let clauses: Vec<Value> = clauses
+            .map(|clause| json!({"asked": clause.asked, "answer": clause.answer, "holds": clause.holds}))
+            .collect();
+        let (file, line) = &rule.location;
+        json!({
+            "rule": rule.name, "file": file, "line": line, "finding": finding, "clauses": clauses,
+            "charged": charged, "replaced_by": by,
+        })
+    };
+    let rules: Vec<Value> = explanation.rules.iter().map(rule).collect();
+    json!({"domain": explanation.domain, "tier": explanation.tier, "rules": rules})
 }
 
 fn load(paths: &[PathBuf], profile: Option<ProfileName>) -> anyhow::Result<Ruleset> {

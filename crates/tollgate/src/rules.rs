@@ -1,6 +1,7 @@
 //! `tollgate rules`: publish rules, look at what was published, and go back, by way of a running server.
 
-use crate::client::{self, AdminFlags, Client, cell, print};
+use crate::cli::print;
+use crate::client::{self, AdminFlags, Client, cell};
 use crate::sources;
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -69,20 +70,20 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
             let sent = json!({
                 "files": files(paths)?, "reason": reason, "base_rev": base, "confirm": confirm,
             });
-            publish(&client, flags.admin.json, &sent).await
+            publish(&client, flags.admin.is_json(), &sent).await
         }
-        RulesCommand::Diff { paths } => diff(&client, flags.admin.json, paths).await,
+        RulesCommand::Diff { paths } => diff(&client, flags.admin.is_json(), paths).await,
         RulesCommand::Rollback { rev, reason } => {
             let path = format!("/admin/v1/rules/{rev}/rollback");
             let made = client.ask(Method::POST, &path, Some(&json!({"reason": reason}))).await?;
-            done(flags.admin.json, &made, &format!("it says what revision {rev} said"))
+            done(flags.admin.is_json(), &made, &format!("it says what revision {rev} said"))
         }
         RulesCommand::Approve { rev } => {
             let made = client.ask(Method::POST, &format!("/admin/v1/rules/{rev}/approve"), None).await?;
-            done(flags.admin.json, &made, "approved")
+            done(flags.admin.is_json(), &made, "approved")
         }
-        RulesCommand::List => list(&client, flags.admin.json).await,
-        RulesCommand::Show { rev } => show(&client, flags.admin.json, rev).await,
+        RulesCommand::List => list(&client, flags.admin.is_json()).await,
+        RulesCommand::Show { rev } => show(&client, flags.admin.is_json(), rev).await,
     })
 }
 

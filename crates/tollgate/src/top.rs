@@ -3,6 +3,7 @@
 //! Asks a running server once a second, as the dashboard does. Where the output is no terminal, or for programs, it tells
 //! once and ends.
 
+use crate::cli::print;
 use crate::client::{self, AdminFlags, Client};
 use clap::Args;
 use hyper::Method;
@@ -29,12 +30,12 @@ const EVERY: u32 = 10;
 const SHOWN: usize = 240;
 
 pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<ExitCode> {
-    let once = flags.admin.json || !std::io::stdout().is_terminal();
-    let json = flags.admin.json;
+    let json = flags.admin.is_json();
+    let once = json || !std::io::stdout().is_terminal();
     client::run(&flags.admin, async move |client| {
         let first = look(&client).await?;
         if json {
-            client::print(&json!({"stats": first.stats, "top": first.top}))?;
+            print(&json!({"stats": first.stats, "top": first.top}))?;
         } else if once {
             tell(&first)?;
         } else {

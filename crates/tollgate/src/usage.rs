@@ -1,6 +1,6 @@
 //! `tollgate usage`: what a caller has used of its limits, by way of a running server; giving it back, granting more, taking that back.
 
-use crate::cli::parse_attribute;
+use crate::cli::{parse_attribute, print};
 use crate::client::{self, AdminFlags, cell, encoded};
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -84,7 +84,7 @@ impl Of {
 }
 
 pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
-    let json = flags.admin.json;
+    let json = flags.admin.is_json();
     client::run(&flags.admin, async |client| {
         let told = match (&flags.command, &flags.of) {
             (Some(UsageCommand::Reset { of, rule, reason }), _) => {
@@ -97,7 +97,7 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                     json!({"rule": rule, "units": units, "reason": reason, "ttl_seconds": days * 86_400});
                 let granted = client.ask(Method::POST, &path, Some(&body)).await?;
                 if json {
-                    client::print(&granted)?;
+                    print(&granted)?;
                 } else {
                     let fields = ["id", "rule", "units", "expires_at"];
                     client::table(
@@ -116,7 +116,7 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
             (None, None) => anyhow::bail!("whose? write an API key"),
         };
         if json {
-            client::print(&told)?;
+            print(&told)?;
         } else {
             tables(&told)?;
         }

@@ -1,5 +1,6 @@
 //! `tollgate why`: one decision in words, by way of a running server.
 
+use crate::cli::print;
 use crate::client::{self, AdminFlags, Client, encoded};
 use anyhow::Context;
 use clap::Args;
@@ -35,11 +36,11 @@ pub(crate) fn why(flags: &WhyFlags) -> anyhow::Result<ExitCode> {
         };
         let path = format!("/admin/v1/decisions/{}/why", encoded(&id));
         let told = client.ask(Method::GET, &path, None).await?;
-        let mut out = std::io::stdout().lock();
-        if flags.admin.json {
-            writeln!(out, "{told:#}")?;
+        if flags.admin.is_json() {
+            print(&told)?;
             return Ok(ExitCode::SUCCESS);
         }
+        let mut out = std::io::stdout().lock();
         for line in told["explanation"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             writeln!(out, "{line}")?;
         }

@@ -139,6 +139,55 @@ fn explain_goes_through_the_rules_clause_by_clause() {
 }
 
 /// Wrong words end at once, with what to write.
+/// What a program reads is JSON, however it asks for it; exit codes are the same.
+#[test]
+fn programs_read_json() {
+    let folder = Folder::new();
+    folder.write("good.yaml", GOOD);
+    folder.write("bad.yaml", "domain: d\ndescriptors:\n  - {key: k, limit: 3/fortnight}\n");
+    folder.write(
+        "test.yaml",
+        "- {name: fits, rules_file: good.yaml, steps: [{attributes: {k: a}, expect: {overall: OK}}]}\n\
+         - {name: fails, rules_file: good.yaml, steps: [{attributes: {k: a}, expect: {overall: OVER_LIMIT}}]}\n",
+    );
+    let json = |args: &[&str], code: i32| -> Value {
+        let ran = run(args);
+        ended(&ran, code);
+        serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{args:?}: {error}\n{}", ran.out))
+    };
+    let (good, bad) = (text(&folder, "good.yaml"), text(&folder, "bad.yaml"));
+    let checked = json(&["check", &good, "--format", "json"], 0);
+    assert_eq!((&checked["ok"], &checked["rules"]), (&json!(true), &json!(1)));
+    assert_eq!(checked, json(&["check", "--json", &good], 0), "the short form is the same");
+    let checked = json(&["check", &bad, "--format=json"], 1);
+    assert_eq!((&checked["ok"], &checked["errors"][0]["line"]), (&json!(false), &json!(3)), "{checked}");
+    let explained = json(&["explain", "--rules", &good, "--attr", "k=a", "--format", "json"], 0);
+    let first = &explained["rules"][0];
+    assert_eq!((&first["rule"], &first["finding"]), (&json!("per-k"), &json!("limited")), "{explained}");
+    assert!(first["charged"][0]["limit"].is_string() && first["clauses"][0]["holds"] == true, "{explained}");
+    let tested = json(&["test", &text(&folder, "test.yaml"), "--json"], 1);
+    assert_eq!((&tested["passed"], &tested["failed"]), (&json!(1), &json!(1)));
+    assert!(
+        tested["cases"][1]["difference"].as_str().is_some_and(|text| text.contains("OVER_LIMIT")),
+        "{tested}"
+    );
+
+    let db = format!("sqlite:{}", text(&folder, "t.db"));
+    let made =
+        json(&["token", "create", "--db", &db, "--name", "otto", "--role", "viewer", "--format", "json"], 0);
+    assert!(made["token"].as_str().is_some_and(|token| token.starts_with("tg_")), "{made}");
+    let id = made["id"].as_str().expect("an id");
+    assert_eq!(json(&["token", "--format", "json", "list", "--db", &db], 0)[0]["id"], id);
+    assert_eq!(json(&["token", "revoke", "--db", &db, id, "--json"], 0), json!({"revoked": id}));
+    let verified = json(&["audit", "verify", "--db", &db, "--format", "json"], 0);
+    assert_eq!((&verified["whole"], &verified["entries"]), (&json!(true), &json!(2)));
+
+    let both = run(&["check", &good, "--json", "--format", "text"]);
+    ended(&both, 2);
+    assert!(both.err.contains("cannot be used with"), "{}", both.err);
+    assert_eq!(run(&["check", &good, "--format", "text"]).out, run(&["check", &good]).out);
+}
+
 #[test]
 fn flags_that_are_wrong_are_named() {
     let cases: [(&[&str], &str); 5] = [

@@ -7,16 +7,22 @@ mod expect;
 mod file;
 mod runner;
 
-use crate::cli::TestFlags;
+use crate::cli::{TestFlags, print};
 use anyhow::Context;
+use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
 
 #[allow(clippy::print_stdout, reason = "the report is the program's output")]
 pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     let (mut passed, mut failed) = (0_u32, 0_u32);
+    let json = flags.format.is_json();
+    let mut told = Vec::new();
     let mut report = |path: &Path, name: &str, outcome: Result<(), String>| {
         match &outcome {
+            _ if json => told.push(json!({
+                "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
+            })),
             Ok(()) => println!("ok      {}: {name}", path.display()),
             Err(difference) => {
                 println!("FAILED  {}: {name}", path.display());
@@ -41,7 +47,11 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
             report(path, &name, runner::run(&case, path.parent().unwrap_or(Path::new(""))));
         }
     }
-    println!("{passed} passed, {failed} failed");
+    if json {
+        print(&json!({"passed": passed, "failed": failed, "cases": told}))?;
+    } else {
+        println!("{passed} passed, {failed} failed");
+    }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

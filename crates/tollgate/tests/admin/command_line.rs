@@ -27,7 +27,7 @@ fn quotas_are_set_shown_listed_and_deleted() {
         set.out
     );
 
-    let got = quota(&["get", "abc/1 x", "--json"]);
+    let got = quota(&["get", "abc/1 x", "--format", "json"]);
     ended(&got, 0);
     let got: Value = serde_json::from_str(&got.out).expect("JSON");
     assert_eq!(got["overrides"][1], json!({"descriptor": "default", "requests_per_unit": 9, "unit": "hour"}));
@@ -52,7 +52,9 @@ fn quotas_are_set_shown_listed_and_deleted() {
     let late = quota(&["delete", "abc/1 x", "--revision", &revision]);
     ended(&late, 1);
     assert!(late.err.contains("Changed meanwhile"), "{}", late.err);
-    ended(&quota(&["delete", "abc/1 x"]), 0);
+    let deleted = quota(&["delete", "abc/1 x", "--format", "json"]);
+    ended(&deleted, 0);
+    assert_eq!(serde_json::from_str::<Value>(&deleted.out).expect("JSON"), json!({"deleted": true}));
     let gone = quota(&["get", "abc/1 x"]);
     ended(&gone, 1);
     assert!(gone.err.contains("Not found: nothing is agreed"), "{}", gone.err);
