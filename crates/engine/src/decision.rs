@@ -117,6 +117,12 @@ pub struct LimitStatus {
 }
 
 impl LimitStatus {
+    /// What a limit said that came with a call, apart from all rules.
+    #[must_use]
+    pub const fn brought(outcome: Outcome) -> Self {
+        Self { outcome, rule: None, limit: LimitRef::Own(0), descriptor: 0, role: Role::Live }
+    }
+
     /// The limit's number in the rule set; nothing for one that the request brought with it or its caller has agreed on.
     #[must_use]
     #[inline]

@@ -51,7 +51,7 @@ pub use grant::{Grant, Grants};
 pub use held::{Ending, GivingBack, Held};
 pub use ids::DecisionId;
 pub use limiter::Limiter;
-pub use observer::Observer;
+pub use observer::{Bites, Observer};
 pub use rehearse::Stands;
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
 pub use tenants::{Agreed, Tenants};

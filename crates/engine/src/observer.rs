@@ -6,12 +6,17 @@ use crate::decision::Decision;
 use crate::limiter::Limiter;
 use crate::trace::Passed;
 use std::sync::Arc;
-use tollgate_core::Span;
+use tollgate_core::{Charge, Outcome, Span};
 
 /// Sees every decision that is made by rules.
 pub trait Observer: Send + Sync {
     /// This was asked, and this is the answer.
     fn decided(&self, check: &Check<'_>, decision: &Decision);
+
+    /// Limits that callers brought themselves were asked together, and this is what each said.
+    fn throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
+        let _ = (charges, outcomes, bites);
+    }
 
     /// So many requests of this front took so long each, from the moment that they had been read until they were decided.
     fn took(&self, front: &'static str, requests: u64, each: Span) {
@@ -27,6 +32,15 @@ pub trait Observer: Send + Sync {
     fn passed(&self, passed: &Passed<'_>) {
         let _ = passed;
     }
+}
+
+/// Whether a denial turns anybody away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bites {
+    /// It does.
+    Yes,
+    /// Everything passes: in shadow, or in an emergency.
+    No,
 }
 
 impl<S> Limiter<S> {

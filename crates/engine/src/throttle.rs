@@ -4,6 +4,7 @@
 //! fails, the caller is told so.
 
 use crate::limiter::Limiter;
+use crate::observer::Bites;
 use tollgate_core::{Charge, CounterStore, Outcome, StoreError, Verdict};
 
 impl<S: CounterStore> Limiter<S> {
@@ -15,9 +16,7 @@ impl<S: CounterStore> Limiter<S> {
         if !self.store.charge_each_at_once(charges, outcomes) {
             return false;
         }
-        if self.denies_nothing() {
-            outcomes[from..].iter_mut().for_each(let_pass);
-        }
+        self.watched(charges, &mut outcomes[from..]);
         true
     }
 
@@ -32,10 +31,20 @@ impl<S: CounterStore> Limiter<S> {
         if outcome.verdict == Verdict::Unanswered {
             return Err(unanswered());
         }
-        if self.denies_nothing() {
-            let_pass(&mut outcome);
-        }
+        self.watched(&[charge], std::slice::from_mut(&mut outcome));
         Ok(outcome)
+    }
+
+    /// Tells those who watch, and lets pass what is not to be denied.
+    #[inline]
+    fn watched(&self, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
+        let bites = if self.denies_nothing() { Bites::No } else { Bites::Yes };
+        for observer in &self.observers {
+            observer.throttled(charges, outcomes, bites);
+        }
+        if bites == Bites::No {
+            outcomes.iter_mut().for_each(let_pass);
+        }
     }
 }
 

@@ -4,11 +4,11 @@
 //! Buffers are of bounded size. When the worker is behind, what does not fit is dropped and counted: a decision never waits
 //! for whoever wants to read about it.
 
-use crate::names::Layout;
+use crate::names::{Layout, THROTTLE_NAME};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-use tollgate_core::{Limit, Span, Timestamp};
+use tollgate_core::{Charge, Limit, Part, Span, Timestamp, Verdict};
 use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, Request};
 
 /// Decisions that one buffer holds.
@@ -95,8 +95,8 @@ pub(crate) struct Capture {
     pub(crate) delay: Span,
     /// A limit that is not the rule set's.
     pub(crate) own: Option<Box<Limit>>,
-    /// Its place among the buffer's layouts.
-    layout: usize,
+    /// Its place among the buffer's layouts, if it is by rules.
+    layout: Option<usize>,
     /// Its ends among the buffer's: of the domain, then of keys and values in turn.
     ends: Range<usize>,
     start: usize,
@@ -121,7 +121,7 @@ impl Buffer {
         noted: Noted,
         at: Timestamp,
     ) -> bool {
-        if self.captures.len() >= MOST || self.text.len() >= MOST_TEXT {
+        if self.is_full() {
             return false;
         }
         if !self.layouts.last().is_some_and(|last| Arc::ptr_eq(last, layout)) {
@@ -151,11 +151,46 @@ impl Buffer {
             retry_after: decision.retry_after(),
             delay: decision.delay(),
             own,
-            layout: self.layouts.len() - 1,
+            layout: self.layouts.len().checked_sub(1),
             ends: first..self.ends.len(),
             start,
         });
         true
+    }
+
+    /// Sets the decision about a limit aside that came with its call, if there is room.
+    pub(crate) fn push_brought(&mut self, charge: &Charge<'_>, noted: Noted, at: Timestamp) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        let (start, first) = (self.text.len(), self.ends.len());
+        self.put(THROTTLE_NAME);
+        if let Some(Part::Text(key)) = charge.key.parts.first() {
+            self.put_pairs(&[("key", key)], 1);
+        }
+        let retry_after = noted.status.and_then(|status| match status.outcome.verdict {
+            Verdict::Denied { retry_after } => retry_after,
+            _ => None,
+        });
+        self.captures.push(Capture {
+            id: DecisionId::fresh(),
+            at,
+            noted,
+            origin: Origin::Store,
+            front: "resp",
+            cost: if charge.cost.is_refund() { 0 } else { charge.cost.units() },
+            retry_after,
+            delay: Span::ZERO,
+            own: Some(Box::new(charge.limit.clone())),
+            layout: None,
+            ends: first..self.ends.len(),
+            start,
+        });
+        true
+    }
+
+    fn is_full(&self) -> bool {
+        self.captures.len() >= MOST || self.text.len() >= MOST_TEXT
     }
 
     fn put_pairs(&mut self, pairs: &[(&str, &str)], room: usize) {
@@ -197,8 +232,9 @@ impl Buffer {
         (domain, pairs)
     }
 
-    pub(crate) fn layout(&self, capture: &Capture) -> &Arc<Layout> {
-        &self.layouts[capture.layout]
+    /// The rules that one is by; none, for a limit that a caller brought.
+    pub(crate) fn layout(&self, capture: &Capture) -> Option<&Arc<Layout>> {
+        self.layouts.get(capture.layout?)
     }
 
     /// Makes room again, and keeps the memory.

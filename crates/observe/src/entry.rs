@@ -28,7 +28,8 @@ pub struct Entry {
     cost: u64,
     retry_after: Option<Span>,
     delay: Span,
-    revision: Arc<str>,
+    /// Of the rules; none, for a limit that a caller brought.
+    revision: Option<Arc<str>>,
 }
 
 /// The limit that a decision is about, and where its counter stood.
@@ -58,8 +59,8 @@ impl Entry {
         let none = || Name { domain: "".into(), rule: "".into() };
         let name = names.get(noted.slot as usize).cloned().unwrap_or_else(none);
         // Under `other` many are counted together; here each has its own name.
-        let own =
-            noted.status.and_then(|status| layout.rules.rule(status.rule?)).map(|rule| rule.name.as_str());
+        let rule = noted.status.and_then(|status| layout?.rules.rule(status.rule?));
+        let own = rule.map(|rule| rule.name.as_str());
         let name = match own {
             Some(rule) if *name.rule != *rule => Name { domain: (&*asker.domain).into(), rule: rule.into() },
             _ => name,
@@ -77,7 +78,7 @@ impl Entry {
             cost: capture.cost,
             retry_after: capture.retry_after,
             delay: capture.delay,
-            revision: Arc::clone(&layout.revision),
+            revision: layout.map(|layout| Arc::clone(&layout.revision)),
         }
     }
 
@@ -196,7 +197,10 @@ impl Entry {
             Origin::Grant => "extra quota that was granted to the caller decided",
             Origin::Emergency => "an emergency measure of an operator decided",
         };
-        lines.push(format!("Rules {} on node {}: {decided}.", self.revision, place.node));
+        lines.push(match &self.revision {
+            Some(revision) => format!("Rules {revision} on node {}: {decided}.", place.node),
+            None => format!("The limit came with the call, on node {}: {decided}.", place.node),
+        });
         let passes =
             self.retry_after.filter(|_| self.ruled == Ruled::Deny).map(|wait| rfc3339(self.at + wait));
         if let Some(at) = &passes {

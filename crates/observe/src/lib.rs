@@ -4,6 +4,7 @@
 //! | file | answers |
 //! |---|---|
 //! | `watch` | what happens on the path of a request: counting, and setting some decisions aside |
+//! | `throttled` | the same for limits that callers bring themselves |
 //! | `stripe` | what one thread counts, apart from all others |
 //! | `names` | under which number a rule is counted, whatever becomes of the rules |
 //! | `capture` | what is set aside of a decision |
@@ -32,6 +33,7 @@ mod recall;
 mod series;
 mod sink;
 mod stripe;
+mod throttled;
 mod top;
 mod traces;
 mod watch;

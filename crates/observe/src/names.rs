@@ -11,6 +11,10 @@ pub(crate) const MOST_RULES: usize = 1_024;
 pub(crate) const MOST_TIERS: usize = 32;
 /// The number of whatever has none of its own.
 pub(crate) const OTHER: u32 = 0;
+/// The number of limits that callers bring themselves.
+pub(crate) const THROTTLE: u32 = 1;
+/// What these are called.
+pub(crate) const THROTTLE_NAME: &str = "cl.throttle";
 /// The number of callers without a tier.
 pub(crate) const NO_TIER: u16 = 1;
 
@@ -38,9 +42,10 @@ struct Known {
 impl Names {
     pub(crate) fn new() -> Self {
         let other = Name { domain: "other".into(), rule: "other".into() };
+        let brought = Name { domain: THROTTLE_NAME.into(), rule: THROTTLE_NAME.into() };
         Self(Mutex::new(Known {
-            rules: vec![other],
-            by_name: HashMap::new(),
+            by_name: HashMap::from([(brought.clone(), THROTTLE)]),
+            rules: vec![other, brought],
             tiers: vec!["other".into(), "none".into()],
             latest: None,
         }))

@@ -96,7 +96,7 @@ impl Recall {
         let Some(number) = capture.noted.status?.number() else {
             return capture.own.as_deref().map(|own| Arc::new(ToldLimit::of(own)));
         };
-        let layout = buffer.layout(capture);
+        let layout = buffer.layout(capture)?;
         if !self.layout.as_ref().is_some_and(|known| Arc::ptr_eq(known, layout)) || self.limits.len() >= MOST
         {
             self.limits.clear();

@@ -7,8 +7,8 @@ use crate::observe::Observe;
 use crate::stripe::{FRONTS, Local, add};
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
-use tollgate_core::{Clock, Span, Verdict};
-use tollgate_engine::{Check, Decision, LimitStatus, Observer, Origin, Passed, RulingBy};
+use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
+use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, RulingBy};
 use tollgate_rules::Role;
 
 /// Verdicts that are counted for each origin.
@@ -58,6 +58,11 @@ impl Observer for Observe {
         if let Some(traces) = &self.traces {
             traces.passed(passed, self.clock.now());
         }
+    }
+
+    #[inline]
+    fn throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
+        self.note_throttled(charges, outcomes, bites);
     }
 
     fn took(&self, front: &'static str, requests: u64, each: Span) {
@@ -159,17 +164,23 @@ impl Observe {
             weight = 1 << local.stripe.shift.load(Ordering::Relaxed).min(20);
             local.until_sample = local.skip(weight);
         }
-        let mut log = found.log;
-        if !log && self.allows > 0 {
-            if local.until_log == 0 {
-                local.until_log = local.skip(self.allows);
-            }
-            local.until_log -= 1;
-            log = local.until_log == 0;
-        }
+        let log = found.log || self.is_logged_allow(local);
         if log || weight > 0 {
             self.set_aside(local, check, decision, found, log, weight);
         }
+    }
+
+    /// Whether an allowed decision is one of those that are logged.
+    #[inline]
+    pub(crate) fn is_logged_allow(&self, local: &mut Local) -> bool {
+        if self.allows == 0 {
+            return false;
+        }
+        if local.until_log == 0 {
+            local.until_log = local.skip(self.allows);
+        }
+        local.until_log -= 1;
+        local.until_log == 0
     }
 
     #[cold]

@@ -238,3 +238,56 @@ fn callers_are_not_mistaken_for_each_other() {
         );
     }
 }
+
+/// Limits that callers bring themselves are counted and logged as rules' are, however their calls come together.
+#[test]
+fn what_callers_bring_themselves_is_watched_too() {
+    use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, Part, Quota, Scope, Span};
+    let rules = "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}]}";
+    for (share, logged_allows) in [(0.0, false), (1.0, true)] {
+        let (limiter, observe) = watched(rules, Settings { allowed: share, ..Settings::default() });
+        let limit =
+            LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(3_600))).build().expect("a limit");
+        let scope = Scope::new("cl.throttle");
+        let (mut allowed, mut denied) = (0_u64, 0_u64);
+        let mut dice = 7_usize;
+        for _ in 0..60 {
+            dice = dice.wrapping_mul(1_103_515_245).wrapping_add(12_345);
+            let parts: Vec<[Part<'_>; 1]> =
+                (0..dice / 65_536 % 32).map(|n| [Part::Text(["x", "y", "z"][n % 3])]).collect();
+            let charge = |parts| Charge::new(CounterKey { scope: &scope, parts }, &limit, Cost::ONE);
+            let charges: Vec<Charge<'_>> = parts.iter().map(|parts| charge(parts)).collect();
+            let mut outcomes = Vec::new();
+            assert!(limiter.throttle_each_now(&charges, &mut outcomes));
+            let over = outcomes.iter().filter(|outcome| outcome.verdict.is_denied()).count() as u64;
+            denied += over;
+            allowed += outcomes.len() as u64 - over;
+            // Rules are decided on the same thread, in between.
+            decide(&limiter, &[("a", "x")]);
+            observe.gather();
+        }
+        assert!(allowed == 15 && denied > 100, "{allowed} {denied}");
+        let counts = counted(&observe);
+        let count = |verdict: &str| counts[&("cl.throttle".to_owned(), verdict.to_owned())];
+        assert_eq!((count("allow"), count("deny")), (allowed, denied));
+        let rule = Some("cl.throttle".to_owned());
+        let all = |ruled| {
+            let search =
+                Search { rule: rule.clone(), ruled: Some(ruled), limit: 10_000, ..Search::default() };
+            observe.search(&search).0
+        };
+        assert_eq!(all(Ruled::Deny).len() as u64, denied, "every denial is in the log");
+        assert_eq!(all(Ruled::Allow).len() as u64, if logged_allows { allowed } else { 0 });
+        let told = all(Ruled::Deny)[0].json(observe.place());
+        assert_eq!((&told["front"], &told["used_before"]), (&"resp".into(), &5.into()), "{told}");
+        // When everything passes, what would have been denied is told apart.
+        let limiter = limiter.with_global_shadow(true);
+        let parts = [Part::Text("x")];
+        let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
+        let mut outcomes = Vec::new();
+        limiter.throttle_each_now(&[charge], &mut outcomes);
+        assert!(outcomes[0].verdict.is_allowed());
+        observe.gather();
+        assert_eq!(all(Ruled::ShadowDeny).len(), 1);
+    }
+}

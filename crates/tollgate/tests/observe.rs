@@ -3,11 +3,9 @@
 
 mod harness;
 
-use harness::{Answer, Collector, Folder, Open, Redis, Server, eventually, run};
+use harness::{Answer, Collector, Folder, Open, Redis, Server, eventually, promtool, run};
 use serde_json::{Value, json};
-use std::io::Write;
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 
 const RULES: &str = "
 domain: d
@@ -45,21 +43,6 @@ fn metrics(server: &Server) -> String {
 fn figure(text: &str, name: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))
-}
-
-/// Prometheus' own tool.
-fn promtool(text: &str) {
-    let mut tool = Command::new("promtool")
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("promtool runs");
-    tool.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads");
-    let output = tool.wait_with_output().expect("it ends");
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success() && said.is_empty(), "{}\n{text}", String::from_utf8_lossy(&said));
 }
 
 #[test]

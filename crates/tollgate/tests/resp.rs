@@ -186,3 +186,44 @@ fn it_can_be_switched_off() {
     let refused = run(&["serve", "--resp", "nowhere"]);
     assert!(refused.code == Some(2) && refused.err.contains("127.0.0.1:6380, or off"), "{}", refused.err);
 }
+
+/// Who is limited by numbers of their own finds it in the figures and in the log, over either store; the key is not told.
+#[test]
+fn what_callers_bring_themselves_is_seen() {
+    let redis = Redis::start();
+    let url = redis.url();
+    for flags in [&[][..], &["--store", &url, "--store-deadline-ms", "5000"]] {
+        let server = Server::start_with_rules(RULES, flags);
+        let mut connection = connect(&server);
+        eventually("the node's store", || throttle(&mut connection, "warm 9 1 3600").ok());
+        let key = "sk_live_PLANTED0123456789abcdef";
+        let mut pipe = redis::pipe();
+        for _ in 0..8 {
+            pipe.cmd("CL.THROTTLE").arg(key).arg("2 1 3600".split(' ').collect::<Vec<_>>());
+        }
+        let answers: Vec<Five> = pipe.query(&mut connection).expect("replies");
+        assert_eq!(answers.iter().filter(|answer| answer.0 == 1).count(), 5);
+        let admin = server.admin.expect("an admin address");
+        let get = |path: &str| {
+            let asked = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+            harness::exchange(admin, asked.as_bytes()).expect("an answer")
+        };
+        let metrics = get("/metrics").text();
+        let denied = "ratelimit_decisions_total{domain=\"cl.throttle\",rule=\"cl.throttle\",verdict=\"deny\",origin=\"store\",shadow=\"false\"} 5\n";
+        assert!(metrics.contains(denied), "{metrics}");
+        let found = get(&format!("/admin/v1/decisions?key={key}&verdict=deny"));
+        let log = found.json()["decisions"].as_array().cloned().unwrap_or_default();
+        assert_eq!(log.len(), 5, "{}", found.text());
+        assert_eq!((&log[0]["rule"], &log[0]["front"]), (&"cl.throttle".into(), &"resp".into()));
+        let admin_url = format!("http://{admin}");
+        let why = run(&["why", "--admin", &admin_url, "--key", key]);
+        assert!(
+            why.out.contains("3 of 3 units were in use (1 per 1h, burst 3, gcra)"),
+            "{}{}",
+            why.out,
+            why.err
+        );
+        assert!(why.out.contains("The limit came with the call"), "{}", why.out);
+        assert!(![metrics, found.text(), why.out].iter().any(|text| text.contains("PLANTED")));
+    }
+}

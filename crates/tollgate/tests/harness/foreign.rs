@@ -3,6 +3,7 @@
 
 use super::eventually;
 use super::server::{Ended, Said, Server};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -98,4 +99,19 @@ impl Envoy {
     pub(crate) fn output(&self) -> String {
         self.out.text()
     }
+}
+
+/// Prometheus' own tool finds nothing wrong with these figures.
+pub(crate) fn promtool(text: &str) {
+    let mut tool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool runs");
+    tool.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads");
+    let output = tool.wait_with_output().expect("it ends");
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() && said.is_empty(), "{}\n{text}", String::from_utf8_lossy(&said));
 }

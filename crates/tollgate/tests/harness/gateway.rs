@@ -12,6 +12,8 @@ pub(crate) struct Gateway {
     /// Its listeners, in order.
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) http: SocketAddr,
+    /// Where operators come in.
+    pub(crate) admin: SocketAddr,
     out: Said,
     log: Said,
     pub(crate) folder: Folder,
@@ -42,7 +44,7 @@ impl Gateway {
         );
         let log = Said::of(child.0.stderr.take().expect("piped"));
         let out = Said::of(child.0.stdout.take().expect("piped"));
-        let (addresses, http) = eventually("the gateway's greeting", || {
+        let (addresses, http, admin) = eventually("the gateway's greeting", || {
             let greeting = out.text();
             if let Ok(Some(status)) = child.0.try_wait() {
                 panic!("the gateway ended with {status}:\n{greeting}{}", log.text());
@@ -54,9 +56,10 @@ impl Gateway {
                     .map(|text| text.rsplit('/').next().expect("a part").parse().expect("an address"))
                     .collect()
             };
-            greeting.contains("\n  rules ").then(|| (listed("gateway "), listed("http ")[0]))
+            let all = || (listed("gateway "), listed("http ")[0], listed("admin ")[0]);
+            greeting.contains("\n  rules ").then(all)
         });
-        Self { child, addresses, http, out, log, folder }
+        Self { child, addresses, http, admin, out, log, folder }
     }
 
     /// Changes its settings, while it serves.

@@ -36,7 +36,7 @@ mod web;
 pub(crate) use admin::Node;
 pub(crate) use collector::Collector;
 pub(crate) use folder::Folder;
-pub(crate) use foreign::{Envoy, Foreign, foreign_client, program};
+pub(crate) use foreign::{Envoy, Foreign, foreign_client, program, promtool};
 pub(crate) use gateway::{Gateway, certificate, foreign, plain};
 pub(crate) use operator::Operator;
 pub(crate) use origin::Origin;

@@ -1,0 +1,108 @@
+//! Limits that callers bring themselves (`CL.THROTTLE`), watched as rules are: under one name, since there is no rule.
+//!
+//! They are told a batch at a time. A batch in which nobody is denied, and from which nothing is to be sampled, costs a walk
+//! over its verdicts and two additions; whatever more there is to do is done for the whole batch at once, so that a flood of
+//! denials takes one lock and reads one clock a batch.
+
+use crate::capture::{Noted, Ruled};
+use crate::names::{NO_TIER, THROTTLE};
+use crate::observe::Observe;
+use crate::stripe::{Local, add};
+use crate::watch::{MET_ALLOW, MET_DENY, ORIGINS, SHADOW_DENY};
+use std::sync::TryLockError;
+use std::sync::atomic::Ordering;
+use tollgate_core::{Charge, Clock, Outcome, Verdict};
+use tollgate_engine::{Bites, LimitStatus};
+
+/// Cells of decisions that the store made.
+const ALLOW: usize = 1;
+const DENY: usize = ORIGINS.len() + 1;
+
+impl Observe {
+    pub(crate) fn note_throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
+        let count = outcomes.len();
+        let denied =
+            outcomes.iter().filter(|outcome| matches!(outcome.verdict, Verdict::Denied { .. })).count();
+        self.stripes.with(|local| {
+            let cells = local.stripe.cells(THROTTLE);
+            let (allowed, refused) = match bites {
+                Bites::Yes => (count - denied, denied),
+                Bites::No => (count, 0),
+            };
+            add(&cells[ALLOW], allowed as u64);
+            add(&cells[MET_ALLOW], (count - denied) as u64);
+            if denied > 0 {
+                add(&cells[DENY], refused as u64);
+                add(&cells[SHADOW_DENY], (denied - refused) as u64);
+                add(&cells[MET_DENY], denied as u64);
+            }
+            let few = u32::try_from(count).unwrap_or(u32::MAX);
+            let quiet = local.until_sample > few && (self.allows == 0 || local.until_log > few);
+            if denied == 0 && quiet {
+                local.until_sample -= few;
+                // Where none is logged it stays as it is.
+                local.until_log = local.until_log.saturating_sub(few);
+            } else {
+                self.set_aside_throttled(local, charges, outcomes, bites);
+            }
+        });
+    }
+
+    /// Sets those aside that are to be logged or shown to the sketches.
+    #[cold]
+    fn set_aside_throttled(
+        &self,
+        local: &mut Local,
+        charges: &[Charge<'_>],
+        outcomes: &[Outcome],
+        bites: Bites,
+    ) {
+        let now = self.clock.now();
+        let mut dropped = 0;
+        let stripe = std::sync::Arc::clone(&local.stripe);
+        let mut buffers = stripe.buffers.iter().filter_map(|buffer| match buffer.try_lock() {
+            Ok(buffer) => Some(buffer),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            // It is being emptied at this moment.
+            Err(TryLockError::WouldBlock) => None,
+        });
+        let mut buffer = buffers.next();
+        for (charge, outcome) in charges.iter().zip(outcomes) {
+            let (log, weight) = self.is_wanted(local, outcome);
+            if !log && weight == 0 {
+                continue;
+            }
+            let ruled = match (outcome.verdict, bites) {
+                (Verdict::Denied { .. }, Bites::Yes) => Ruled::Deny,
+                (Verdict::Denied { .. }, Bites::No) => Ruled::ShadowDeny,
+                _ => Ruled::Allow,
+            };
+            let status = Some(LimitStatus::brought(*outcome));
+            let noted = Noted { slot: THROTTLE, ruled, status, tier: NO_TIER, log, weight };
+            let mut kept = false;
+            while let Some(room) = &mut buffer {
+                kept = room.push_brought(charge, noted, now);
+                if kept {
+                    break;
+                }
+                buffer = buffers.next();
+            }
+            dropped += u64::from(log && !kept);
+        }
+        add(&stripe.dropped, dropped);
+    }
+
+    /// Whether it goes to the log, and how many it stands for in the sketches.
+    fn is_wanted(&self, local: &mut Local, outcome: &Outcome) -> (bool, u32) {
+        let mut weight = 0;
+        local.until_sample -= 1;
+        if local.until_sample == 0 {
+            weight = 1 << local.stripe.shift.load(Ordering::Relaxed).min(20);
+            local.until_sample = local.skip(weight);
+        }
+        if outcome.verdict.is_denied() {
+            return (true, weight);
+        }
+        (self.is_logged_allow(local), weight)
+    }
+}
