@@ -21,7 +21,9 @@ use tollgate_core::Clock;
 use tollgate_engine::{Agreed, Tenants};
 use tollgate_rules::{Override, Ruleset, Tenant};
 
-const PARTS: usize = 64;
+/// So many that requests wait for microseconds while the table of a part grows, also where there are ten million.
+const PARTS: usize = 1 << PART_BITS;
+const PART_BITS: u32 = 12;
 
 /// All agreements that this node knows of.
 pub struct Book {
@@ -115,6 +117,13 @@ impl Book {
         self.len() == 0
     }
 
+    /// Makes room for about so many: a table that grows while they come in leaves as much memory behind as it takes.
+    pub(crate) fn reserve(&self, entries: usize) {
+        for part in &self.parts {
+            part.write().unwrap_or_else(PoisonError::into_inner).reserve(entries / PARTS);
+        }
+    }
+
     /// Takes an agreement in, or forgets it.
     pub(crate) fn set(&self, hash: &KeyHash, kept: Option<KeptTerms>) {
         let entry = kept.map(|kept| Entry {
@@ -174,6 +183,10 @@ impl Book {
         let mut known: Vec<Arc<Terms>> = Vec::new();
         move |block| {
             known.extend(block.terms.into_iter().map(|(tier, overrides)| self.terms_of(tier, &overrides)));
+            if let Some(first) = block.callers.first() {
+                let mut part = self.part(first.word).write().unwrap_or_else(PoisonError::into_inner);
+                part.reserve(block.callers.len());
+            }
             for Dumped { word, from, until, terms } in block.callers {
                 if let Some(terms) = known.get(terms as usize).map(Arc::clone) {
                     self.place(word, Some(Entry { from, until, terms }));
@@ -203,7 +216,7 @@ impl Book {
 
     fn part(&self, word: u64) -> &RwLock<Part> {
         // The high bits: the table within looks at the low ones.
-        &self.parts[(word >> 58) as usize % PARTS]
+        &self.parts[(word >> (u64::BITS - PART_BITS)) as usize % PARTS]
     }
 
     /// The terms of a caller that act now.
@@ -279,7 +292,7 @@ impl Hasher for Word {
 
     fn write_u64(&mut self, word: u64) {
         // The table takes its tag from the top bits, which all entries of a part share.
-        self.0 = word.rotate_left(6);
+        self.0 = word.rotate_left(PART_BITS);
     }
 
     fn finish(&self) -> u64 {
@@ -308,10 +321,10 @@ mod tests {
         assert_eq!(size_of::<(u64, Entry)>(), 24);
         let hasher = KeyHasher::new(b"secret");
         let book = Book::new(hasher.clone());
-        for i in 0..10_000 {
+        for i in 0..300_000 {
             book.set(&hasher.hash(&format!("key-{i}")), Some(kept("pro", (i % 10 == 0).then_some(7))));
         }
-        assert_eq!((book.len(), book.terms.lock().expect("terms").len()), (10_000, 2));
+        assert_eq!((book.len(), book.terms.lock().expect("terms").len()), (300_000, 2));
         let places: usize = book.parts.iter().map(|part| part.read().expect("a part").capacity()).sum();
         // A table of n buckets has room for 7/8 n entries; a bucket takes 24 bytes and one of its own.
         let bytes = places * 8 / 7 * 25 / book.len();

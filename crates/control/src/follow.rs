@@ -80,6 +80,9 @@ impl Control {
             self.acts_seen.store(newest, Ordering::Relaxed);
         }
         self.emergencies.tidy(self.clock.now());
+        if seen == 0 && newest > 0 {
+            self.book.reserve(timely(self.about_how_many()).await?);
+        }
         let mut quotas = false;
         while seen < newest {
             let changes = timely(self.changes(seen)).await?;

@@ -121,7 +121,8 @@ impl Control {
         Ok(on!(&self.db, write pool => sqlx::query(sql).bind(FORGOTTEN).execute(pool).await?.rows_affected()))
     }
 
-    const fn own_words(&self, sql: [&'static str; 2]) -> &'static str {
+    /// Of two texts the one that this database understands.
+    pub(crate) const fn own_words(&self, sql: [&'static str; 2]) -> &'static str {
         match self.db {
             Db::Sqlite { .. } => sql[0],
             Db::Postgres(_) => sql[1],

@@ -43,6 +43,12 @@ const UPSERT: &str =
      effective_at = excluded.effective_at, expires_at = excluded.expires_at, reason = excluded.reason,
      author = excluded.author, updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision";
 
+/// About how many rows there are, without counting them.
+const ABOUT: [&str; 2] = [
+    "SELECT COALESCE(MAX(rowid), 0) FROM quotas",
+    "SELECT GREATEST(reltuples::BIGINT, pg_relation_size(oid) / 256) FROM pg_class WHERE oid = 'quotas'::regclass",
+];
+
 /// The most that one page of a list has.
 pub(crate) const PAGE: usize = 100;
 /// The most that an export reads at once.
@@ -349,6 +355,13 @@ impl Control {
         });
         self.act().await;
         Ok(())
+    }
+
+    /// About how many agreements there are.
+    pub(crate) async fn about_how_many(&self) -> Result<usize, ControlError> {
+        let sql = self.own_words(ABOUT);
+        let (rows,): (i64,) = on!(&self.db, pool => sqlx::query_as(sql).fetch_one(pool).await?);
+        Ok(usize::try_from(rows).unwrap_or(0))
     }
 
     /// What has changed since a revision, in order; not all at once.

@@ -5,7 +5,7 @@ mod databases;
 mod harness;
 
 use databases::{Place, Postgres};
-use harness::{Operator, eventually, note};
+use harness::{Operator, eventually, foreign_client, note};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -46,6 +46,19 @@ fn every_front_says_whom_an_emergency_turned_away_and_why() {
     let read = redis.read(&mut answer).expect("an answer");
     let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
     assert!(answer.contains(&name), "{answer}");
+
+    // Envoy's protocol, by a client that nobody here wrote: the one who is turned away, one who is let pass, one who is neither.
+    let friend = node.declare("exempt", "api_key", "friend-key");
+    let said = foreign_client("emergency.py", &node.server);
+    let told: Vec<Value> = said.lines().map(|line| line.parse().expect("JSON")).collect();
+    let codes: Vec<_> = told.iter().map(|one| one["code"].as_str().unwrap_or("")).collect();
+    assert_eq!(codes, ["OVER_LIMIT", "OK", "OK"], "{said}");
+    let (blocked, exempt) = (&told[0]["metadata"], &told[1]["metadata"]);
+    assert_eq!((&blocked["emergency"], &blocked["denied_by"]), (&json!(name), &json!(name)), "{said}");
+    assert_eq!(blocked["origin"], "emergency", "{said}");
+    assert_eq!(exempt["emergency"], format!("emergency:{friend}"), "{said}");
+    assert_eq!(exempt.get("denied_by"), None, "{said}");
+    assert_eq!(told[2]["metadata"].get("emergency"), None, "{said}");
 
     // Nobody else feels it, and its end is felt at once.
     let other = node.server.check("d", &json!({"api_key": "customer"})).json();
