@@ -101,6 +101,12 @@ impl<S: CounterStore> Limiter<S> {
         self.rules.load_full()
     }
 
+    /// Whether these are they.
+    #[must_use]
+    pub fn acts_by(&self, rules: &Arc<Ruleset>) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.rules.load()), Arc::as_ptr(rules))
+    }
+
     /// Where the counters are.
     #[must_use]
     pub const fn store(&self) -> &S {

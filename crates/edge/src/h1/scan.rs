@@ -48,7 +48,31 @@ pub(super) struct Field {
 }
 
 /// Where fields lie.
-pub(super) type FieldPlaces = SmallVec<[Field; 16]>;
+#[derive(Debug, Default)]
+pub(super) struct FieldPlaces {
+    all: SmallVec<[Field; 16]>,
+    /// A bit for each length that a name has. Many fields are asked for that are mostly not there: this tells at once.
+    lengths: u64,
+}
+
+impl FieldPlaces {
+    fn push(&mut self, field: Field) {
+        self.lengths |= length_bit(field.name.len());
+        self.all.push(field);
+    }
+}
+
+impl std::ops::Deref for FieldPlaces {
+    type Target = [Field];
+
+    fn deref(&self) -> &[Field] {
+        &self.all
+    }
+}
+
+const fn length_bit(length: usize) -> u64 {
+    1 << (length % 64)
+}
 
 /// What a request head says, by the places of its parts.
 #[derive(Debug)]
@@ -159,7 +183,9 @@ impl Fields for FieldsOf<'_> {
         let named = move |field: &&Field| {
             field.name.len() == name.len() && field.name.of(self.head).eq_ignore_ascii_case(name)
         };
-        self.places.iter().filter(named).map(|field| field.value.of(self.head))
+        let may_be = self.places.lengths & length_bit(name.len()) != 0;
+        let all: &[Field] = if may_be { self.places } else { &[] };
+        all.iter().filter(named).map(|field| field.value.of(self.head))
     }
 
     fn each(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
@@ -267,7 +293,7 @@ pub(super) fn scan_fields(
     limits: &HeadLimits,
     notes: &mut impl Notes,
 ) -> Result<FieldPlaces, HeadError> {
-    let mut fields = FieldPlaces::new();
+    let mut fields = FieldPlaces::default();
     loop {
         let end = line_at(head, at)?;
         if end == at {

@@ -22,7 +22,7 @@ use tollgate_edge::answer::{Facts, Ruled};
 use tollgate_edge::fields::PutFields;
 use tollgate_edge::h1::{Answer, FieldsOf};
 use tollgate_edge::who::{Asked, Caller, Tokens, Who, WhoError, WhoSettings};
-use tollgate_engine::{Check, Decision, Trace};
+use tollgate_engine::{Check, Decision, Limiter, Trace};
 use tollgate_rules::Ruleset;
 
 /// Where proxies ask.
@@ -134,11 +134,12 @@ impl Forward {
     }
 
     /// Who reads callers by these rules: made anew when the rules have changed.
-    fn reader(&self, rules: Arc<Ruleset>) -> Result<Arc<Reader>, Problem> {
-        let known = self.reader.load_full();
-        if let Some(known) = known.as_ref().filter(|known| Arc::ptr_eq(&known.rules, &rules)) {
-            return Ok(Arc::clone(known));
-        }
+    fn reader<S: CounterStore>(&self, limiter: &Limiter<S>) -> Result<Arc<Reader>, Problem> {
+        let former = match self.reader.load_full() {
+            Some(known) if limiter.acts_by(&known.rules) => return Ok(known),
+            former => former,
+        };
+        let rules = limiter.rules();
         let domain = rules.domain(self.domain(&rules)?);
         let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
         match Who::sharing(&self.settings, named, self.tokens.clone()) {
@@ -150,7 +151,7 @@ impl Forward {
             // A secret's file that has gone since: callers are still read by what it held.
             Err(error) => {
                 tracing::warn!(%error, "callers are still read by the former rules");
-                known.ok_or_else(|| {
+                former.ok_or_else(|| {
                     Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Bad settings", error.to_string())
                 })
             }
@@ -200,7 +201,7 @@ pub(crate) fn answer_now<S: CounterStore + 'static>(
     now: Timestamp,
     trace: Option<&Trace>,
 ) -> Result<Result<Answer, Option<Box<Held>>>, Problem> {
-    let reader = app.forward.reader(app.limiter.rules())?;
+    let reader = app.forward.reader(&app.limiter)?;
     let asked = asked(request);
     let caller = reader.caller(&asked, now)?;
     let domain = app.forward.domain(&reader.rules)?;
@@ -228,7 +229,7 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
         return Ok(Box::pin(in_turn(app, request, &decision, held, now)).await);
     }
     let now = app.limiter.clock().now();
-    let reader = app.forward.reader(app.limiter.rules())?;
+    let reader = app.forward.reader(&app.limiter)?;
     let asked = asked(request);
     let caller = reader.caller(&asked, now)?;
     let domain = app.forward.domain(&reader.rules)?;

@@ -127,9 +127,10 @@ impl Line<'_> {
             if head.scan.framing == Framing::None {
                 let fields = head.fields(&self.head);
                 let asked = asked(peer, &head, &self.head, &fields);
-                match proxy.judge(&state, &asked, proxy.now(), &mut ruled) {
+                let now = proxy.now();
+                match proxy.judge(&state, &asked, now, &mut ruled) {
                     Judged::Denied(answer) => {
-                        let kept = self.put_denial(&answer, &head, proxy.now());
+                        let kept = self.put_denial(&answer, &head, now);
                         more = Some(self.is_kept_for_later(kept) || self.send_denial(kept).await);
                     }
                     Judged::Ruled => {
