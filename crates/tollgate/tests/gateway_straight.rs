@@ -116,6 +116,20 @@ fn waits_end_alike() {
             assert_eq!(ask(&mut open, "GET /hold/one", fields).status, 504);
         }
     }
+    eventually("the upstream has heard of all", || (origin.lost() == 4).then_some(()));
+    // A wait that has passed on the upstream's connection says nothing of the next request's body.
+    let late = Gateway::start(RULES, &slow);
+    for fields in ["", LONG_WAY] {
+        let mut dripping = late.open();
+        assert_eq!(ask(&mut dripping, "GET /warm", "").status, 200);
+        let lost = origin.lost();
+        assert_eq!(ask(&mut gateway.open(), "GET /hold/a", "").status, 504, "so long has passed");
+        eventually("nobody else takes the pass", || (origin.lost() > lost).then_some(()));
+        dripping.send(format!("GET /drip HTTP/1.1\r\nhost: t\r\n{fields}\r\n").as_bytes()).expect("sent");
+        dripping.read_until(b"\r\n\r\n").expect("a head");
+        origin.let_go(1);
+        dripping.read_until(b"drip\r\n").expect("the first of its body");
+    }
     let gateway = Gateway::start(RULES, &plain(origin.address, ""));
     let mut open = gateway.open();
     for fields in ["", LONG_WAY] {

@@ -234,6 +234,8 @@ pub(crate) async fn exchange(
     let mut body = UpstreamBody::new(connection, in_flight, &head, pumping, request.idle);
     if body.reader.is_done() {
         body.finish();
+    } else if let Some(connection) = &mut body.connection {
+        connection.alarm.set(request.idle);
     }
     Ok(Answered::Response(status, headers, body))
 }
@@ -296,12 +298,12 @@ impl UpstreamBody {
         }
     }
 
-    /// All of it, where it is short and has come already: `take` gets it.
+    /// All of it, where it is short and has come already: `take` gets it. If not, more of it must come in time.
     pub(crate) fn take_short(&mut self, longest: usize, take: impl FnOnce(&[u8])) -> bool {
-        let (Some(connection), Some(length)) = (&mut self.connection, self.reader.length()) else {
-            return false;
-        };
+        let Some(connection) = &mut self.connection else { return false };
+        let length = self.reader.length().unwrap_or(usize::MAX);
         if length > longest || length > connection.buffer.len() {
+            connection.alarm.set(self.idle);
             return false;
         }
         take(&connection.buffer[..length]);

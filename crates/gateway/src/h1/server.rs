@@ -84,7 +84,7 @@ pub(super) struct Line<'a> {
     leftover: Option<Reader>,
     /// The head of the request that is being worked on.
     pub(super) head: Vec<u8>,
-    write: WriteHalf,
+    pub(super) write: WriteHalf,
     pub(super) out: BytesMut,
     pub(super) alarm: Alarm,
     settings: &'a Settings,

@@ -111,7 +111,9 @@ impl Line<'_> {
                     Poll::Pending => {}
                 }
             }
-            if self.watch(cx).is_ready() {
+            // Denials that were kept for those behind them do not wait for an upstream.
+            let written = self.write.poll_write_both(cx, &mut self.out, &mut Bytes::new());
+            if matches!(written, Poll::Ready(Err(_))) || self.watch(cx).is_ready() {
                 return Poll::Ready(Came::Gone);
             }
             let late = if has_waited { self.alarm.poll(cx) } else { self.alarm.watch(cx) };
