@@ -15,8 +15,13 @@ test('who is denied is listed, explained, and given a limit of their own', async
   await expect(dialog, 'no page shows a whole key').not.toContainText(key);
   await page.keyboard.press('Escape');
 
+  // One click: nobody has to know the key.
+  await row.getByRole('button', { name: /^Usage/ }).click();
+  await expect(dialog.getByRole('row').filter({ hasText: 'per-key' })).toContainText('5 / 1h');
+  await page.keyboard.press('Escape');
+
   await row.getByRole('button', { name: /^Override/ }).click();
-  await dialog.getByLabel('API key').fill(key);
+  await expect(dialog.getByLabel('API key')).toHaveCount(0);
   await dialog.getByLabel('Count').fill('50');
   // Another period than the rule's: the same would go on with its counter, which is used up.
   await dialog.getByLabel('Per', { exact: true }).fill('minute');

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tollgate_core::{Charge, Limit, Part, Span, Timestamp, Verdict};
 use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, Request};
+use tollgate_rules::TENANT_KEY;
 
 /// Decisions that one buffer holds.
 pub(crate) const MOST: usize = 2_048;
@@ -230,6 +231,13 @@ impl Buffer {
             pairs.push((key, value));
         }
         (domain, pairs)
+    }
+
+    /// The API key of one, if it has one and all of it was kept.
+    pub(crate) fn api_key(&self, capture: &Capture) -> Option<&str> {
+        let (_, pairs) = self.words(capture);
+        let key = pairs.iter().find(|(name, _)| *name == TENANT_KEY).map(|(_, key)| *key);
+        key.filter(|key| key.len() < LONGEST)
     }
 
     /// The rules that one is by; none, for a limit that a caller brought.

@@ -173,6 +173,12 @@ impl Observe {
         self.log.search(search, |key| self.mask.id(key))
     }
 
+    /// The API key of a caller who stands in the lists of top talkers, by its id. For acting on, never for telling.
+    #[must_use]
+    pub fn api_key(&self, id: u64) -> Option<String> {
+        self.top().key(id).map(str::to_owned)
+    }
+
     /// One decision of the log.
     #[must_use]
     pub fn find(&self, id: DecisionId) -> Option<Arc<Entry>> {
@@ -242,6 +248,7 @@ impl Observe {
                 });
                 top.see(&Seen {
                     caller,
+                    key: buffer.api_key(capture),
                     network: asker.network.as_deref(),
                     slot: noted.slot,
                     rule: names.get(noted.slot as usize).map_or(&self.other, |name| &name.rule),

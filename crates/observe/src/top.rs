@@ -5,10 +5,12 @@
 //! |---|---|
 //! | `sketch` | the heaviest of a stream (Space-Saving) |
 //! | `near` | who has been near a limit for minutes |
+//! | `keys` | the API keys of those who are listed, for those who act on them |
 //! | `shared` | addresses that many such callers share |
 //!
 //! The worker shows it a sample of decisions, each with a weight; with little traffic the sample is all of them.
 
+mod keys;
 mod near;
 mod shared;
 mod sketch;
@@ -18,7 +20,7 @@ pub(crate) use shared::SharedAddress;
 pub(crate) use sketch::Sketch;
 
 use crate::mask::Caller;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tollgate_core::{Span, Timestamp};
 
@@ -34,6 +36,8 @@ const MOST: usize = 50;
 #[derive(Debug)]
 pub(crate) struct Seen<'a> {
     pub(crate) caller: &'a Caller,
+    /// Its API key, if that is what it is known by.
+    pub(crate) key: Option<&'a str>,
     pub(crate) network: Option<&'a str>,
     pub(crate) slot: u32,
     pub(crate) rule: &'a Arc<str>,
@@ -66,6 +70,7 @@ pub(crate) struct Top {
     pieces: VecDeque<Piece>,
     near: near::Near,
     shared: shared::Shared,
+    keys: keys::Keys,
 }
 
 /// A caller by its rate.
@@ -97,6 +102,9 @@ impl Top {
                 piece.by_denials.add((id, seen.slot), weight, told);
             }
         }
+        if let Some(key) = seen.key {
+            self.keys.see(id, key);
+        }
         if let Some(used) = seen.used {
             self.near.see(seen, used);
             if let Some(network) = seen.network {
@@ -109,6 +117,11 @@ impl Top {
     pub(crate) fn turn(&mut self, now: Timestamp) {
         if self.pieces.back().is_none_or(|last| now.since(last.since) >= PIECE) {
             self.pieces.push_back(Piece::new(now));
+            let rates = self.pieces.iter().flat_map(|piece| piece.by_rate.counts().map(|(id, ..)| *id));
+            let denials =
+                self.pieces.iter().flat_map(|piece| piece.by_denials.counts().map(|((id, _), ..)| *id));
+            let listed: HashSet<u64> = rates.chain(denials).chain(self.near.ids()).collect();
+            self.keys.keep(|id| listed.contains(&id));
         }
         let whole = Span::from_micros(PIECE.as_micros() * PIECES as u64);
         while self.pieces.len() > PIECES
@@ -139,6 +152,11 @@ impl Top {
         all.into_iter()
             .map(|((id, _), (shown, rule), denied)| ByDenials { id, shown, rule, denied })
             .collect()
+    }
+
+    /// The API key of somebody who is listed.
+    pub(crate) fn key(&self, id: u64) -> Option<&str> {
+        self.keys.get(id)
     }
 
     pub(crate) fn near(&self) -> Vec<NearLimit> {

@@ -7,6 +7,7 @@
 //! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}`, `/quotas/by-id/{id}` | `quotas` | viewer; operator | with one of them |
 //! | `/admin/v1/rules…` | `rules` | viewer; operator | what acts, what was published; publish, approve, go back |
 //! | `GET /admin/v1/usage/{api_key}`, `POST …/reset`, `…/grant` | `usage` | viewer; operator | what is used of its limits; give back, grant more |
+//! | the same below `/admin/v1/usage/by-id/{id}` | `usage` | viewer; operator | of a caller who is listed, by its `key_id` |
 //! | `GET`, `POST /admin/v1/emergency`, `POST …/{id}/renew`, `DELETE …/{id}` | `emergency` | viewer; operator | block, tighten, exempt, switch off |
 //! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
 //! | `GET /admin/v1/audit/export[?after=]` | `audit` | admin | all of it in order, one a line |
@@ -162,7 +163,7 @@ async fn answer(admin: Arc<Admin>, peer: IpAddr, request: Request<Incoming>) -> 
     let (route, named) = routes::find(ROUTES.iter().copied().flatten(), &head.method, head.uri.path())?;
     let answering = async {
         let actor = access::enter(&admin, peer, &head, route.role).await?;
-        (route.handler)(Asked { admin, head, named, body, actor }).await
+        (route.handler)(Asked { admin, head, template: route.path, named, body, actor }).await
     };
     tokio::time::timeout(route.patience, answering).await.unwrap_or_else(|_| Err(away()))
 }

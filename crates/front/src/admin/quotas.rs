@@ -1,7 +1,8 @@
 //! Quotas of single callers: list, read, agree, end. A change says which version it is of by `If-Match`, if it says any.
 
+use super::decisions::listed_key;
 use super::routes::{Asked, Reply, Route, done, whole};
-use super::{problem, query};
+use super::{Admin, problem, query};
 use crate::http::problem::Problem;
 use crate::http::{body, json_answer};
 use hyper::header::{ETAG, HeaderValue, IF_MATCH, IF_NONE_MATCH};
@@ -27,13 +28,18 @@ pub(super) const ROUTES: &[Route] = &[
 /// Who is meant, by a path.
 enum Meant {
     Key(String),
+    /// One who is listed: whoever asks does not know the key.
+    Listed(String),
     Id(KeyHash),
 }
 
 impl Meant {
-    fn by(head: &Parts, named: &str) -> Result<Self, Problem> {
+    fn by(admin: &Admin, head: &Parts, named: &str) -> Result<Self, Problem> {
         if !head.uri.path().starts_with("/admin/v1/quotas/by-id/") {
             return query::api_key(named).map(Self::Key);
+        }
+        if named.len() == 16 {
+            return listed_key(admin, named).map(Self::Listed);
         }
         let wrong = || Problem::bad("an id is 64 hexadecimal digits, as lists have it").at("id");
         KeyHash::parse(named).map(Self::Id).ok_or_else(wrong)
@@ -41,7 +47,7 @@ impl Meant {
 
     fn caller(&self) -> Caller<'_> {
         match self {
-            Self::Key(key) => Caller::Key(key),
+            Self::Key(key) | Self::Listed(key) => Caller::Key(key),
             Self::Id(id) => Caller::Id(*id),
         }
     }
@@ -56,7 +62,7 @@ async fn list(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn get(asked: Asked) -> Result<Reply, Problem> {
-    let meant = Meant::by(&asked.head, &asked.named[0])?;
+    let meant = Meant::by(&asked.admin, &asked.head, &asked.named[0])?;
     let found = asked.admin.control()?.quota(meant.caller()).await.map_err(problem)?;
     let detail = "nothing is agreed with this caller; the rules act alone";
     let found = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))?;
@@ -64,8 +70,8 @@ async fn get(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn put(asked: Asked) -> Result<Reply, Problem> {
-    let Asked { admin, head, named, body, actor } = asked;
-    let meant = Meant::by(&head, &named[0])?;
+    let Asked { admin, head, named, body, actor, .. } = asked;
+    let meant = Meant::by(&admin, &head, &named[0])?;
     let body = body::read(body).await?;
     let draft: QuotaDraft = body::decode(&body)?;
     let (rules, expected) = ((admin.rules)(), expected(&head)?);
@@ -77,7 +83,7 @@ async fn put(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn delete(asked: Asked) -> Result<Reply, Problem> {
-    let meant = Meant::by(&asked.head, &asked.named[0])?;
+    let meant = Meant::by(&asked.admin, &asked.head, &asked.named[0])?;
     let expected = expected(&asked.head)?;
     asked.admin.control()?.delete_quota(meant.caller(), expected, &asked.actor).await.map_err(problem)?;
     Ok(done())
@@ -87,7 +93,7 @@ async fn delete(asked: Asked) -> Result<Reply, Problem> {
 fn told(meant: &Meant, quota: &Quota) -> Reply {
     let mut body = match meant {
         Meant::Key(key) => json!({"api_key": key}),
-        Meant::Id(_) => json!({}),
+        Meant::Id(_) | Meant::Listed(_) => json!({}),
     };
     if let (Some(body), Value::Object(quota)) = (body.as_object_mut(), json!(quota)) {
         body.extend(quota);

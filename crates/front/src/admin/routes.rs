@@ -29,6 +29,8 @@ pub(super) type Answering = Pin<Box<dyn Future<Output = Result<Reply, Problem>> 
 pub(super) struct Asked {
     pub(super) admin: Arc<Admin>,
     pub(super) head: Parts,
+    /// The path as its route has it.
+    pub(super) template: &'static str,
     /// What stands in the path where its template has a name, in order, as it was sent.
     pub(super) named: Vec<String>,
     pub(super) body: Incoming,

@@ -1,5 +1,6 @@
 //! What is used of a caller's limits: read without charging, given back, and added to once.
 
+use super::decisions::listed_key;
 use super::routes::{Asked, Reply, Route, done, whole};
 use super::{problem, query};
 use crate::http::problem::Problem;
@@ -22,6 +23,13 @@ pub(super) const ROUTES: &[Route] = &[
         Box::pin(reset(asked))
     }),
     Route::new(Method::POST, "/admin/v1/usage/{api_key}/grant", Role::Operator, |asked| {
+        Box::pin(grant(asked))
+    }),
+    Route::new(Method::GET, "/admin/v1/usage/by-id/{id}", Role::Viewer, |asked| Box::pin(get(asked))),
+    Route::new(Method::POST, "/admin/v1/usage/by-id/{id}/reset", Role::Operator, |asked| {
+        Box::pin(reset(asked))
+    }),
+    Route::new(Method::POST, "/admin/v1/usage/by-id/{id}/grant", Role::Operator, |asked| {
         Box::pin(grant(asked))
     }),
     Route::new(Method::DELETE, "/admin/v1/usage/{api_key}/grant/{id}", Role::Operator, |asked| {
@@ -72,7 +80,7 @@ impl UsageOf {
     }
 
     fn read(asked: &Asked) -> Result<(String, Self), Problem> {
-        let key = query::api_key(&asked.named[0])?;
+        let key = meant(asked)?;
         let ([domain], mut attributes) = query::words_and_attributes(&asked.head.uri, ["domain"])?;
         if attributes.iter().any(|(name, _)| name == TENANT_KEY) {
             return Err(Problem::bad("the key stands in the path").at("attr.api_key"));
@@ -82,10 +90,19 @@ impl UsageOf {
     }
 }
 
+/// The key that a path means: it stands there, or the id does that lists of callers tell.
+fn meant(asked: &Asked) -> Result<String, Problem> {
+    if is_by_id(asked) { listed_key(&asked.admin, &asked.named[0]) } else { query::api_key(&asked.named[0]) }
+}
+
+fn is_by_id(asked: &Asked) -> bool {
+    asked.template.starts_with("/admin/v1/usage/by-id/")
+}
+
 async fn get(asked: Asked) -> Result<Reply, Problem> {
     let (key, of) = UsageOf::read(&asked)?;
     let usage = asked.admin.meter.usage(&of).await.map_err(unread)?;
-    Ok(told(&key, &usage))
+    Ok(told((!is_by_id(&asked)).then_some(key), &usage))
 }
 
 #[derive(Deserialize)]
@@ -97,6 +114,7 @@ struct Reset {
 
 async fn reset(asked: Asked) -> Result<Reply, Problem> {
     let (key, mut of) = UsageOf::read(&asked)?;
+    let tells = !is_by_id(&asked);
     let Asked { admin, body, actor, .. } = asked;
     let sent: Reset = body::decode(&body::read(body).await?)?;
     of.rule = sent.rule;
@@ -105,11 +123,11 @@ async fn reset(asked: Asked) -> Result<Reply, Problem> {
     let noted = admin.control()?.note_reset(&key, of.rule.as_deref(), &sent.reason, noted, &actor).await;
     noted.map_err(problem)?.map_err(unfit)?;
     let usage = admin.meter.reset(&of).await.map_err(unread)?;
-    Ok(told(&key, &usage))
+    Ok(told(tells.then_some(key), &usage))
 }
 
 async fn grant(asked: Asked) -> Result<Reply, Problem> {
-    let key = query::api_key(&asked.named[0])?;
+    let key = meant(&asked)?;
     let [] = query::words(&asked.head.uri, [])?;
     let Asked { admin, body, actor, .. } = asked;
     let draft: GrantDraft = body::decode(&body::read(body).await?)?;
@@ -119,7 +137,7 @@ async fn grant(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn revoke(asked: Asked) -> Result<Reply, Problem> {
-    let key = query::api_key(&asked.named[0])?;
+    let key = meant(&asked)?;
     let [] = query::words(&asked.head.uri, [])?;
     asked.admin.control()?.revoke_grant(&key, &asked.named[1], &asked.actor).await.map_err(problem)?;
     Ok(done())
@@ -143,15 +161,18 @@ fn unread(error: UsageError) -> Problem {
     }
 }
 
-fn told(key: &str, usage: &Usage) -> Reply {
-    let body = json!({
-        "api_key": key,
+/// The key is told to those alone who have sent it.
+fn told(key: Option<String>, usage: &Usage) -> Reply {
+    let mut body = json!({
         "domain": usage.domain,
         "tier": usage.tier,
         "limits": usage.limits.iter().map(limit).collect::<Vec<_>>(),
         "needs": usage.needs.iter().map(needs).collect::<Vec<_>>(),
         "grants": usage.grants.iter().map(left).collect::<Vec<_>>(),
     });
+    if let Some(key) = key {
+        body["api_key"] = key.into();
+    }
     whole(json_answer(StatusCode::OK, format!("{body:#}\n").into_bytes()))
 }
 

@@ -71,6 +71,11 @@ impl Near {
         });
     }
 
+    /// Those who are watched.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u64> {
+        self.watched.keys().map(|(id, _)| *id)
+    }
+
     pub(super) fn told(&self, most: usize) -> Vec<NearLimit> {
         let long = self.watched.iter().filter(|(_, watched)| watched.minutes >= MINUTES);
         let mut all: Vec<NearLimit> = long
@@ -102,6 +107,7 @@ mod tests {
         let (network, denied) = (None, used >= 1.0);
         top.see(&Seen {
             caller: &caller,
+            key: None,
             network,
             slot: 3,
             rule: &rule,

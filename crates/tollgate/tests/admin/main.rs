@@ -8,6 +8,7 @@ mod harness;
 mod bulk;
 mod command_line;
 mod described;
+mod listed;
 mod nodes;
 mod tls;
 

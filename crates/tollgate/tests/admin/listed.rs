@@ -1,0 +1,45 @@
+//! Whoever sees a caller in a list acts on it by its id, without ever knowing the key.
+
+use crate::databases::Place;
+use crate::harness::eventually;
+use crate::node;
+use serde_json::{Value, json};
+
+const KEY: &str = "sk_live_PLANTED0123456789abcdef";
+
+#[test]
+fn a_listed_caller_is_acted_on_by_its_id() {
+    let place = Place::new();
+    let node = node(&place.sqlite("listed"));
+    assert_eq!(node.passes("d", &json!({"api_key": KEY})), 3);
+    let mut told = String::new();
+    let mut ask = |method: &str, path: &str, body: &Value| {
+        let answer = node.ask(method, path, &[], body);
+        told.push_str(&answer.text());
+        (answer.status, if answer.body.is_empty() { Value::Null } else { answer.json() })
+    };
+    let id = eventually("the caller in the list", || {
+        let top = ask("GET", "/admin/v1/top", &Value::Null).1;
+        Some(top["by_denials"].as_array()?.first()?["key_id"].as_str()?.to_owned())
+    });
+    let (status, usage) = ask("GET", &format!("/admin/v1/usage/by-id/{id}"), &Value::Null);
+    assert_eq!((status, &usage["limits"][0]["used"]), (200, &json!(3)), "{usage}");
+    assert!(usage.get("api_key").is_none());
+    let quota = format!("/admin/v1/quotas/by-id/{id}");
+    assert_eq!(ask("GET", &quota, &Value::Null).0, 404, "nothing is agreed yet");
+    let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 5, "unit": "hour"}], "reason": "t"});
+    let (status, agreed) = ask("PUT", &quota, &own);
+    assert_eq!(status, 200, "{agreed}");
+    assert!(agreed["id"].as_str().is_some_and(|whole| whole.starts_with(&id)), "{agreed}");
+    let (status, _) = ask("POST", &format!("/admin/v1/usage/by-id/{id}/reset"), &json!({"reason": "t"}));
+    assert_eq!(status, 200);
+    assert_eq!(node.passes("d", &json!({"api_key": KEY})), 5, "both act on the caller");
+    let grant = json!({"units": 2, "reason": "t"});
+    assert_eq!(ask("POST", &format!("/admin/v1/usage/by-id/{id}/grant"), &grant).0, 201);
+    assert_eq!(node.passes("d", &json!({"api_key": KEY})), 2);
+    for (path, status) in [("0123456789abcdef", 404), ("xyz", 400), ("0123456789abcdeg", 400)] {
+        assert_eq!(ask("GET", &format!("/admin/v1/usage/by-id/{path}"), &Value::Null).0, status, "{path}");
+    }
+    ask("GET", "/admin/v1/audit", &Value::Null);
+    assert!(!told.contains("PLANTED") && !node.server.log().contains("PLANTED"), "{told}");
+}
