@@ -130,20 +130,26 @@ pub(crate) fn run(length: Length, kept: Kept) -> Result<(), String> {
         "it is ready after, s; processor, s",
         &format!("{ready:.1}; {:.1}", node.ticks() as f64 / 100.0),
     );
-    let own = node.resident_kib().saturating_sub(empty) as f64 * 1_024.0;
-    report::bar_row("memory, bytes a key", own / rows as f64, 64.0, "");
     // The caches of the database's connections, and what else a node has that has begun to work, are in it.
-    let title = folder.0.join("snapshot.quotas");
-    while !title.exists() {
-        std::thread::sleep(Duration::from_millis(50));
+    let own = settled(&node).saturating_sub(empty) as f64 * 1_024.0;
+    report::bar_row("memory, bytes a key", own / rows as f64, 64.0, "");
+    if let Ok(quotas) = std::fs::metadata(folder.0.join("snapshot.quotas")) {
+        report::bare_row("MiB of the snapshot of all", &format!("{:.0}", mib(quotas.len() / 1_024)));
     }
-    let size = std::fs::metadata(&title).map_err(wrong)?.len();
-    report::bare_row(
-        "the snapshot of all is there after, s; MiB",
-        &format!("{:.1}; {:.0}", began.elapsed().as_secs_f64(), mib(size / 1_024)),
-    );
     drop(node);
     Ok(())
+}
+
+/// What a node holds when it has given back what reading needed: when that has not fallen for three seconds.
+fn settled(node: &Server) -> u64 {
+    let (mut least, mut same) = (node.resident_kib(), 0);
+    while same < 30 {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = node.resident_kib();
+        same = if now + 1_024 < least { 0 } else { same + 1 };
+        least = least.min(now);
+    }
+    least
 }
 
 /// Does something while somebody else changes one quota again and again: what came of it, and how often it was changed and how
