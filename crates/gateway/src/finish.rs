@@ -9,7 +9,7 @@ impl<T: Send> Ends for T {}
 /// Dropped when the answer has been written, has failed, or the caller has left.
 pub(crate) struct Finish {
     pub(crate) line: Option<Line>,
-    pub(crate) held: Option<Box<dyn Ends>>,
+    pub(crate) _held: Option<Box<dyn Ends>>,
     pub(crate) _span: Option<Box<dyn Ends>>,
 }
 

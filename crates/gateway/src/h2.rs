@@ -129,7 +129,8 @@ fn check(request: &Request<hyper::body::Incoming>) -> Result<(), HeadError> {
     let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     match (authority, hosts.next(), hosts.next()) {
         (Some(authority), Some(host), None) if authority.eq_ignore_ascii_case(host.as_bytes()) => {}
-        (Some(_), None, None) | (None, Some(_), None) => {}
+        (Some(_), None, None) => {}
+        (None, Some(host), None) if head::is_host(host.as_bytes()) => {}
         _ => return Err(HeadError::Host),
     }
     if request.headers().get_all(CONTENT_LENGTH).iter().count() > 1 {

@@ -187,21 +187,18 @@ impl<S: CounterStore + 'static> Proxy<S> {
         self.finish(answer, line, span, held)
     }
 
-    /// What ends with the answer to a request that was decided: its line in the log, and what it holds.
-    pub(crate) fn finish_of(
+    /// The line in the log of a request that was decided.
+    pub(crate) fn line_of(
         &self,
         state: &State,
         asked: &Asked<'_, impl Fields>,
         peer: &Peer,
-        ruled: Ruled<'_>,
-    ) -> Option<Box<Finish>> {
-        let line = state.log.as_ref().map(|log| {
-            let mut entry = entry(asked, peer, ruled.began);
-            tell(&mut entry, ruled.route, ruled.decision.as_ref(), ruled.remote);
-            Line::new(Arc::clone(log), entry)
-        });
-        let held = ruled.held.map(|held| Box::new(self.holds.hold(held)) as Box<dyn Ends>);
-        (line.is_some() || held.is_some()).then(|| Box::new(Finish { line, held, _span: None }))
+        ruled: &Ruled<'_>,
+    ) -> Option<Line> {
+        let log = state.log.as_ref()?;
+        let mut entry = entry(asked, peer, ruled.began);
+        tell(&mut entry, ruled.route, ruled.decision.as_ref(), ruled.remote);
+        Some(Line::new(Arc::clone(log), entry))
     }
 
     /// What a caller is told whose request no upstream has answered.
@@ -210,16 +207,14 @@ impl<S: CounterStore + 'static> Proxy<S> {
         state: &State,
         asked: &Asked<'_, impl Fields>,
         peer: &Peer,
-        ruled: Ruled<'_>,
+        ruled: &Ruled<'_>,
         failure: &Failure,
     ) -> Response<Outgoing> {
         let mut answer = problem::answer(failure.status, &failure.detail);
         if let Some(decision) = &ruled.decision {
             state.answers.write(&Facts::of(decision), ruled.began, answer.headers_mut());
         }
-        let (line, held) =
-            self.finish_of(state, asked, peer, ruled).map_or((None, None), |ends| (ends.line, ends.held));
-        self.finish(answer, line, None, held)
+        self.finish(answer, self.line_of(state, asked, peer, ruled), None, None)
     }
 
     /// What came was no request that could be handled.
@@ -307,7 +302,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
                 line.is_whole = answer.body().is_end_stream();
             }
             answer.body_mut().finish =
-                Some(Box::new(Finish { line, held, _span: span.map(|span| span as Box<dyn Ends>) }));
+                Some(Box::new(Finish { line, _held: held, _span: span.map(|span| span as Box<dyn Ends>) }));
         }
         if let Source::Here(_) = answer.body().source {
             answer.headers_mut().insert(http::header::DATE, tollgate_edge::date::now(self.clock.now()));

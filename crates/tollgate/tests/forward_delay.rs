@@ -60,6 +60,19 @@ fn whoever_would_wait_for_too_long_is_denied_and_takes_nothing() {
     assert_eq!(server.get("/check/p?deny_status=403").status, 403);
 }
 
+/// Two that came together: the first is answered although the second waits for longer than any client would for both.
+#[test]
+fn an_answer_does_not_wait_for_one_that_is_held_behind_it() {
+    let (server, _folder) = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
+    let mut open = asks(&server);
+    open.send(b"GET /check/p HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
+    assert_eq!(open.answer().expect("the first").status, 200);
+    let mut both = Open::to(server.http).expect("a connection");
+    both.send(b"GET /check/q HTTP/1.1\r\nhost: t\r\n\r\nGET /check/q HTTP/1.1\r\nhost: t\r\n\r\n")
+        .expect("sent");
+    assert_eq!(both.answer().expect("the first of both").status, 200);
+}
+
 #[test]
 fn whoever_leaves_gives_its_turn_back() {
     let (server, _folder) = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");

@@ -131,6 +131,21 @@ fn bodies_are_passed_on_while_they_come() {
     assert_eq!(answer.body, body);
 }
 
+/// Who is answered in the middle of its body reads the answer, and then the end: a reset would take both.
+#[test]
+fn an_answer_before_the_body_is_read_arrives() {
+    let origin = Origin::start();
+    let gateway = Gateway::start(RULES, &plain(origin.address, ""));
+    for more in ["", "connection: close\r\n"] {
+        let mut open = gateway.open();
+        open.send(&with_key("POST", "/early", &format!("content-length: 200000\r\n{more}"))).expect("sent");
+        open.send(&[b'x'; 100_000]).expect("sent");
+        let answer = open.answer().expect("an answer");
+        assert_eq!((answer.status, answer.text().as_str()), (413, "early"));
+        assert!(open.is_at_end(), "an end, and no reset");
+    }
+}
+
 /// A client that asks first hears `100` if it may go on, and the denial if not, without having sent its body.
 #[test]
 fn expectations_are_answered_before_the_body() {

@@ -328,8 +328,14 @@ fn without_query(target: &str) -> &str {
     target.split_once('?').map_or(target, |(path, _)| path)
 }
 
+/// What the `http` crate takes for a URI.
+const LONGEST_URI: usize = 65_534;
+
 /// A path and a query of the characters that a URI has, or that the world writes into one all the same.
 fn check_origin_form(target: &str) -> Result<(), HeadError> {
+    if target.len() > LONGEST_URI {
+        return Err(HeadError::TargetTooLong);
+    }
     let path = without_query(target);
     let rest = &target.as_bytes()[path.len()..];
     if path.bytes().all(is_of_path) && rest.iter().all(|byte| is_of_query(*byte)) {
@@ -386,14 +392,20 @@ pub fn check_path(path: &str) -> Result<(), HeadError> {
     if text.contains("%00") || hidden.next().is_some() { Err(HeadError::Target) } else { Ok(()) }
 }
 
+/// Whether a host has the characters of one, and could be quoted.
+#[must_use]
+pub fn is_host(host: &[u8]) -> bool {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte);
+    !host.is_empty() && host.iter().all(plain)
+}
+
 fn check_host(host: Option<&[u8]>, absolute: Option<&Uri>, version: Version) -> Result<(), HeadError> {
     let host = match host {
         Some(host) => host,
         None if version == Version::HTTP_10 => return Ok(()),
         None => return Err(HeadError::Host),
     };
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte);
-    if host.is_empty() || !host.iter().all(plain) {
+    if !is_host(host) {
         return Err(HeadError::Host);
     }
     match absolute.and_then(Uri::authority) {

@@ -88,7 +88,9 @@ macro_rules! answered {
             Ok(answer) => answer,
             Err(rest) => {
                 let answering = Box::pin($connection.service.answer($request, rest));
-                unless_gone(&mut $connection.stream, &mut $connection.ahead, answering).await?
+
+                unless_gone(&mut $connection.stream, &mut $connection.ahead, &mut $connection.out, answering)
+                    .await?
             }
         }
     };
@@ -391,12 +393,21 @@ impl<V: Service> Connection<V> {
 async fn unless_gone<T>(
     stream: &mut TcpStream,
     ahead: &mut Vec<u8>,
+    out: &mut Vec<u8>,
     answering: impl Future<Output = T>,
 ) -> Result<T, Stop> {
     let mut answering = pin!(answering);
     poll_fn(|cx| {
         if let Poll::Ready(answer) = answering.as_mut().poll(cx) {
             return Poll::Ready(Ok(answer));
+        }
+        // Those before it need not wait for this one.
+        while !out.is_empty() {
+            match Pin::new(&mut *stream).poll_write(cx, out) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Err(Stop::Ended)),
+                Poll::Ready(Ok(sent)) => drop(out.drain(..sent)),
+                Poll::Pending => break,
+            }
         }
         while ahead.len() < AHEAD {
             ahead.reserve(ROOM / 8);

@@ -4,7 +4,7 @@
 //! was rejected: putting it into the wheel and taking it out costs as much as reading the request.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
@@ -38,7 +38,8 @@ impl Alarm {
     /// Ready when it is due.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.is_watched = true;
-        while self.sleep.as_mut().poll(cx).is_ready() {
+        // Not by the task's budget: with none left, the timer would be neither set nor known to be unset.
+        while pin!(tokio::task::unconstrained(self.sleep.as_mut())).poll(cx).is_ready() {
             if Instant::now() >= self.due {
                 return Poll::Ready(());
             }

@@ -210,19 +210,24 @@ impl Line<'_> {
         self.bring_home(home.as_deref());
         // Whoever still waits to be told, or has a body under way that nobody reads, cannot go on.
         let unread = home.is_some() && self.leftover.is_some();
-        let more = self.answer(response, asked_head, version, !keep_alive || unread).await;
+        let (whole, close) = self.answer(response, asked_head, version, !keep_alive || unread).await;
+        // An answer may have come before its request's body was read: what is left of that is read before the end.
         self.bring_home(home.as_deref());
-        more && self.source.is_some() && self.leftover.is_none()
+        let more = whole && !close && self.source.is_some() && self.leftover.is_none();
+        if whole && !more {
+            self.close().await;
+        }
+        more
     }
 
-    /// Writes an answer. Whether another request may follow; if not, the connection has been ended.
+    /// Writes an answer. Whether all of it was, and whether the caller was told that the connection ends.
     pub(super) async fn answer(
         &mut self,
         response: Response<Outgoing>,
         asked_head: bool,
         version: Version,
         close: bool,
-    ) -> bool {
+    ) -> (bool, bool) {
         let (mut parts, body) = response.into_parts();
         let frames = Frames::of_answer(parts.status, asked_head, version, body.size_hint().exact());
         let close = close || self.drain.has_begun() || frames == Frames::UntilClose;
@@ -230,11 +235,7 @@ impl Line<'_> {
             parts.headers.remove(http::header::CONTENT_LENGTH);
         }
         write::response_head(&mut self.out, parts.status, &parts.headers, frames, close);
-        let whole = self.write_body(body, frames).await;
-        if whole && close {
-            self.close().await;
-        }
-        whole && !close
+        (self.write_body(body, frames).await, close)
     }
 
     /// Nothing more is said here by HTTP.

@@ -9,6 +9,7 @@ use super::server::{Line, asked};
 use super::write::{self, COPIED, Frames};
 use crate::body::{Outgoing, Source};
 use crate::config::UpstreamProtocol;
+use crate::finish::Finish;
 use crate::headers::{self, AddFields, Own, Peer};
 use crate::pool::InFlight;
 use crate::proxy::{Proxy, Ruled, is_marked};
@@ -66,7 +67,8 @@ impl Course {
         let is_usual = pool.protocol() == UpstreamProtocol::Http1
             && head.scan.version == Version::HTTP_11
             && fields.first(&UPGRADE).is_none();
-        if is_stopped || !is_usual || ruled.trace.is_some() {
+        // What a request holds is renewed while it waits, and its span ends with it: both are the long way's.
+        if is_stopped || !is_usual || ruled.trace.is_some() || ruled.held.is_some() {
             return None;
         }
         let (_, in_flight) = pool.pick(&[])?;
@@ -134,7 +136,7 @@ impl Line<'_> {
                 // Its line in the log is written for it.
                 let fields = head.fields(&self.head);
                 let asked = asked(peer, head, &self.head, &fields);
-                drop(ruled.take().and_then(|ruled| proxy.finish_of(state, &asked, peer, ruled)));
+                drop(ruled.as_ref().and_then(|ruled| proxy.line_of(state, &asked, peer, ruled)));
                 return Went::Through(false);
             }
         };
@@ -156,9 +158,13 @@ impl Line<'_> {
         let Some(ruled) = ruled.take() else { return Went::Nowhere };
         let fields = head.fields(&self.head);
         let asked = asked(peer, head, &self.head, &fields);
-        let answer = proxy.unanswered(state, &asked, peer, ruled, &failure);
+        let answer = proxy.unanswered(state, &asked, peer, &ruled, &failure);
         let (asks_head, version) = (head.scan.asks_head, head.scan.version);
-        Went::Through(Box::pin(self.answer(answer, asks_head, version, !head.keep_alive)).await)
+        let (whole, close) = Box::pin(self.answer(answer, asks_head, version, !head.keep_alive)).await;
+        if whole && close {
+            Box::pin(self.close()).await;
+        }
+        Went::Through(whole && !close)
     }
 
     /// Writes an upstream's answer. Whether another request may follow.
@@ -194,12 +200,12 @@ impl Line<'_> {
         write::end_of_fields(&mut self.out, frames);
         came.advance(end);
         let mut finish = None;
-        if state.log.is_some() || ruled.held.is_some() {
+        if state.log.is_some() {
             let fields = head.fields(&self.head);
-            finish = proxy.finish_of(state, &asked(peer, head, &self.head, &fields), peer, ruled);
-            if let Some(finish) = &mut finish {
-                finish.answered(answer.status, &in_flight.endpoint().address);
-            }
+            let line = proxy.line_of(state, &asked(peer, head, &self.head, &fields), peer, &ruled);
+            let mut ends = Box::new(Finish { line, _held: None, _span: None });
+            ends.answered(answer.status, &in_flight.endpoint().address);
+            finish = Some(ends);
         }
         let mut body = UpstreamBody::new(connection, in_flight, &answer, None, idle);
         let out = &mut self.out;
@@ -210,7 +216,6 @@ impl Line<'_> {
                 finish.whole();
             }
         }) {
-            // Whoever has the last byte finds free what its request held.
             drop(finish);
             self.flush(Bytes::new()).await
         } else {

@@ -7,6 +7,7 @@
 //! | `/echo…` | the body that it got, in chunks, as it comes; trailers too |
 //! | `/hold…` | once the test lets it |
 //! | `/cut…` | nothing: closes |
+//! | `/early…` | 413 before it has read the body, and reads none of it |
 //! | `/part…` | half of what it announces, then closes |
 //! | `/status/503` | that status |
 //! | `/drip…` | a chunk each time the test lets it |
@@ -125,6 +126,11 @@ fn serve(stream: &TcpStream, seen: &Seen) -> std::io::Result<()> {
         let length: u64 = field("content-length:").map_or(0, |length| length.parse().expect("a length"));
         let chunked = field("transfer-encoding:").is_some();
         if path.starts_with("/cut") {
+            return Ok(());
+        }
+        if path.starts_with("/early") {
+            writer.write_all(b"HTTP/1.1 413 Whatever\r\ncontent-length: 5\r\n\r\nearly")?;
+            seen.wait(stream);
             return Ok(());
         }
         if path.starts_with("/echo") {
