@@ -195,14 +195,8 @@ impl Book {
         }
     }
 
-    /// Forgets everything.
+    /// Forgets everything but extra quota, which is replaced as a whole when all of it is read again.
     pub(crate) fn clear(&self) {
-        self.clear_quotas();
-        self.grants.clear();
-    }
-
-    /// Forgets everything but extra quota.
-    pub(crate) fn clear_quotas(&self) {
         for part in &self.parts {
             part.write().unwrap_or_else(PoisonError::into_inner).clear();
         }

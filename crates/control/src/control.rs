@@ -4,7 +4,7 @@ use crate::book::Book;
 use crate::db::{ControlError, Db, on};
 use crate::key::KeyHasher;
 use crate::lag::Lag;
-use crate::migrate::migrate;
+use crate::migrate::{is_current, migrate};
 use crate::revision::PublishedRules;
 use crate::tokens::{Proven, fresh_id};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -81,7 +81,9 @@ impl Control {
     /// [`ControlError`] if the database cannot be used.
     pub async fn connect(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
         let db = Db::open(address).await?;
-        migrate(&db).await?;
+        if !is_current(&db).await? {
+            migrate(&db).await?;
+        }
         let (secret,): (Vec<u8>,) = on!(&db, pool => {
             sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
         });

@@ -49,7 +49,7 @@ impl Control {
     /// [`ControlError`] if the database does not answer; what is known goes on acting.
     pub async fn catch_up(&self) -> Result<bool, ControlError> {
         let _one = self.reading.lock().await;
-        timely(self.prepare()).await?;
+        self.prepare().await?;
         let asked_at = self.now_millis();
         let newest = timely(async {
             let (newest,): (i64,) = on!(&self.db, pool => {
@@ -74,7 +74,7 @@ impl Control {
         if acts_seen < newest {
             timely(self.read_emergencies()).await?;
             timely(self.catch_up_rules()).await?;
-            if timely(self.read_grants(acts_seen)).await? > 0 {
+            if timely(self.read_grants(acts_seen)).await? {
                 self.say(Heard::Quotas);
             }
             self.acts_seen.store(newest, Ordering::Relaxed);
@@ -182,9 +182,19 @@ impl Control {
 }
 
 /// Whatever the network does, a reader does not wait for ever: others wait for it.
-async fn timely<T>(reading: impl Future<Output = Result<T, ControlError>>) -> Result<T, ControlError> {
-    match tokio::time::timeout(PATIENCE, reading).await {
-        Ok(read) => read,
+pub(crate) async fn timely<T>(
+    reading: impl Future<Output = Result<T, ControlError>>,
+) -> Result<T, ControlError> {
+    within(PATIENCE, reading).await
+}
+
+/// The same for what may take longer than a read.
+pub(crate) async fn within<T>(
+    longest: Duration,
+    doing: impl Future<Output = Result<T, ControlError>>,
+) -> Result<T, ControlError> {
+    match tokio::time::timeout(longest, doing).await {
+        Ok(done) => done,
         Err(_) => Err(ControlError::Away(sqlx::Error::PoolTimedOut)),
     }
 }

@@ -28,36 +28,19 @@ impl Granted {
         self.callers.load(Ordering::Relaxed) == 0
     }
 
-    pub(crate) fn clear(&self) {
-        self.by_word.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.callers.store(0, Ordering::Relaxed);
-    }
-
-    /// Takes one in. What has ended goes.
-    pub(crate) fn add(&self, word: u64, grant: KeptGrant, now: i64) {
+    /// Takes these in, each in the place of the same one as it was before. What has ended goes.
+    pub(crate) fn change(&self, grants: Vec<(u64, KeptGrant)>, now: i64) {
         let mut by_word = self.by_word.lock().unwrap_or_else(PoisonError::into_inner);
-        for kept in by_word.values_mut() {
-            kept.grants.retain(|grant| grant.until > now);
-        }
-        by_word.retain(|_, kept| !kept.grants.is_empty());
-        let kept = by_word.entry(word).or_default();
-        kept.compiled = None;
-        if !kept.grants.iter().any(|known| known.id == grant.id) {
-            kept.grants.push(grant);
-            // What ends first is used first.
-            kept.grants.sort_by(|one, other| (one.until, &one.id).cmp(&(other.until, &other.id)));
-        }
+        put(&mut by_word, grants, now);
         self.callers.store(by_word.len(), Ordering::Relaxed);
     }
 
-    /// Takes one back.
-    pub(crate) fn remove(&self, word: u64, id: &str) {
+    /// These are all there are: what was known before goes, at once with their coming.
+    pub(crate) fn replace(&self, grants: Vec<(u64, KeptGrant)>, now: i64) {
+        let mut fresh = HashMap::new();
+        put(&mut fresh, grants, now);
         let mut by_word = self.by_word.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kept) = by_word.get_mut(&word) {
-            kept.grants.retain(|grant| grant.id != id);
-            kept.compiled = None;
-        }
-        by_word.retain(|_, kept| !kept.grants.is_empty());
+        *by_word = fresh;
         self.callers.store(by_word.len(), Ordering::Relaxed);
     }
 
@@ -89,6 +72,21 @@ impl Granted {
         let now = clock.now();
         grants.iter().any(|grant| now < grant.until).then_some(grants)
     }
+}
+
+fn put(by_word: &mut HashMap<u64, Kept>, grants: Vec<(u64, KeptGrant)>, now: i64) {
+    for (word, grant) in grants {
+        let kept = by_word.entry(word).or_default();
+        kept.compiled = None;
+        kept.grants.retain(|known| known.id != grant.id);
+        kept.grants.push(grant);
+        // What ends first is used first.
+        kept.grants.sort_by(|one, other| (one.until, &one.id).cmp(&(other.until, &other.id)));
+    }
+    for kept in by_word.values_mut() {
+        kept.grants.retain(|grant| grant.until > now);
+    }
+    by_word.retain(|_, kept| !kept.grants.is_empty());
 }
 
 impl KeptGrant {

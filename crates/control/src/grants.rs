@@ -25,6 +25,9 @@ const ONE: &str =
     "SELECT id, key_prefix, rule, units, reason, author, created_at, expires_at, revision FROM grants
      WHERE id = $1 AND key_hash = $2 AND expires_at > $3";
 
+/// It is over by every node's clock: "now" would be in the future where the clock is a little behind.
+const REVOKE: &str = "UPDATE grants SET expires_at = 0, revision = $2 WHERE id = $1";
+
 /// Those that have ended too: one that was taken back has.
 const SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expires_at FROM grants
      WHERE revision > $1 AND expires_at > $2 ORDER BY revision";
@@ -157,12 +160,7 @@ impl Control {
                 .fetch_optional(&mut *tx)
                 .await?;
             let before = granted(row.ok_or(ControlError::Unknown("grant of this caller with this id"))?);
-            sqlx::query("UPDATE grants SET expires_at = $2, revision = $3 WHERE id = $1")
-                .bind(id.to_owned())
-                .bind(now)
-                .bind(head.0)
-                .execute(&mut *tx)
-                .await?;
+            sqlx::query(REVOKE).bind(id.to_owned()).bind(head.0).execute(&mut *tx).await?;
             let target = hash.to_string();
             let changed = Changed {
                 action: "usage.revoke",
@@ -206,31 +204,32 @@ impl Control {
         Ok(Ok(()))
     }
 
-    /// Takes in what was granted or taken back since a revision.
-    pub(crate) async fn read_grants(&self, since: i64) -> Result<usize, ControlError> {
+    /// Takes in what was granted or taken back since a revision, and says whether anything may have changed.
+    pub(crate) async fn read_grants(&self, since: i64) -> Result<bool, ControlError> {
         let now = self.now_millis();
-        // Who knows of none yet need not hear of those that have ended.
+        // Who asks for all need not hear of those that have ended: what is known otherwise, from a snapshot, goes.
         let ended = if since < 0 { now } else { i64::MIN };
         let rows: Vec<(Vec<u8>, String, String, i64, i64, i64)> = on!(&self.db, pool => {
             sqlx::query_as(SINCE).bind(since).bind(ended).fetch_all(pool).await?
         });
-        let count = rows.len();
-        if count > 0 {
+        let grants = rows.into_iter().map(|(hash, id, rule, units, created_at, until)| {
+            let hash = KeyHash::from_slice(&hash)
+                .ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))?;
+            let units = u64::try_from(units).unwrap_or(0);
+            Ok((hash.word(), KeptGrant { id, rule, units, lasts: until - created_at, until }))
+        });
+        let grants = grants.collect::<Result<Vec<_>, ControlError>>()?;
+        let known = self.book.grants();
+        let changed = !(grants.is_empty() && (since >= 0 || known.is_empty()));
+        if since < 0 {
+            known.replace(grants, now);
+        } else if changed {
+            known.change(grants, now);
+        }
+        if changed {
             self.acts_changed.fetch_add(1, Ordering::Relaxed);
         }
-        for (hash, id, rule, units, created_at, until) in rows {
-            let word = KeyHash::from_slice(&hash)
-                .ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))?
-                .word();
-            let units = u64::try_from(units).unwrap_or(0);
-            if until > now {
-                let grant = KeptGrant { id, rule, units, lasts: until - created_at, until };
-                self.book.grants().add(word, grant, now);
-            } else {
-                self.book.grants().remove(word, &id);
-            }
-        }
-        Ok(count)
+        Ok(changed)
     }
 }
 

@@ -2,15 +2,17 @@
 //!
 //! There are two: the acts (rules, emergencies, grants), which are few and are written within a second, and the quotas
 //! (`FILE.quotas`), which may be ten million: they rest sixty times as long as their writing took. Each is replaced as a whole, by a rename, and is for its owner alone: the first holds the secret that API keys are hashed with.
-//! The quotas know up to which revision they go, so that what is newer is asked for when the database is back.
+//! The quotas know up to which revision they go, so that what is newer is asked for when the database is back, and when they
+//! were last known to be all, so that it is known whether what is newer is still there.
 
 mod quotas;
 
 use crate::control::Control;
 use crate::db::{ControlError, Db, on};
 use crate::emergencies;
+use crate::follow::{timely, within};
 use crate::grants::KeptGrant;
-use crate::migrate::migrate;
+use crate::migrate::{is_current, migrate};
 use crate::revision::PublishedRules;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -23,24 +25,49 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tollgate_core::Clock;
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const LOOK: Duration = Duration::from_millis(250);
-/// The least time between two writings of quotas, in milliseconds, and how many times as long as a writing it is.
-const LEAST_REST: i64 = 1_000;
+/// Quotas rest so many times as long as their writing took, which counts as so many milliseconds at least.
 const REST: i64 = 60;
+const LEAST: i64 = 17;
+/// After a failure it rests so long, and twice as long after each further one, up to so many times.
+const AFTER_FAILURE: i64 = 1_000;
+const DOUBLED: u32 = 6;
+/// Quotas that have not changed are written again when they have been known to be all for so much longer, in milliseconds:
+/// otherwise a node would trust them too little after a quiet week.
+const STILL_ALL: i64 = 3_600_000;
+/// The longest that the tables of a newer program may take to come about: indexes over ten million rows take minutes.
+const MIGRATION: Duration = Duration::from_secs(3_600);
 
 /// What is written within a second.
 #[derive(Serialize, Deserialize)]
 struct Acts {
     version: u32,
     key_secret: String,
-    /// When the database was last known to hold nothing else.
-    current_at: i64,
     published: Option<PublishedRules>,
     /// What is on; each ends by itself.
     emergencies: Vec<emergencies::Row>,
     /// Extra quota, by the word of the key's hash.
     grants: Vec<(u64, KeptGrant)>,
+}
+
+/// One of the files.
+struct Beside<K> {
+    path: PathBuf,
+    /// What it holds.
+    known: Option<K>,
+    /// How many times as long as its writing took it rests.
+    rest: i64,
+    /// It is not written before, in milliseconds.
+    next: i64,
+    /// How often in a row it could not be written, as far as that counts.
+    failures: u32,
+}
+
+impl<K> Beside<K> {
+    fn new(path: PathBuf, rest: i64) -> Self {
+        Self { path, known: None, rest, next: i64::MIN, failures: 0 }
+    }
 }
 
 impl Control {
@@ -69,17 +96,14 @@ impl Control {
         let secret = STANDARD.decode(&kept.key_secret).map_err(|error| broken(error.to_string()))?;
         let control = Self::new(Db::later(address)?, &secret, clock);
         control.prepared.store(false, Ordering::Relaxed);
-        control.current_at.store(kept.current_at, Ordering::Relaxed);
         control.take_emergencies(kept.emergencies);
         let now = control.now_millis();
-        for (word, grant) in kept.grants.into_iter().filter(|(_, grant)| grant.until > now) {
-            control.book.grants().add(word, grant, now);
-        }
+        control.book.grants().replace(kept.grants, now);
         match control.restore_quotas(&quotas_beside(path)) {
             Ok(()) => control.loaded.store(true, Ordering::Relaxed),
             // The rules act alone, and the node is not ready.
             Err(error) => {
-                control.book.clear_quotas();
+                control.book.clear();
                 tracing::warn!(%error, "the quotas that were last known cannot be read");
             }
         }
@@ -97,10 +121,17 @@ impl Control {
         if self.prepared.load(Ordering::Relaxed) {
             return Ok(());
         }
-        migrate(&self.db).await?;
-        let (secret,): (Vec<u8>,) = on!(&self.db, pool => {
-            sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
-        });
+        // A server that does not answer is given up soon; one that is at work is not: it would begin anew without end.
+        if !timely(is_current(&self.db)).await? {
+            within(MIGRATION, migrate(&self.db)).await?;
+        }
+        let secret = timely(async {
+            let (secret,): (Vec<u8>,) = on!(&self.db, pool => {
+                sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
+            });
+            Ok(secret)
+        })
+        .await?;
         if secret != self.secret {
             let why =
                 "this is another database than the one of the snapshot: start again, and it is read afresh";
@@ -119,56 +150,62 @@ impl Control {
 
     /// Keeps the files up to date for as long as it is asked to.
     pub async fn keep_snapshot(self: Arc<Self>, file: PathBuf) {
-        let (mut acts, mut quotas) = (None, None);
-        let (mut next_quotas, mut told) = (i64::MIN, false);
+        let (mut acts, mut quotas) = (Beside::new(file.clone(), 0), Beside::new(quotas_beside(&file), REST));
         loop {
             tokio::time::sleep(LOOK).await;
             if self.is_restored() || !self.is_loaded() {
                 continue;
             }
             let rev = self.published().map(|published| published.revision.rev);
-            let known = Some((rev, self.acts_changed.load(Ordering::Relaxed)));
-            if known != acts {
-                let path = file.clone();
-                self.keep(&mut told, &file, move |own| own.write_acts(&path)).await;
-                acts = known;
+            let known = (rev, self.acts_changed.load(Ordering::Relaxed));
+            if acts.known != Some(known) {
+                self.keep(&mut acts, known, Self::write_acts).await;
             }
-            let (known, began) = (Some(self.revision()), self.now_millis());
-            if known != quotas && began >= next_quotas {
-                let path = quotas_beside(&file);
-                self.keep(&mut told, &file, move |own| own.write_quotas(&path)).await;
-                let ended = self.now_millis();
-                (quotas, next_quotas) = (known, ended + LEAST_REST.max(REST * (ended - began)));
+            let known = (self.revision(), self.current_at.load(Ordering::Relaxed));
+            if quotas.known.is_none_or(|(rev, at)| rev != known.0 || known.1 - at >= STILL_ALL) {
+                self.keep(&mut quotas, known, Self::write_quotas).await;
             }
         }
     }
 
-    /// Writes a file, and says so once if that fails.
-    async fn keep(
+    /// Writes a file if its time has come, and says so if that fails, once until it succeeds.
+    async fn keep<K>(
         self: &Arc<Self>,
-        told: &mut bool,
-        file: &Path,
-        write: impl FnOnce(&Self) -> std::io::Result<()> + Send + 'static,
+        beside: &mut Beside<K>,
+        known: K,
+        write: fn(&Self, &Path) -> std::io::Result<()>,
     ) {
-        let own = Arc::clone(self);
-        let failed = match tokio::task::spawn_blocking(move || write(&own)).await {
-            Ok(Ok(())) => return,
+        let began = self.now_millis();
+        if began < beside.next {
+            return;
+        }
+        let (own, path) = (Arc::clone(self), beside.path.clone());
+        let written = tokio::task::spawn_blocking(move || write(&own, &path)).await;
+        let ended = self.now_millis();
+        let took = (ended - began).max(LEAST);
+        let failed = match written {
+            Ok(Ok(())) => {
+                (beside.known, beside.failures) = (Some(known), 0);
+                beside.next = ended + beside.rest * took;
+                return;
+            }
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        if !std::mem::replace(told, true) {
+        if beside.failures == 0 {
             tracing::warn!(
-                error = failed, file = %file.display(),
+                error = failed, file = %beside.path.display(),
                 "what is known from the database cannot be kept beside: a start without it will fail; set --snapshot"
             );
         }
+        beside.next = ended + (AFTER_FAILURE << beside.failures).max(beside.rest * took);
+        beside.failures = (beside.failures + 1).min(DOUBLED);
     }
 
     fn write_acts(&self, path: &Path) -> std::io::Result<()> {
         let kept = Acts {
             version: VERSION,
             key_secret: STANDARD.encode(&self.secret),
-            current_at: self.current_at.load(Ordering::Relaxed),
             published: self.published().map(|published| (*published).clone()),
             emergencies: self.known_emergencies(),
             grants: self.book.grants().all(),
@@ -204,5 +241,7 @@ fn replace(
         let _ = std::fs::remove_file(&fresh);
         return Err(error);
     }
-    std::fs::rename(&fresh, path)
+    std::fs::rename(&fresh, path).inspect_err(|_| {
+        let _ = std::fs::remove_file(&fresh);
+    })
 }

@@ -22,6 +22,8 @@ struct Title {
     installation: String,
     /// Up to which revision of the database they go.
     revision: i64,
+    /// When they were last known to be all there are, in milliseconds.
+    current_at: i64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -33,8 +35,11 @@ struct Beginning {
 
 impl Control {
     pub(super) fn write_quotas(&self, path: &Path) -> std::io::Result<()> {
-        // What changes meanwhile may be in it or not: it is newer than this, and will be asked for.
-        let title = Title { version: VERSION, installation: self.installation(), revision: self.revision() };
+        // What changes meanwhile may be in it or not: it is newer than this, and will be asked for. The time is read first:
+        // it must not be later than that of the revision.
+        let current_at = self.current_at.load(Ordering::Relaxed);
+        let (installation, revision) = (self.installation(), self.revision());
+        let title = Title { version: VERSION, installation, revision, current_at };
         replace(path, |file| {
             line(file, &title)?;
             self.book.dump(|Block { terms, callers }| {
@@ -64,6 +69,7 @@ impl Control {
             restore(Block { terms, callers });
         }
         self.seen.store(title.revision, Ordering::Relaxed);
+        self.current_at.store(title.current_at, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -126,6 +126,30 @@ pub(crate) async fn measures_act_on_every_node(address: String) {
     assert!(open(&address).await.0.measures().are_on());
 }
 
+/// Clocks of nodes differ by some milliseconds at least, and a word goes around faster than that.
+pub(crate) async fn what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahead(address: String) {
+    let mut nodes = Vec::new();
+    for ahead in [10, 0, 20] {
+        let (node, clock) = open(&address).await;
+        clock.advance(Span::from_secs(ahead));
+        nodes.push((node, clock));
+    }
+    let sent = serde_json::from_value(json!({"units": 4, "reason": "a mistake"})).expect("a draft");
+    let granted = nodes[0].0.grant("key", sent, &rules(), &somebody()).await.expect("a database");
+    let granted = granted.expect("a grant");
+    let usable = async || {
+        let mut usable = Vec::new();
+        for (node, clock) in &nodes {
+            node.catch_up().await.expect("an answer");
+            usable.push(node.book().find("key", &rules(), &**clock).grants.is_some());
+        }
+        usable
+    };
+    assert_eq!(usable().await, [true; 3]);
+    nodes[0].0.revoke_grant("key", &granted.id, &somebody()).await.expect("taken back");
+    assert_eq!(usable().await, [false; 3]);
+}
+
 pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     let ((one, clock), (two, _)) = (open(&address).await, open(&address).await);
     let limiter = limiter(&one, &clock);

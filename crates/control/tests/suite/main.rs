@@ -10,6 +10,7 @@ mod emergency;
 mod nodes;
 mod quotas;
 mod revisions;
+mod snapshot;
 
 use databases::{Place, Postgres};
 use std::future::Future;
@@ -53,6 +54,7 @@ fn cases() -> Vec<(&'static str, Case)> {
         emergency::what_cannot_be_a_measure_is_refused_and_says_where,
         emergency::measures_act_on_every_node,
         emergency::a_grant_is_used_once_on_top_of_the_limit,
+        emergency::what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahead,
         access::tokens_prove_who_asks_until_they_are_revoked,
         access::the_audit_chain_shows_what_was_tampered_with,
     ]

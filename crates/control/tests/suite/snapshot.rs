@@ -1,0 +1,124 @@
+//! What a node keeps in files beside PostgreSQL, and starts with when that is away; and a newer program beside older ones.
+
+use crate::databases::Postgres;
+use crate::{START, draft, open, rules, somebody, until};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tollgate_control::{Control, Expected};
+use tollgate_core::{ManualClock, Span, Timestamp};
+use tollgate_engine::Tenants;
+
+/// What version 6 of the tables was made from.
+const BEFORE: &str = "
+    DROP INDEX quotas_by_tier_and_change;
+    DROP INDEX quotas_by_prefix_and_change;
+    CREATE INDEX quotas_by_tier ON quotas (tier, key_hash);
+    CREATE INDEX quotas_by_prefix ON quotas (key_prefix, key_hash);
+    DROP INDEX rule_revisions_by_revision;
+    DROP TABLE nodes;
+    DELETE FROM tollgate_schema WHERE version >= 5";
+
+const WRITE: &str =
+    "INSERT INTO quotas (key_hash, key_prefix, overrides, reason, author, updated_at, deleted, revision)
+     VALUES (decode(repeat('00', 32), 'hex'), 'a', '[]', '', '', 0, 0, 1000)";
+
+/// Whether anybody waits for a lock.
+const WAITS: &str = "SELECT COUNT(*) FROM pg_locks WHERE NOT granted";
+
+async fn now_and_then(clock: &ManualClock) {
+    clock.advance(Span::from_secs(1));
+    tokio::time::sleep(Duration::from_millis(10)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
+    let mut server = Postgres::start();
+    let address = server.database("snapshot");
+    let folder = crate::databases::Place::new();
+    let file = folder.path().join("known");
+    let (one, clock) = open(&address).await;
+    let sent = serde_json::from_value(json!({"units": 4, "reason": "a mistake"})).expect("a draft");
+    let granted = one.grant("key", sent, &rules(), &somebody()).await.expect("a database").expect("a grant");
+    let tier = draft(&json!({"tier": "pro"}));
+    let put = one.put_quota("other", tier, &rules(), Expected::Anything, &somebody()).await;
+    put.expect("a database").expect("a quota");
+
+    // A file that cannot be written at first is written when it can be.
+    std::fs::create_dir_all(file.join("in the way")).expect("a folder");
+    let keeping = tokio::spawn(Arc::clone(&one).keep_snapshot(file.clone()));
+    let quotas = folder.path().join("known.quotas");
+    until("the quotas, which come after it", || quotas.is_file()).await;
+    std::fs::remove_dir_all(&file).expect("nothing in the way");
+    for _ in 0..3_000 {
+        if file.is_file() {
+            break;
+        }
+        now_and_then(&clock).await;
+    }
+    assert!(file.is_file(), "it was tried again");
+    // Nothing changes for days; that nothing does is kept too.
+    clock.advance(Span::from_secs(6 * 86_400));
+    one.catch_up().await.expect("an answer");
+    let before = std::fs::metadata(&quotas).and_then(|about| about.modified()).expect("a file");
+    until("the quotas again", || {
+        std::fs::metadata(&quotas).and_then(|about| about.modified()).is_ok_and(|at| at != before)
+    })
+    .await;
+    keeping.abort();
+    let _ = keeping.await;
+    one.revoke_grant("key", &granted.id, &somebody()).await.expect("taken back");
+    one.close().await;
+
+    server.stop("INT");
+    let restarted = Control::connect_or_restore(&address, Arc::clone(&clock) as _, Some(&file)).await;
+    let (two, restored) = restarted.expect("what was known");
+    assert!(restored && two.is_loaded());
+    assert!(two.age_millis() < 60_000, "{}", two.age_millis());
+    let has = |key: &str| {
+        let agreed = two.book().find(key, &rules(), &*clock);
+        (agreed.tenant.is_some(), agreed.grants.is_some())
+    };
+    assert_eq!((has("key"), has("other")), ((false, true), (true, false)), "as last known");
+    server.start_again();
+    for _ in 0..3_000 {
+        if two.catch_up().await.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!two.is_restored());
+    assert_eq!((has("key"), has("other")), ((false, false), (true, false)));
+}
+
+/// A node that writes while a newer one makes its tables: both succeed.
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_are_made_beside_those_who_write() {
+    let server = Postgres::start();
+    let address = server.database("upgraded");
+    open(&address).await.0.close().await;
+    let pool = sqlx::PgPool::connect(&address).await.expect("a database");
+    sqlx::raw_sql(BEFORE).execute(&pool).await.expect("older tables");
+
+    let mut writer = pool.begin().await.expect("a transaction");
+    let head = sqlx::query("UPDATE head SET revision = revision + 1000 WHERE id = 1");
+    head.execute(&mut *writer).await.expect("the head");
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
+    let newer = tokio::spawn({
+        let address = address.clone();
+        async move { Control::connect(&address, clock).await }
+    });
+    for look in 0.. {
+        let (waits,): (i64,) = sqlx::query_as(WAITS).fetch_one(&pool).await.expect("an answer");
+        if waits > 0 {
+            break;
+        }
+        assert!(look < 3_000, "waited in vain: somebody who waits for the writer");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    sqlx::query(WRITE).execute(&mut *writer).await.expect("a quota");
+    writer.commit().await.expect("written");
+    let newer = newer.await.expect("a start").expect("new tables");
+    newer.catch_up().await.expect("an answer");
+    assert_eq!(newer.revision(), 1000);
+}
