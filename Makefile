@@ -203,7 +203,8 @@ test-tools:
 .PHONY: bench-tools
 bench-tools:
 	@scripts/setup packages h2load=nghttp2-client taskset=util-linux redis-server=redis-server \
-	  redis-benchmark=redis-tools protoc=protobuf-compiler wrk=wrk nginx=nginx-light
+	  redis-benchmark=redis-tools protoc=protobuf-compiler wrk=wrk nginx=nginx-light \
+	  pg_createcluster=postgresql psql=postgresql-client
 
 $(THROTTLECRAB): | bench-tools
 	$(CARGO) install throttlecrab-server --version 0.4.40 --locked --root .tools --target-dir $(TARGET)/tools

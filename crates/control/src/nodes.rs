@@ -6,7 +6,10 @@
 
 use crate::control::Control;
 use crate::db::{ControlError, Db, on};
+use futures_util::FutureExt;
+use futures_util::future::FusedFuture;
 use serde_json::{Map, Value};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +17,8 @@ use std::time::Duration;
 const BEAT: Duration = Duration::from_secs(5);
 /// How long telling may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a node that ends waits for the database, each time.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// A node that has been silent for so long is stale: three times in a row it could not tell. In milliseconds.
 const STALE: i64 = 16_000;
 /// When it is forgotten.
@@ -72,18 +77,34 @@ impl Control {
         Ok(())
     }
 
-    /// Tells it for as long as it is asked to.
-    pub async fn keep_telling_node(self: Arc<Self>, told: impl Fn() -> Value + Send) {
-        loop {
+    /// Tells it until `end` is ready, and takes its leave.
+    ///
+    /// Not to be ended by dropping it: a server may still write what is on its way, after the leave, and others would see a
+    /// node that is gone.
+    pub async fn keep_telling_node(
+        self: Arc<Self>,
+        told: impl Fn() -> Value + Send,
+        end: impl Future<Output = ()> + Send,
+    ) {
+        let mut end = pin!(end.fuse());
+        while !end.is_terminated() {
             let told = told();
-            match tokio::time::timeout(PATIENCE, self.tell_node(&told)).await {
+            let mut telling = pin!(tokio::time::timeout(PATIENCE, self.tell_node(&told)));
+            let outcome = tokio::select! {
+                outcome = &mut telling => outcome,
+                () = &mut end => tokio::time::timeout(FAREWELL, telling).await.and_then(|outcome| outcome),
+            };
+            match outcome {
                 Ok(Ok(())) => {}
                 // That the database is away is told by whoever follows it.
                 Ok(Err(error)) => tracing::debug!(%error, "could not tell of this node"),
                 Err(_) => tracing::debug!("could not tell of this node in time"),
             }
-            tokio::time::sleep(BEAT).await;
+            if !end.is_terminated() {
+                let _ = tokio::time::timeout(BEAT, &mut end).await;
+            }
         }
+        self.leave().await;
     }
 
     /// This node ends: nobody need wonder where it is.
@@ -94,7 +115,7 @@ impl Control {
             });
             Ok::<_, ControlError>(())
         };
-        let _ = tokio::time::timeout(Duration::from_secs(1), leaving).await;
+        let _ = tokio::time::timeout(FAREWELL, leaving).await;
     }
 
     /// Nodes that told of themselves in the last hour, by name. One that is stale is left out where another of its name

@@ -18,11 +18,53 @@ pub struct ServerCertificate {
     current: ArcSwap<CertifiedKey>,
     certificate: PathBuf,
     key: PathBuf,
-    seen: Mutex<[Glimpse; 2]>,
+    seen: Mutex<Seen<2>>,
 }
 
 /// The size and the time of a file: another one, if it has changed.
-pub type Glimpse = Option<(u64, SystemTime)>;
+type Glimpse = Option<(u64, SystemTime)>;
+
+/// What files were like when they were last good, for those who look again every second or so.
+#[derive(Debug)]
+pub struct Seen<const N: usize> {
+    good: [Glimpse; N],
+    /// What was last wrong since, and with which files.
+    wrong: Option<([Glimpse; N], String)>,
+}
+
+impl<const N: usize> Seen<N> {
+    /// Files that are about to be read: a change in between is not missed.
+    #[must_use]
+    pub fn of(paths: [&Path; N]) -> Self {
+        Self { good: paths.map(glimpse), wrong: None }
+    }
+
+    /// What is read of files that have changed since they were good. They are tried until they are good again, since
+    /// whether they can be read may change alone; what is wrong with them is told once.
+    pub fn again<T>(
+        &mut self,
+        paths: [&Path; N],
+        read: impl FnOnce() -> Result<T, String>,
+    ) -> Option<Result<T, String>> {
+        let now = paths.map(glimpse);
+        if now == self.good {
+            self.wrong = None;
+            return None;
+        }
+        match read() {
+            Ok(read) => {
+                *self = Self { good: now, wrong: None };
+                Some(Ok(read))
+            }
+            Err(error) => {
+                let wrong = Some((now, error.clone()));
+                let is_known = self.wrong == wrong;
+                self.wrong = wrong;
+                (!is_known).then_some(Err(error))
+            }
+        }
+    }
+}
 
 impl ResolvesServerCert for ServerCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
@@ -36,7 +78,7 @@ impl ServerCertificate {
     /// # Errors
     /// Which file is wrong, and why.
     pub fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, String> {
-        let seen = Mutex::new([certificate, key].map(glimpse));
+        let seen = Mutex::new(Seen::of([certificate, key]));
         let current = ArcSwap::from_pointee(certified(certificate, key)?);
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
         Ok(Arc::new(Self { current, certificate, key, seen }))
@@ -44,26 +86,22 @@ impl ServerCertificate {
 
     /// Takes what the files hold if they have changed and are good; for a task that calls it every second or so.
     pub fn refresh(&self) {
-        let now = [&*self.certificate, &*self.key].map(glimpse);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if now == *seen {
-            return;
-        }
-        match certified(&self.certificate, &self.key) {
-            Ok(certified) => {
-                *seen = now;
+        let (certificate, key) = (&*self.certificate, &*self.key);
+        match seen.again([certificate, key], || certified(certificate, key)) {
+            None => {}
+            Some(Ok(certified)) => {
                 self.current.store(Arc::new(certified));
-                tracing::info!(certificate = %self.certificate.display(), "a new certificate acts");
+                tracing::info!(certificate = %certificate.display(), "a new certificate acts");
             }
             // Files are written one after the other: this may be half of a change.
-            Err(error) => tracing::warn!("{error}; the last good certificate stays"),
+            Some(Err(error)) => tracing::warn!("{error}; the last good certificate stays"),
         }
     }
 }
 
 /// A look at a file, to tell whether it has changed since another.
-#[must_use]
-pub fn glimpse(path: &Path) -> Glimpse {
+fn glimpse(path: &Path) -> Glimpse {
     let seen = std::fs::metadata(path).ok()?;
     Some((seen.len(), seen.modified().ok()?))
 }
@@ -109,4 +147,35 @@ pub fn authorities(path: &Path) -> Result<RootCertStore, String> {
         roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_told_once_and_it_is_tried_until_it_is_good() {
+        let file = std::env::temp_dir().join(format!("tollgate-seen-{}.pem", std::process::id()));
+        let write = |text: &str| std::fs::write(&file, text).expect("written");
+        write("good");
+        let mut seen = Seen::of([&file]);
+        let mut look = |read: Result<u8, &str>| seen.again([&file], || read.map_err(str::to_owned));
+        assert_eq!(look(Ok(1)), None, "it has not changed");
+        write("broken");
+        assert_eq!(look(Err("broken")), Some(Err("broken".to_owned())));
+        assert_eq!(look(Err("broken")), None, "told already");
+        assert_eq!(look(Err("it may not be read")), Some(Err("it may not be read".to_owned())));
+        std::fs::remove_file(&file).expect("removed");
+        assert_eq!(
+            look(Err("it may not be read")),
+            Some(Err("it may not be read".to_owned())),
+            "of this one"
+        );
+        assert_eq!(look(Err("it may not be read")), None);
+        write("better");
+        assert_eq!(look(Err("not yet")), Some(Err("not yet".to_owned())));
+        assert_eq!(look(Ok(2)), Some(Ok(2)), "as when it may be read at last");
+        assert_eq!(look(Ok(3)), None);
+        std::fs::remove_file(&file).expect("removed");
+    }
 }

@@ -15,12 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate_control::{Control, Denials, Desk, Following, Role};
 use tollgate_core::SystemClock;
 use tollgate_engine::Limiter;
 use tollgate_front::Status;
-use tollgate_front::admin::{self, Admin, AdminTls, Attempts, Door, LogLevels, Meter, Sessions};
+use tollgate_front::admin::{self, Admin, AdminTls, Attempts, Door, LogLevels, Meter, Nodes, Sessions};
 use tollgate_observe::Page;
 
 /// Where operators come in if nothing else is said.
@@ -47,8 +48,8 @@ pub(crate) struct Operators {
 pub(crate) struct Running {
     following: Vec<JoinHandle<()>>,
     serving: Option<JoinHandle<()>>,
-    /// Where this node is known, if anywhere.
-    leaving: Option<Arc<Control>>,
+    /// Who tells others of this node, if anybody does: it takes its leave when it is let go.
+    telling: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Operators {
@@ -123,7 +124,7 @@ impl Operators {
         log: Arc<dyn LogLevels>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Running> {
-        let mut following = Vec::new();
+        let (mut following, mut telling) = (Vec::new(), None);
         if let (Some(control), Some(desk)) = (&self.control, &self.desk) {
             status.tell_of(Arc::clone(control), Arc::clone(desk));
             let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
@@ -137,7 +138,11 @@ impl Operators {
             let heard = Arc::clone(status);
             control.tell(move |what| heard.heard(what));
             let present = Arc::clone(status);
-            following.push(tokio::spawn(Arc::clone(control).keep_telling_node(move || present.presence())));
+            let (end, ended) = oneshot::channel();
+            let told = Arc::clone(control).keep_telling_node(move || present.presence(), async {
+                let _ = ended.await;
+            });
+            telling = Some((end, tokio::spawn(told)));
             following.push(tokio::spawn(Arc::clone(control).follow(Following::default())));
             if let Some(file) = self.snapshot {
                 following.push(tokio::spawn(Arc::clone(control).keep_snapshot(file)));
@@ -145,17 +150,18 @@ impl Operators {
             following.push(tokio::spawn(Arc::clone(desk).follow()));
             following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
         }
-        let leaving = self.control.clone();
-        let Some(listener) = self.listener else { return Ok(Running { following, serving: None, leaving }) };
+        let Some(listener) = self.listener else { return Ok(Running { following, serving: None, telling }) };
         // Where certificates say who asks, everybody has to say it.
         let door = if self.roles.is_empty() { Door::at(&listener.local_addr()?) } else { Door::Tokens };
         let meter = Arc::clone(&limiter) as Arc<dyn Meter>;
         let rules = Box::new(move || limiter.rules());
         let (control, desk, status) = (self.control, self.desk, Arc::clone(status) as _);
-        let (roles, sessions, attempts) = (self.roles, Sessions::default(), Attempts::default());
-        let admin = Admin { control, desk, rules, meter, status, log, door, roles, sessions, attempts };
+        let (roles, sessions, attempts, nodes) =
+            (self.roles, Sessions::default(), Attempts::default(), Nodes::default());
+        let admin =
+            Admin { control, desk, rules, meter, status, log, door, roles, sessions, attempts, nodes };
         let serving = Some(tokio::spawn(admin::serve(listener, self.tls, admin, drain)));
-        Ok(Running { following, serving, leaving })
+        Ok(Running { following, serving, telling })
     }
 }
 
@@ -187,8 +193,9 @@ impl Running {
             let _ = serving.await;
         }
         self.following.iter().for_each(JoinHandle::abort);
-        if let Some(control) = self.leaving {
-            control.leave().await;
+        if let Some((end, telling)) = self.telling {
+            drop(end);
+            let _ = telling.await;
         }
     }
 }

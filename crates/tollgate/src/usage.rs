@@ -110,6 +110,11 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
             (Some(UsageCommand::Revoke { api_key, id }), _) => {
                 let path = format!("/admin/v1/usage/{}/grant/{}", encoded(api_key), encoded(id));
                 client.ask(Method::DELETE, &path, None).await?;
+                if json {
+                    print(&json!({"revoked": id}))?;
+                } else {
+                    writeln!(std::io::stdout().lock(), "revoked {id}")?;
+                }
                 return Ok(ExitCode::SUCCESS);
             }
             (None, Some(of)) => client.ask(Method::GET, &of.path(""), None).await?,

@@ -210,6 +210,24 @@ fn without_a_collector_nothing_is_changed() {
     let body = asked("sample");
     assert_eq!(server.exchange(&traced("POST", "/v1/check", &parent("01", "01"), &body)).status, 200);
     assert!(!server.get("/metrics").text().contains("ratelimit_trace_spans"));
+    // What is set for all programs of a machine keeps none of them from starting.
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:9");
+    for (of_the_machine, said) in [
+        (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")][..], "OTEL_EXPORTER_OTLP_ENDPOINT: write"),
+        (
+            &[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "grpc://u:hunter2@c")],
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        ),
+        (&[endpoint, ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2")], "OTEL_EXPORTER_OTLP_HEADERS: write"),
+        (&[endpoint, ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere.pem")], "/nowhere.pem"),
+        (&[endpoint, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")], "only http/protobuf"),
+    ] {
+        let server = Server::start_with(&[], of_the_machine);
+        let log =
+            eventually("a warning", || Some(server.log()).filter(|log| log.contains("no traces are sent")));
+        assert!(log.contains(said) && !log.contains("hunter2"), "{log}");
+        assert!(!server.get("/metrics").text().contains("ratelimit_trace_spans"));
+    }
     for (wrong, said) in
         [("127.0.0.1:4318", "--otlp: write the HTTP address"), ("http://u:hunter2@c", "--otlp")]
     {
@@ -273,7 +291,11 @@ fn a_silent_collector_is_not_waited_for() {
 /// collector is there it gets what still waits.
 #[test]
 fn decisions_go_on_without_the_collector() {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+    // Bound and not listened at: who connects is refused, nobody else is given the port, and the collector may have it.
+    let held = tokio::net::TcpSocket::new_v4().expect("a socket");
+    held.set_reuseaddr(true).expect("an option");
+    held.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+    let free = held.local_addr().expect("an address");
     let server = Server::start_with_rules(RULES, &["--otlp", &format!("http://{free}")]);
     let (body, many) = (asked("d"), 10_000);
     let request = format!(
@@ -312,7 +334,8 @@ fn decisions_go_on_without_the_collector() {
             + dropped(&text, "collector");
         (known == many as f64).then_some(text)
     });
-    assert_eq!(figure(&text, "ratelimit_trace_spans_sent_total"), collector.spans().len() as f64);
-    assert!(server.log().contains("takes spans again"), "{}", server.log());
+    let sent = figure(&text, "ratelimit_trace_spans_sent_total") as usize;
+    assert_eq!(collector.wait_for(sent).len(), sent);
+    eventually("it to be said", || server.log().contains("takes spans again").then_some(()));
     assert_eq!(server.log().matches("spans are dropped").count(), 1, "said once: {}", server.log());
 }

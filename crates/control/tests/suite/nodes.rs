@@ -43,6 +43,12 @@ pub(crate) async fn nodes_are_listed_until_they_leave(address: String) {
     two.leave().await;
     let left = one.nodes().await.expect("an answer");
     assert_eq!(left.iter().map(|node| node.own).collect::<Vec<_>>(), [true]);
+    // One that is told to end while it tells for the first time.
+    let ending = std::sync::atomic::AtomicUsize::new(0);
+    let told = || json!({"name": "brief", "n": ending.fetch_add(1, std::sync::atomic::Ordering::Relaxed)});
+    Arc::clone(&two).keep_telling_node(told, std::future::ready(())).await;
+    assert_eq!(ending.into_inner(), 1, "it has told");
+    assert_eq!(one.nodes().await.expect("an answer").len(), 1, "and left nothing");
 }
 
 async fn put(node: &Control, key: &str) {

@@ -7,6 +7,7 @@
 use super::decisions::{told, watcher};
 use super::query;
 use super::routes::{Asked, Reply, Route};
+use super::shared::Shared;
 use crate::http::problem::Problem;
 use bytes::Bytes;
 use futures_util::stream::unfold;
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
-use tollgate_control::Role;
+use tollgate_control::{NodeSeen, Role};
 use tollgate_core::Span;
 use tollgate_observe::rfc3339;
 
@@ -33,6 +34,13 @@ pub(super) const ROUTES: &[Route] = &[
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Those who may listen at once; the others' connections are for asking.
 const LISTENERS: usize = 400;
+
+/// How long a database may take to tell of the nodes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the database told last of the nodes, if it answered.
+#[derive(Default)]
+pub struct Nodes(Shared<Option<Vec<NodeSeen>>>);
 
 static LISTENING: AtomicUsize = AtomicUsize::new(0);
 
@@ -59,17 +67,25 @@ async fn top(asked: Asked) -> Result<Reply, Problem> {
 /// All nodes that share the database; without one, or while it is away, this one alone.
 async fn nodes(asked: Asked) -> Result<Reply, Problem> {
     let [] = query::words(&asked.head.uri, [])?;
-    let now = watcher(&asked.admin)?.now();
+    let observe = watcher(&asked.admin)?;
     let control = asked.admin.control.as_ref();
-    let read = match control {
-        Some(control) => control.nodes().await,
-        None => Ok(Vec::new()),
+    let read = async {
+        // That the database is away is told by whoever follows it.
+        match tokio::time::timeout(PATIENCE, control?.nodes()).await {
+            Ok(Ok(nodes)) => Some(nodes),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the other nodes are not known");
+                None
+            }
+            Err(_) => {
+                tracing::debug!("the other nodes are not known in time");
+                None
+            }
+        }
     };
-    let complete = control.is_some() && read.is_ok();
-    let others = read.unwrap_or_else(|error| {
-        tracing::warn!(%error, "the other nodes are not known: the database does not answer");
-        Vec::new()
-    });
+    let (at, read) = asked.admin.nodes.0.get(|| observe.now(), read).await;
+    let now = observe.now();
+    let since = i64::try_from(now.since(at).ceil_millis()).unwrap_or(i64::MAX);
     let seen = |mut node: Value, age: i64, stale: bool, own: bool| {
         node["seen_at"] = json!(rfc3339(now - Span::from_millis(age.unsigned_abs())));
         node["age_ms"] = json!(age);
@@ -79,11 +95,13 @@ async fn nodes(asked: Asked) -> Result<Reply, Problem> {
     };
     // What this one is at now, not when it last told.
     let mut nodes = vec![seen(asked.admin.status.presence(), 0, false, true)];
-    let others = others.into_iter().filter(|node| !node.own);
-    nodes.extend(others.map(|node| seen(Value::Object(node.told), node.age_millis, node.stale, false)));
+    let others = read.iter().flatten().filter(|node| !node.own);
+    nodes.extend(others.map(|node| {
+        seen(Value::Object(node.told.clone()), node.age_millis.saturating_add(since), node.stale, false)
+    }));
     nodes.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
     let database = control.map(|control| control.kind());
-    Ok(told(&json!({"database": database, "complete": complete, "nodes": nodes})))
+    Ok(told(&json!({"database": database, "complete": read.is_some(), "nodes": nodes})))
 }
 
 /// One who listens, counted for as long as it does.

@@ -6,7 +6,7 @@
 //! | `GET /admin/v1/quotas[?tier=&prefix=&cursor=]` | `quotas` | viewer | what is agreed with callers, in pages |
 //! | `GET`, `PUT`, `DELETE /admin/v1/quotas/{api_key}`, `/quotas/by-id/{id}` | `quotas` | viewer; operator | with one of them |
 //! | `/admin/v1/rules…` | `rules` | viewer; operator | what acts, what was published; publish, approve, go back |
-//! | `GET /admin/v1/usage/{api_key}`, `POST …/reset`, `…/grant` | `usage` | viewer; operator | what is used of its limits; give back, grant more |
+//! | `GET /admin/v1/usage/{api_key}`, `POST …/reset`, `…/grant`, `DELETE …/grant/{id}` | `usage` | viewer; operator | what is used of its limits; give back, grant more |
 //! | the same below `/admin/v1/usage/by-id/{id}` | `usage` | viewer; operator | of a caller who is listed, by its `key_id` |
 //! | `GET`, `POST /admin/v1/emergency`, `POST …/{id}/renew`, `DELETE …/{id}` | `emergency` | viewer; operator | block, tighten, exempt, switch off |
 //! | `GET /admin/v1/audit[?before=&limit=]` | `audit` | admin | what was changed, the latest first |
@@ -22,7 +22,7 @@
 //! | `GET /healthz`, `/readyz` | `process` | anybody | is it well? |
 //!
 //! `routes` matches paths, `access` says who asks and what they may do, `sessions` remembers browsers, `query` reads what
-//! stands in the address, `lines` answers one JSON text a line, `listener` and `tls` take connections, `attempts` slows down
+//! stands in the address, `lines` answers one JSON text a line, `shared` answers many by one reading, `listener` and `tls` take connections, `attempts` slows down
 //! who sends wrong tokens.
 
 mod access;
@@ -43,12 +43,14 @@ mod routes;
 mod rules;
 mod session;
 mod sessions;
+mod shared;
 mod tls;
 mod tree;
 mod usage;
 
 pub use access::Door;
 pub use attempts::Attempts;
+pub use live::Nodes;
 pub use log::{LogLevels, LogSettings};
 pub use sessions::Sessions;
 pub use tls::AdminTls;
@@ -94,6 +96,8 @@ pub struct Admin {
     pub roles: BTreeMap<String, Role>,
     /// Those who sent wrong tokens.
     pub attempts: Attempts,
+    /// What is known of the other nodes.
+    pub nodes: Nodes,
 }
 
 impl Admin {

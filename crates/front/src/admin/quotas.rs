@@ -41,7 +41,12 @@ impl Meant {
         if named.len() == 16 {
             return listed_key(admin, named).map(Self::Listed);
         }
-        let wrong = || Problem::bad("an id is 64 hexadecimal digits, as lists have it").at("id");
+        let wrong = || {
+            Problem::bad(
+                "an id is 64 hexadecimal digits, as lists of quotas have it, or 16, as lists of callers do",
+            )
+            .at("id")
+        };
         KeyHash::parse(named).map(Self::Id).ok_or_else(wrong)
     }
 

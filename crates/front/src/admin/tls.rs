@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
-use tollgate_edge::tls::{Glimpse, ServerCertificate, authorities, glimpse, provider};
+use tollgate_edge::tls::{Seen, ServerCertificate, authorities, provider};
 
 const GLANCE: Duration = Duration::from_secs(1);
 
@@ -16,9 +16,7 @@ const GLANCE: Duration = Duration::from_secs(1);
 pub struct AdminTls {
     certificate: Arc<ServerCertificate>,
     /// The file with the authorities of callers.
-    callers: Option<PathBuf>,
-    /// What that file was like when it was last good.
-    seen: Mutex<Glimpse>,
+    callers: Option<(PathBuf, Mutex<Seen<1>>)>,
     acceptor: ArcSwap<TlsAcceptor>,
 }
 
@@ -39,9 +37,9 @@ impl AdminTls {
     /// Which file is wrong, and why.
     pub fn new(certificate: &Path, key: &Path, callers: Option<&Path>) -> Result<Self, String> {
         let certificate = ServerCertificate::load(certificate, key)?;
-        let seen = Mutex::new(callers.and_then(glimpse));
+        let seen = callers.map(|path| (path.to_owned(), Mutex::new(Seen::of([path]))));
         let acceptor = ArcSwap::from_pointee(acceptor(&certificate, callers)?);
-        Ok(Self { certificate, callers: callers.map(Path::to_owned), seen, acceptor })
+        Ok(Self { certificate, callers: seen, acceptor })
     }
 
     /// For the next connection.
@@ -59,20 +57,16 @@ impl AdminTls {
     }
 
     fn refresh_callers(&self) {
-        let Some(path) = &self.callers else { return };
-        let now = glimpse(path);
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if now == *seen {
-            return;
-        }
-        match acceptor(&self.certificate, Some(path)) {
-            Ok(acceptor) => {
-                *seen = now;
+        let Some((path, seen)) = &self.callers else { return };
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match seen.again([path], || acceptor(&self.certificate, Some(path))) {
+            None => {}
+            Some(Ok(acceptor)) => {
                 // Sessions of before are not resumed: they were begun under what the old file said.
                 self.acceptor.store(Arc::new(acceptor));
                 tracing::info!(file = %path.display(), "new authorities of operators act");
             }
-            Err(error) => tracing::warn!("{error}; the last good authorities stay"),
+            Some(Err(error)) => tracing::warn!("{error}; the last good authorities stay"),
         }
     }
 }

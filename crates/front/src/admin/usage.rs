@@ -35,6 +35,9 @@ pub(super) const ROUTES: &[Route] = &[
     Route::new(Method::DELETE, "/admin/v1/usage/{api_key}/grant/{id}", Role::Operator, |asked| {
         Box::pin(revoke(asked))
     }),
+    Route::new(Method::DELETE, "/admin/v1/usage/by-id/{id}/grant/{grant}", Role::Operator, |asked| {
+        Box::pin(revoke(asked))
+    }),
 ];
 
 /// Whose limits are meant, and which of them.

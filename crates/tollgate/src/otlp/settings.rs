@@ -41,15 +41,16 @@ fn either(traces: &'static str, all: &'static str) -> Option<(&'static str, Stri
 
 /// What the settings ask for: the flag or its variable, the file, then OpenTelemetry's own variables.
 pub(crate) fn read(flags: &ServeFlags, file: Option<String>) -> anyhow::Result<Option<Otlp>> {
-    let (from, address) = match flags.otlp.clone().or(file) {
-        Some(address) if address == "off" => return Ok(None),
-        Some(address) => ("--otlp", address),
-        None => match by_environment() {
-            Some(found) => found,
-            None => return Ok(None),
-        },
-    };
-    let uri = endpoint(&address, from != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").with_context(|| {
+    match flags.otlp.clone().or(file) {
+        Some(address) if address == "off" => Ok(None),
+        Some(address) => reaching("--otlp", &address).map(Some),
+        None => Ok(by_environment()),
+    }
+}
+
+/// An address, with what OpenTelemetry's variables say beside it. What cannot be used is an error, which holds no secrets.
+fn reaching(from: &'static str, address: &str) -> anyhow::Result<Otlp> {
+    let uri = endpoint(address, from != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").with_context(|| {
         format!("{from}: write the HTTP address of a collector, such as http://127.0.0.1:4318, or off")
     })?;
     let headers = either("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS");
@@ -63,36 +64,33 @@ pub(crate) fn read(flags: &ServeFlags, file: Option<String>) -> anyhow::Result<O
         ca: ca.map(|(name, path)| (name, path.into())),
         service: variable("OTEL_SERVICE_NAME").unwrap_or_else(|| "tollgate".to_owned()),
     };
-    // What cannot be used is said at the start.
     otlp.client()?;
-    Ok(Some(otlp))
+    Ok(otlp)
 }
 
 /// Where OpenTelemetry's own variables send traces. They are often there for all programs of a machine, so what does not
 /// suit us switches us off and is no error.
-fn by_environment() -> Option<(&'static str, String)> {
+fn by_environment() -> Option<Otlp> {
     let is = |name, word| variable(name).is_some_and(|text| text.eq_ignore_ascii_case(word));
     if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
         return None;
     }
-    let found = either("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")?;
-    match either("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL") {
-        Some((name, protocol)) if protocol != "http/protobuf" => {
-            tracing::warn!(
-                "no traces are sent: {name} asks for {protocol}, and only http/protobuf is spoken here; \
-                 set --otlp to the collector's HTTP address"
-            );
-            None
-        }
-        _ => Some(found),
-    }
+    let (from, address) = either("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")?;
+    let found = match either("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL") {
+        Some((name, protocol)) if protocol != "http/protobuf" => Err(anyhow::anyhow!(
+            "{name} asks for {protocol}, and only http/protobuf is spoken here; \
+             set --otlp to the collector's HTTP address"
+        )),
+        _ => reaching(from, &address),
+    };
+    found.inspect_err(|error| tracing::warn!("no traces are sent: {error:#}")).ok()
 }
 
-/// An address as it is posted to. That of all signals has a path for each of them.
+/// An address as it is posted to; no error repeats it, for it may hold a password. That of all signals has a path for each of them.
 fn endpoint(address: &str, of_all_signals: bool) -> anyhow::Result<Uri> {
     let uri: Uri = address.parse()?;
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        anyhow::bail!("`{address}` is no http:// or https:// address");
+        anyhow::bail!("it is no http:// or https:// address");
     };
     anyhow::ensure!(
         !authority.as_str().contains('@'),
@@ -163,6 +161,10 @@ mod tests {
         assert_eq!(all("https://c/otlp/v1/traces").as_deref(), Some("https://c/otlp/v1/traces"));
         for wrong in ["c:4318", "grpc://c:4317", "http://u:p@c", "/v1/traces", "http://c/?token=x", ""] {
             assert_eq!(all(wrong), None, "{wrong}");
+        }
+        for secret in ["grpc://u:hunter2@c", "http://u:hunter2@c", "u:hunter2@c", "http://c/?token=hunter2"] {
+            let error = format!("{:#}", endpoint(secret, true).expect_err("wrong"));
+            assert!(!error.contains("hunter2"), "{error}");
         }
         let exact = |address| endpoint(address, false).map(|uri| uri.to_string()).ok();
         assert_eq!(exact("http://c:4318").as_deref(), Some("http://c:4318/"));

@@ -37,6 +37,11 @@ fn a_listed_caller_is_acted_on_by_its_id() {
     let grant = json!({"units": 2, "reason": "t"});
     assert_eq!(ask("POST", &format!("/admin/v1/usage/by-id/{id}/grant"), &grant).0, 201);
     assert_eq!(node.passes("d", &json!({"api_key": KEY})), 2);
+    let (_, granted) = ask("POST", &format!("/admin/v1/usage/by-id/{id}/grant"), &grant);
+    let granted = format!("/admin/v1/usage/by-id/{id}/grant/{}", granted["id"].as_str().expect("an id"));
+    assert_eq!(ask("DELETE", &granted, &Value::Null).0, 204);
+    assert_eq!(node.passes("d", &json!({"api_key": KEY})), 0, "it was taken back");
+    assert_eq!(ask("DELETE", &granted, &Value::Null).0, 404);
     for (path, status) in [("0123456789abcdef", 404), ("xyz", 400), ("0123456789abcdeg", 400)] {
         assert_eq!(ask("GET", &format!("/admin/v1/usage/by-id/{path}"), &Value::Null).0, status, "{path}");
     }
