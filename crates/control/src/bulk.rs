@@ -86,7 +86,10 @@ pub struct Import {
     /// The batch before, which is written while this one is gathered.
     writing: Option<JoinHandle<Result<Written, ControlError>>>,
     told: Imported,
-    _only: OwnedMutexGuard<()>,
+    /// Whether the writer of the database is prepared for much at once.
+    unusual: bool,
+    /// No other import is under way while this is held.
+    only: Option<OwnedMutexGuard<()>>,
 }
 
 /// What became of a batch.
@@ -162,7 +165,8 @@ impl Import {
             breathless: 0,
             writing: None,
             told,
-            _only: only,
+            unusual: false,
+            only: Some(only),
         })
     }
 
@@ -179,6 +183,7 @@ impl Import {
             self.written().await?;
             let batch = std::mem::take(&mut self.batch);
             let breath = self.breath();
+            self.unusual = true;
             self.control.db.importing(Importing::Begins).await?;
             let (control, actor) = (Arc::clone(&self.control), self.actor.clone());
             self.writing = Some(tokio::spawn(async move {
@@ -222,10 +227,9 @@ impl Import {
         written
     }
 
-    async fn tidy(&self) {
-        if let Err(error) = self.control.db.importing(Importing::Ends).await {
-            tracing::debug!(%error, "the database was not tidied up after an import");
-        }
+    async fn tidy(&mut self) {
+        tidy(&self.control).await;
+        self.unusual = false;
     }
 
     async fn written(&mut self) -> Result<(), ControlError> {
@@ -247,14 +251,20 @@ impl Import {
     /// # Errors
     /// [`ControlError`] if the database did not take it.
     pub async fn finish(&mut self) -> Result<Imported, ControlError> {
+        let written = self.write_rest().await;
+        self.tidy().await;
+        written?;
+        self.control.act().await;
+        Ok(std::mem::take(&mut self.told))
+    }
+
+    async fn write_rest(&mut self) -> Result<(), ControlError> {
         self.written().await?;
         let batch = std::mem::take(&mut self.batch);
         if batch.lines > 0 {
             self.told.imported += self.control.write_batch(batch, &self.actor).await?.lines;
         }
-        self.tidy().await;
-        self.control.act().await;
-        Ok(std::mem::take(&mut self.told))
+        Ok(())
     }
 
     fn check(&self, read: ImportLine) -> Result<BulkRow, QuotaProblem> {
@@ -305,8 +315,35 @@ impl Import {
     }
 }
 
+async fn tidy(control: &Control) {
+    if let Err(error) = control.db.importing(Importing::Ends).await {
+        tracing::debug!(%error, "the database was not tidied up after an import");
+    }
+}
+
+/// Whoever sends one may leave at any time. What is being written then is written, and the next one waits for the tidying up.
+impl Drop for Import {
+    fn drop(&mut self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if !self.unusual {
+            return;
+        }
+        let (control, writing, only) = (Arc::clone(&self.control), self.writing.take(), self.only.take());
+        runtime.spawn(async move {
+            if let Some(writing) = writing {
+                let _ = writing.await;
+            }
+            tidy(&control).await;
+            drop(only);
+        });
+    }
+}
+
 impl std::fmt::Debug for Import {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Import").field("told", &self.told).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

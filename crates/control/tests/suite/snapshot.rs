@@ -58,9 +58,9 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     }
     assert!(file.is_file(), "it was tried again");
     // Nothing changes for days; that nothing does is kept too.
+    let before = std::fs::metadata(&quotas).and_then(|about| about.modified()).expect("a file");
     clock.advance(Span::from_secs(6 * 86_400));
     one.catch_up().await.expect("an answer");
-    let before = std::fs::metadata(&quotas).and_then(|about| about.modified()).expect("a file");
     until("the quotas again", || {
         std::fs::metadata(&quotas).and_then(|about| about.modified()).is_ok_and(|at| at != before)
     })

@@ -34,17 +34,22 @@ async fn import(asked: Asked) -> Result<Reply, Problem> {
         let detail = "another import is under way here: wait for its end";
         return Err(Problem::new(StatusCode::CONFLICT, "One at a time", detail));
     };
-    if let Err(problem) = take_in(&mut import, body).await {
-        // What is gathered and not yet written is left out, so that it is clear which lines act.
-        let _ = import.break_off().await;
+    let told = match take_in(&mut import, body).await {
+        Ok(()) => import.finish().await.map_err(problem),
+        Err(problem) => {
+            // What is gathered and not yet written is left out, so that it is clear which lines act.
+            let _ = import.break_off().await;
+            Err(problem)
+        }
+    };
+    let told = told.map_err(|problem| {
         let detail = format!(
             "{}. The first {} good lines act; sending all of them again does no harm",
             problem.detail,
             import.imported()
         );
-        return Err(Problem { detail, ..problem });
-    }
-    let told = import.finish().await.map_err(problem)?;
+        Problem { detail, ..problem }
+    })?;
     Ok(super::routes::whole(json_answer(StatusCode::OK, format!("{:#}\n", json!(told)).into_bytes())))
 }
 

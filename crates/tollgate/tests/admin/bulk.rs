@@ -4,6 +4,7 @@ use crate::databases::Place;
 use crate::harness::{Folder, run};
 use crate::node;
 use serde_json::{Value, json};
+use std::process::Command;
 
 fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
@@ -76,4 +77,26 @@ fn what_is_exported_can_be_imported_again() {
     let after = (audit.len() - 1).to_string();
     assert_eq!(lines(&run(&["audit", "export", "--db", &db, "--after", &after]).out).len(), 1);
     assert!(run(&["audit", "verify", "--db", &db]).out.contains("is whole"));
+}
+
+/// Whoever sends many must know what acts when the database does not take the last of them.
+#[test]
+fn an_import_that_fails_at_its_end_says_how_many_lines_act() {
+    let place = Place::new();
+    let node = node(&place.sqlite("refusing"));
+    let refuse = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute(\"CREATE TRIGGER refuse BEFORE INSERT ON quotas \
+                  WHEN NEW.key_prefix LIKE 'no%' BEGIN SELECT RAISE(ABORT, 'no'); END\")";
+    let made = Command::new("python3").args(["-c", refuse]).arg(place.path().join("refusing.db")).status();
+    assert!(made.expect("python3 runs").success());
+    // As many as are written at once, and one more.
+    let line = |key: &str| format!("{}\n", json!({"api_key": key, "tier": "pro"}));
+    let mut sent: String = (0..4_000).map(|i| line(&format!("key-{i}"))).collect();
+    sent.push_str(&line("not-taken-by-the-database"));
+    let folder = Folder::new();
+    let file = folder.write("quotas.ndjson", sent);
+    let url = format!("http://{}", node.admin);
+    let imported = run(&["quota", "import", file.to_str().expect("a plain path"), "--admin", &url]);
+    assert_ne!(imported.code, Some(0));
+    assert!(imported.err.contains("The first 4000 good lines act"), "{}", imported.err);
+    assert_eq!(run(&["quota", "get", "key-3999", "--admin", &url]).code, Some(0));
 }
