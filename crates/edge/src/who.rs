@@ -193,14 +193,14 @@ impl Who {
     /// The client's whole address, through trusted proxies: for logs of what is not read any further.
     #[must_use]
     pub fn address(&self, peer: IpAddr, headers: &impl Fields) -> IpAddr {
-        self.address.client(peer, headers)
+        self.address.client(peer, self.trusts(peer), headers)
     }
 
     /// Who asks for this very request: for a gateway, which is what the caller wanted to reach.
     #[must_use]
     pub fn direct<'r>(&'r self, asked: &Asked<'r, impl Fields>, now: Timestamp) -> Caller<'r> {
         let target = Target { method: asked.method, path: asked.path, host: asked.host() };
-        self.read(asked, &target, now)
+        self.read(asked, &target, self.trusts(asked.peer), now)
     }
 
     /// Who asks for the request that a proxy tells about; `prefix` is where the proxy was sent to ask.
@@ -213,7 +213,8 @@ impl Who {
         let own = asked.path.strip_prefix(prefix).unwrap_or(asked.path);
         let mut target =
             Target { method: asked.method, path: if own.is_empty() { "/" } else { own }, host: asked.host() };
-        if self.trusts(asked.peer) {
+        let is_trusted = self.trusts(asked.peer);
+        if is_trusted {
             let spelling = self.spelling(asked.headers)?;
             if let Some(method) = spelling.told(asked.headers, &METHOD)? {
                 target.method = method;
@@ -225,7 +226,7 @@ impl Who {
                 target.host = Some(host);
             }
         }
-        Ok(self.read(asked, &target, now))
+        Ok(self.read(asked, &target, is_trusted, now))
     }
 
     /// Which spelling is the proxy's: the one that it tells the path in. The other's headers are then its callers' own.
@@ -242,9 +243,14 @@ impl Who {
         })
     }
 
-    fn read<'r>(&'r self, asked: &Asked<'r, impl Fields>, target: &Target<'r>, now: Timestamp) -> Caller<'r> {
-        let is_trusted = self.trusts(asked.peer);
-        let address = self.address.client(asked.peer, asked.headers);
+    fn read<'r>(
+        &'r self,
+        asked: &Asked<'r, impl Fields>,
+        target: &Target<'r>,
+        is_trusted: bool,
+        now: Timestamp,
+    ) -> Caller<'r> {
+        let address = self.address.client(asked.peer, is_trusted, asked.headers);
         let mut caller = Caller { address, is_trusted, pairs: SmallVec::new() };
         caller.add("remote_address", self.address.attribute(address));
         let method = self.routes.method(target.method);

@@ -11,7 +11,7 @@ use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE
 use smallvec::SmallVec;
 use std::net::IpAddr;
 use tollgate_edge::fields::{Fields, PutFields};
-use tollgate_edge::h1::head::is_value;
+use tollgate_edge::h1::head::are_values;
 use tollgate_edge::trace::TRACEPARENT;
 
 /// The other end of a caller's connection.
@@ -70,7 +70,7 @@ impl<'o, A: AddFields + ?Sized> Own<'o, A> {
 impl<A: AddFields + ?Sized> PutFields for Own<'_, A> {
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
         // What ends a line would begin another field.
-        if value.iter().all(|byte| is_value(*byte)) && !self.names.contains(name) {
+        if are_values(value) && !self.names.contains(name) {
             self.out.add(name.as_str().as_bytes(), value);
             self.names.push(name.clone());
         }

@@ -3,7 +3,7 @@
 use crate::answer::{AnswerSettings, Facts};
 use crate::date;
 use crate::fields::PutFields;
-use crate::h1::head::is_value;
+use crate::h1::head::are_values;
 use bytes::BufMut;
 use http::StatusCode;
 use http::header::HeaderName;
@@ -113,7 +113,7 @@ impl Answer {
 impl PutFields for Answer {
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
         // What ends a line would begin another field.
-        if value.iter().all(|byte| is_value(*byte)) {
+        if are_values(value) {
             if self.fields.is_empty() {
                 self.fields.reserve(384);
             }

@@ -3,7 +3,7 @@
 //! Extensions are read over and not passed on. Fields after the last chunk are passed on, but for those that would
 //! change how the message is read.
 
-use super::head::{self, HeadLimits, is_value};
+use super::head::{self, HeadLimits, are_values};
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, header};
 
@@ -98,7 +98,7 @@ fn size(bytes: &mut BytesMut) -> Result<Option<u64>, ChunkError> {
     if digits == 0 || digits > 15 {
         return Err(ChunkError);
     }
-    if digits < line.len() && (line[digits] != b';' || !line.iter().all(|byte| is_value(*byte))) {
+    if digits < line.len() && (line[digits] != b';' || !are_values(line)) {
         return Err(ChunkError);
     }
     let digit = |byte: u8| u64::from((byte as char).to_digit(16).unwrap_or(0));

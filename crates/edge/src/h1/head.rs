@@ -271,7 +271,7 @@ pub fn response(head: &[u8], limits: &HeadLimits, asked: &Method) -> Result<Resp
     };
     let digits = head.get(9..12).ok_or(HeadError::StatusLine)?;
     // Some servers leave the space before an empty reason out.
-    if line < 12 || (line > 12 && head[12] != b' ') || !head[12..line].iter().all(|byte| is_value(*byte)) {
+    if line < 12 || (line > 12 && head[12] != b' ') || !are_values(&head[12..line]) {
         return Err(HeadError::StatusLine);
     }
     let status = StatusCode::from_bytes(digits).map_err(|_| HeadError::StatusLine)?;
@@ -435,9 +435,14 @@ pub(super) const fn is_token(byte: u8) -> bool {
     TOKENS[byte as usize]
 }
 
-/// Whether a field's value may have this: of control characters, only the tab.
+/// Whether a field's value may be this. All of it is looked at, bad or not: so many bytes are compared at once.
 #[must_use]
-pub const fn is_value(byte: u8) -> bool {
+pub fn are_values(value: &[u8]) -> bool {
+    !value.iter().fold(false, |is_bad, byte| is_bad | !is_value(*byte))
+}
+
+/// Of control characters, only the tab.
+const fn is_value(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
 

@@ -3,7 +3,7 @@
 //! Whoever answers by itself needs no more. What frames the message is noted while the fields go by, so that a length told
 //! twice or beside `Transfer-Encoding` is refused whether or not anybody asks for it.
 
-use super::head::{Framing, HeadError, HeadLimits, is_token, is_value, line_at};
+use super::head::{Framing, HeadError, HeadLimits, are_values, is_token, line_at};
 use crate::fields::Fields;
 use http::Version;
 use http::header::HeaderName;
@@ -320,7 +320,7 @@ pub(super) fn scan_fields(
         while stop > start && matches!(line[stop - 1], b' ' | b'\t') {
             stop -= 1;
         }
-        if !line[start..stop].iter().all(|byte| is_value(*byte)) {
+        if !are_values(&line[start..stop]) {
             return Err(HeadError::FieldValue);
         }
         let field = Field { name: Place::new(at, at + colon), value: Place::new(at + start, at + stop) };

@@ -40,9 +40,9 @@ impl Address {
     }
 
     /// The address of the client.
-    pub(super) fn client(&self, peer: IpAddr, headers: &impl Fields) -> IpAddr {
+    pub(super) fn client(&self, peer: IpAddr, is_trusted: bool, headers: &impl Fields) -> IpAddr {
         let peer = peer.to_canonical();
-        if !self.trusts(peer) {
+        if !is_trusted {
             return peer;
         }
         match self.forwarded {
