@@ -63,15 +63,22 @@ impl Log {
         self.kept().logged
     }
 
-    pub(crate) fn push(&self, entries: Vec<Entry>) {
+    /// Keeps them, and hands them on to where else they are written, if anywhere.
+    pub(crate) fn push(&self, entries: Vec<Entry>) -> Vec<Arc<Entry>> {
         let mut kept = self.kept();
+        let mut written = Vec::new();
         for mut entry in entries {
             kept.logged += 1;
             entry.seq = kept.logged;
-            kept.entries.push_back(Arc::new(entry));
+            let entry = Arc::new(entry);
+            if self.sink.is_some() {
+                written.push(Arc::clone(&entry));
+            }
+            kept.entries.push_back(entry);
         }
         let over = kept.entries.len().saturating_sub(self.most);
         kept.entries.drain(..over);
+        written
     }
 
     /// The latest that match, the latest first, and where to go on.

@@ -208,10 +208,12 @@ impl Observe {
             stripe.shift.store(next.min(20), Ordering::Relaxed);
         }
         entries.sort_by_key(|entry: &Entry| entry.at);
+        // Whoever hears of a line that was lost finds it in memory.
+        let kept = self.log.push(entries);
         if let Some(sink) = &self.log.sink {
             let mut text = String::new();
             let mut lines = 0;
-            for entry in &entries {
+            for entry in &kept {
                 text.push_str(&entry.json(&self.place).to_string());
                 text.push('\n');
                 lines += 1;
@@ -223,7 +225,6 @@ impl Observe {
                 sink.write(text, lines);
             }
         }
-        self.log.push(entries);
         self.top().turn(self.clock.now());
     }
 
