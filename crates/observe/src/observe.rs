@@ -247,9 +247,10 @@ impl Observe {
                     let used = 1.0 - remaining / limit.capacity.max(1) as f32;
                     if status.outcome.verdict.is_denied() { 1.0 } else { used }
                 });
+                let key = if top.wants_key(caller.id) { buffer.api_key(capture) } else { None };
                 top.see(&Seen {
                     caller,
-                    key: buffer.api_key(capture),
+                    key,
                     network: asker.network.as_deref(),
                     slot: noted.slot,
                     rule: names.get(noted.slot as usize).map_or(&self.other, |name| &name.rule),

@@ -160,8 +160,10 @@ impl Stripes {
 
     #[cold]
     fn find(&self, locals: &mut Vec<Local>) -> usize {
+        // Whom a thread has worked for it mostly goes on working for: that one is looked at first.
         if let Some(at) = locals.iter().position(|local| local.owner == self.owner) {
-            return at;
+            locals.swap(0, at);
+            return 0;
         }
         // Those whose watcher has gone: nobody else has their stripe.
         locals.retain(|local| Arc::strong_count(&local.stripe) > 1);
@@ -178,7 +180,9 @@ impl Stripes {
         };
         let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(all.len() as u64 + self.owner) | 1;
         locals.push(Local { owner: self.owner, stripe, layout: None, until_sample: 1, until_log: 0, random });
-        locals.len() - 1
+        let last = locals.len() - 1;
+        locals.swap(0, last);
+        0
     }
 
     pub(crate) fn all(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Stripe>>> {

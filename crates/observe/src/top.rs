@@ -91,6 +91,11 @@ pub(crate) struct ByDenials {
 }
 
 impl Top {
+    /// Whether the key of this caller is still to be told.
+    pub(crate) fn wants_key(&self, id: u64) -> bool {
+        self.keys.wants(id)
+    }
+
     pub(crate) fn see(&mut self, seen: &Seen<'_>) {
         self.turn(seen.at);
         let (id, shown) = (seen.caller.id, &seen.caller.shown);

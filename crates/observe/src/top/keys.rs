@@ -11,6 +11,11 @@ const MOST: usize = 8_192;
 pub(super) struct Keys(HashMap<u64, Box<str>>);
 
 impl Keys {
+    /// Whether it would take the key of this caller.
+    pub(super) fn wants(&self, id: u64) -> bool {
+        self.0.len() < MOST && !self.0.contains_key(&id)
+    }
+
     pub(super) fn see(&mut self, id: u64, key: &str) {
         if self.0.len() < MOST {
             self.0.entry(id).or_insert_with(|| key.into());
