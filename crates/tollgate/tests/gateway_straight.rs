@@ -129,6 +129,9 @@ fn waits_end_alike() {
         dripping.read_until(b"\r\n\r\n").expect("a head");
         origin.let_go(1);
         dripping.read_until(b"drip\r\n").expect("the first of its body");
+        let lost = origin.lost();
+        drop(dripping);
+        eventually("it takes no more passes", || (origin.lost() > lost).then_some(()));
     }
     let gateway = Gateway::start(RULES, &plain(origin.address, ""));
     let mut open = gateway.open();
