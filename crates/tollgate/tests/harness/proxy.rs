@@ -74,7 +74,7 @@ impl Proxy {
 fn command(name: &str, main: &str, folder: &Folder) -> Command {
     let path = folder.path().to_str().expect("a plain path");
     let (program, arguments) = match name {
-        "nginx" => (debian(name), vec!["-p", path, "-c", main]),
+        "nginx" => (debian(name), vec!["-p", path, "-c", main, "-g", "master_process off;"]),
         "caddy" => (debian(name), vec!["run", "--adapter", "caddyfile", "--config", main]),
         "haproxy" => (debian(name), vec!["-db", "-f", main]),
         "traefik" => {

@@ -31,7 +31,7 @@ impl Nginx {
             .map(|name| format!("{name}_temp_path {}/{name};", folder.path().display()))
             .concat();
         let config = format!(
-            "daemon off; pid nginx.pid; error_log stderr; events {{}} http {{ access_log off; {places} root html; server {{ listen {plain}; listen {http2} http2; listen {tls} ssl http2; ssl_certificate upstream.crt; ssl_certificate_key upstream.key; location = /spoken {{ return 200 $server_protocol; }} }} }}"
+            "daemon off; master_process off; pid nginx.pid; error_log stderr; events {{}} http {{ access_log off; {places} root html; server {{ listen {plain}; listen {http2} http2; listen {tls} ssl http2; ssl_certificate upstream.crt; ssl_certificate_key upstream.key; location = /spoken {{ return 200 $server_protocol; }} }} }}"
         );
         let config = folder.write("nginx.conf", config);
         let found = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"].map(PathBuf::from);
