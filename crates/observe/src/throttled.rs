@@ -1,11 +1,11 @@
 //! Limits that callers bring themselves (`CL.THROTTLE`), watched as rules are: under one name, since there is no rule.
 //!
 //! They are told a batch at a time. A batch in which nobody is denied, and from which nothing is to be sampled, costs a walk
-//! over its verdicts and two additions; whatever more there is to do is done for the whole batch at once, so that a flood of
-//! denials takes one lock and reads one clock a batch.
+//! over its outcomes and a few additions for each; whatever more there is to do is done for the whole batch at once, so that a
+//! flood of denials takes one lock and reads one clock a batch.
 
 use crate::capture::{Noted, Ruled};
-use crate::names::{NO_TIER, THROTTLE};
+use crate::names::{NO_TIER, THROTTLE, part};
 use crate::observe::Observe;
 use crate::stripe::{Local, add};
 use crate::watch::{MET_ALLOW, MET_DENY, ORIGINS, SHADOW_DENY};
@@ -21,9 +21,14 @@ const DENY: usize = ORIGINS.len() + 1;
 impl Observe {
     pub(crate) fn note_throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
         let count = outcomes.len();
-        let denied =
-            outcomes.iter().filter(|outcome| matches!(outcome.verdict, Verdict::Denied { .. })).count();
         self.stripes.with(|local| {
+            let mut denied = 0;
+            for (charge, outcome) in charges.iter().zip(outcomes) {
+                denied += usize::from(outcome.verdict.is_denied());
+                // Whoever brings a limit is in no tier, as those are whom a rule gives none.
+                let share = outcome.remaining as i64 as f32 * part(charge.limit.capacity());
+                local.stripe.remains(NO_TIER, share.min(1.0));
+            }
             let cells = local.stripe.cells(THROTTLE);
             let (allowed, refused) = match bites {
                 Bites::Yes => (count - denied, denied),

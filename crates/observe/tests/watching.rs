@@ -250,6 +250,8 @@ fn what_callers_bring_themselves_is_watched_too() {
             LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(3_600))).build().expect("a limit");
         let scope = Scope::new("cl.throttle");
         let (mut allowed, mut denied) = (0_u64, 0_u64);
+        // What was left of a limit, by tenths: of five units each is two tenths.
+        let mut tenths = [0_u64; 10];
         let mut dice = 7_usize;
         for _ in 0..60 {
             dice = dice.wrapping_mul(1_103_515_245).wrapping_add(12_345);
@@ -262,10 +264,24 @@ fn what_callers_bring_themselves_is_watched_too() {
             let over = outcomes.iter().filter(|outcome| outcome.verdict.is_denied()).count() as u64;
             denied += over;
             allowed += outcomes.len() as u64 - over;
+            for outcome in &outcomes {
+                tenths[(outcome.remaining as usize * 2).saturating_sub(1)] += 1;
+            }
             // Rules are decided on the same thread, in between.
             decide(&limiter, &[("a", "x")]);
             observe.gather();
         }
+        // The rule's own sixty decisions: one unit of fifty less each time, then none.
+        (0..60_usize).for_each(|n| tenths[49_usize.saturating_sub(n).saturating_sub(1) / 5] += 1);
+        let mut page = Page::new(Format::Prometheus);
+        observe.write(&mut page);
+        let text = page.finish();
+        let told: Vec<u64> = (text.lines())
+            .filter_map(|line| line.strip_prefix("ratelimit_remaining_bucket{tier=\"none\",le=\""))
+            .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+            .collect();
+        let sums: Vec<u64> = (0..10).map(|tenth| tenths[..=tenth].iter().sum()).collect();
+        assert_eq!(told[..10], sums[..], "{text}");
         assert!(allowed == 15 && denied > 100, "{allowed} {denied}");
         let counts = counted(&observe);
         let count = |verdict: &str| counts[&("cl.throttle".to_owned(), verdict.to_owned())];
