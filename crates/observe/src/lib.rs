@@ -6,6 +6,7 @@
 //! | `watch` | what happens on the path of a request: counting, and setting some decisions aside |
 //! | `throttled` | the same for limits that callers bring themselves |
 //! | `stripe` | what one thread counts, apart from all others |
+//! | `sampling` | which decisions the sketches are shown |
 //! | `names` | under which number a rule is counted, whatever becomes of the rules |
 //! | `capture` | what is set aside of a decision |
 //! | [`observe`](Observe) | the whole of it, and the worker that empties what was set aside |
@@ -30,6 +31,7 @@ mod otlp;
 mod page;
 mod process;
 mod recall;
+mod sampling;
 mod series;
 mod sink;
 mod stripe;

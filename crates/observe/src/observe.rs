@@ -22,8 +22,6 @@ use tollgate_engine::DecisionId;
 
 /// How often what was set aside is looked through.
 const ROUND: Duration = Duration::from_millis(100);
-/// The most decisions of one thread that the sketches are shown in a round, about.
-const SAMPLES: usize = 256;
 /// Events that one who listens may be behind before some are skipped.
 const BEHIND: usize = 16;
 
@@ -198,14 +196,7 @@ impl Observe {
                 samples += self.take_in(&spare, &names, &mut entries);
                 spare.clear();
             }
-            // Twice as seldom when there are too many, twice as often when there are few.
-            let shift = stripe.shift.load(Ordering::Relaxed);
-            let next = if samples > SAMPLES {
-                shift + 1
-            } else {
-                shift - u32::from(shift > 0 && samples < SAMPLES / 4)
-            };
-            stripe.shift.store(next.min(20), Ordering::Relaxed);
+            stripe.pace.visit(samples);
         }
         entries.sort_by_key(|entry: &Entry| entry.at);
         // Whoever hears of a line that was lost finds it in memory.

@@ -6,8 +6,9 @@
 use crate::capture::Buffer;
 use crate::latency::Latencies;
 use crate::names::{Layout, MOST_RULES, MOST_TIERS};
+use crate::sampling::{Dice, Pace, Sampling};
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Cells of one rule.
@@ -35,8 +36,7 @@ struct Chunk([AtomicU64; TOGETHER * CELLS]);
 #[repr(align(128))]
 pub(crate) struct Stripe {
     taken: AtomicBool,
-    /// The worker says how many decisions one stands for in the sketches: two to the power of this.
-    pub(crate) shift: AtomicU32,
+    pub(crate) pace: Pace,
     chunks: [OnceLock<Box<Chunk>>; MOST_RULES / TOGETHER],
     tiers: [[AtomicU64; TENTHS + 1]; MOST_TIERS],
     latencies: [Latencies; FRONTS.len()],
@@ -50,7 +50,7 @@ impl Stripe {
     fn new() -> Self {
         Self {
             taken: AtomicBool::new(true),
-            shift: AtomicU32::new(0),
+            pace: Pace::default(),
             chunks: [const { OnceLock::new() }; MOST_RULES / TOGETHER],
             tiers: [const { [const { AtomicU64::new(0) }; TENTHS + 1] }; MOST_TIERS],
             latencies: [const { Latencies::new() }; FRONTS.len()],
@@ -113,21 +113,10 @@ pub(crate) struct Local {
     owner: u64,
     pub(crate) stripe: Arc<Stripe>,
     pub(crate) layout: Option<Arc<Layout>>,
-    /// Decisions until the next that is shown to the sketches.
-    pub(crate) until_sample: u32,
+    pub(crate) sampling: Sampling,
     /// Allowed decisions until the next that is logged.
     pub(crate) until_log: u32,
-    random: u64,
-}
-
-impl Local {
-    /// A number from one to twice `mean` less one.
-    pub(crate) fn skip(&mut self, mean: u32) -> u32 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        1 + ((self.random >> 32) as u32) % mean.saturating_mul(2).saturating_sub(1).max(1)
-    }
+    pub(crate) dice: Dice,
 }
 
 impl Drop for Local {
@@ -178,8 +167,15 @@ impl Stripes {
                 Arc::clone(&all[all.len() - 1])
             }
         };
-        let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(all.len() as u64 + self.owner) | 1;
-        locals.push(Local { owner: self.owner, stripe, layout: None, until_sample: 1, until_log: 0, random });
+        let dice = Dice::new(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(all.len() as u64 + self.owner));
+        locals.push(Local {
+            owner: self.owner,
+            stripe,
+            layout: None,
+            sampling: Sampling::new(),
+            until_log: 0,
+            dice,
+        });
         let last = locals.len() - 1;
         locals.swap(0, last);
         0

@@ -10,7 +10,6 @@ use crate::observe::Observe;
 use crate::stripe::{Local, add};
 use crate::watch::{MET_ALLOW, MET_DENY, ORIGINS, SHADOW_DENY};
 use std::sync::TryLockError;
-use std::sync::atomic::Ordering;
 use tollgate_core::{Charge, Clock, Outcome, Verdict};
 use tollgate_engine::{Bites, LimitStatus};
 
@@ -42,9 +41,8 @@ impl Observe {
                 add(&cells[MET_DENY], denied as u64);
             }
             let few = u32::try_from(count).unwrap_or(u32::MAX);
-            let quiet = local.until_sample > few && (self.allows == 0 || local.until_log > few);
-            if denied == 0 && quiet {
-                local.until_sample -= few;
+            let quiet = denied == 0 && (self.allows == 0 || local.until_log > few);
+            if quiet && local.sampling.pass(few, &local.stripe.pace) {
                 // Where none is logged it stays as it is.
                 local.until_log = local.until_log.saturating_sub(few);
             } else {
@@ -99,12 +97,7 @@ impl Observe {
 
     /// Whether it goes to the log, and how many it stands for in the sketches.
     fn is_wanted(&self, local: &mut Local, outcome: &Outcome) -> (bool, u32) {
-        let mut weight = 0;
-        local.until_sample -= 1;
-        if local.until_sample == 0 {
-            weight = 1 << local.stripe.shift.load(Ordering::Relaxed).min(20);
-            local.until_sample = local.skip(weight);
-        }
+        let weight = local.sampling.count(&local.stripe.pace, &mut local.dice);
         if outcome.verdict.is_denied() {
             return (true, weight);
         }

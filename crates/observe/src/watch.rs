@@ -6,7 +6,6 @@ use crate::names::{NO_TIER, OTHER, part};
 use crate::observe::Observe;
 use crate::stripe::{FRONTS, Local, add};
 use std::sync::TryLockError;
-use std::sync::atomic::Ordering;
 use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
 use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, RulingBy};
 use tollgate_rules::Role;
@@ -148,22 +147,15 @@ impl Observe {
         let cells = if slot == met.0 { met_cells } else { stripe.cells(slot) };
         add(&cells[verdict * ORIGINS.len() + origin(decision.origin)], 1);
 
-        local.until_sample -= 1;
         let log = !allowed || shadowed.is_some();
-        if local.until_sample > 0 && !log && self.allows == 0 {
-            return;
-        }
         self.maybe_set_aside(local, check, decision, Found { slot, ruled, nearest, shadowed, tier, log });
     }
 
     /// Sets a decision aside if it is to be logged or shown to the sketches.
     #[inline]
     fn maybe_set_aside(&self, local: &mut Local, check: &Check<'_>, decision: &Decision, found: Found<'_>) {
-        let mut weight = 0;
-        if local.until_sample == 0 {
-            weight = 1 << local.stripe.shift.load(Ordering::Relaxed).min(20);
-            local.until_sample = local.skip(weight);
-        }
+        let Local { stripe, sampling, dice, .. } = local;
+        let weight = if sampling.pass(1, &stripe.pace) { 0 } else { sampling.count(&stripe.pace, dice) };
         let log = found.log || self.is_logged_allow(local);
         if log || weight > 0 {
             self.set_aside(local, check, decision, found, log, weight);
@@ -177,7 +169,7 @@ impl Observe {
             return false;
         }
         if local.until_log == 0 {
-            local.until_log = local.skip(self.allows);
+            local.until_log = local.dice.about(self.allows);
         }
         local.until_log -= 1;
         local.until_log == 0
