@@ -4,7 +4,7 @@ use crate::change::{Actor, Changed, record, writing};
 use crate::control::Control;
 use crate::db::{ControlError, on};
 use crate::emergency::problem;
-use crate::key::{KeyHash, prefix};
+use crate::key::{Caller, KeyHash, prefix};
 use crate::quota::{QuotaProblem, tell_millis, text};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
@@ -84,10 +84,10 @@ impl Control {
     /// Grants extra quota. It can be used on this node when this returns.
     ///
     /// # Errors
-    /// The outer one if the database does not do it; the inner one if what is sent cannot be.
+    /// The outer one if the database does not do it, or knows nobody by the id; the inner one if what is sent cannot be.
     pub async fn grant(
         &self,
-        api_key: &str,
+        caller: impl Into<Caller<'_>>,
         draft: GrantDraft,
         rules: &Ruleset,
         actor: &Actor,
@@ -95,7 +95,14 @@ impl Control {
         if let Err(problem) = check(&draft, rules) {
             return Ok(Err(problem));
         }
-        let hash = self.hasher.hash(api_key);
+        let caller = caller.into();
+        let hash = self.hasher.of(caller);
+        let key_prefix = match caller {
+            Caller::Key(key) => prefix(key),
+            Caller::Id(id) => {
+                self.quota(id).await?.ok_or(ControlError::Unknown("quota with this id"))?.key_prefix
+            }
+        };
         let (id, now) = (crate::tokens::fresh_id()?, self.now_millis());
         let lasts = i64::try_from(draft.ttl_seconds.unwrap_or(USUAL) * 1_000).unwrap_or(i64::MAX);
         let granted = writing!(&self.db, |tx, head| {
@@ -110,7 +117,7 @@ impl Control {
             }
             let granted = QuotaGrant {
                 id: id.clone(),
-                key_prefix: prefix(api_key),
+                key_prefix: key_prefix.clone(),
                 rule: draft.rule.clone().unwrap_or_else(|| "default".to_owned()),
                 units: draft.units,
                 reason: draft.reason.clone(),
@@ -150,8 +157,13 @@ impl Control {
     ///
     /// # Errors
     /// [`ControlError::Unknown`] if this caller has no such grant, or it has ended; or the database's own.
-    pub async fn revoke_grant(&self, api_key: &str, id: &str, actor: &Actor) -> Result<(), ControlError> {
-        let (hash, now) = (self.hasher.hash(api_key), self.now_millis());
+    pub async fn revoke_grant(
+        &self,
+        caller: impl Into<Caller<'_>>,
+        id: &str,
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
+        let (hash, now) = (self.hasher.of(caller.into()), self.now_millis());
         writing!(&self.db, |tx, head| {
             let row: Option<GrantRow> = sqlx::query_as(ONE)
                 .bind(id.to_owned())

@@ -19,7 +19,8 @@ impl KeyHash {
     }
 
     /// As many bits as a number has, in the order in which [`fmt::Display`] writes them.
-    pub(crate) fn first_word(&self) -> u64 {
+    #[must_use]
+    pub fn first_word(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().unwrap_or_default())
     }
 

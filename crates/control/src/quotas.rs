@@ -13,6 +13,10 @@ const ONE: &str =
     "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at,
      deleted, revision FROM quotas WHERE key_hash = $1 AND deleted = 0";
 
+/// Those whose ids begin with the same word: one, or none.
+const BEGINS: &str =
+    "SELECT key_hash FROM quotas WHERE key_hash >= $1 AND key_hash <= $2 AND deleted = 0 LIMIT 2";
+
 const LIST: &str =
     "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at,
      deleted, revision FROM quotas
@@ -197,6 +201,25 @@ impl Control {
             sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(pool).await?
         });
         row.map(quota).transpose()
+    }
+
+    /// The whole id of a caller with whom something is agreed, by the word that it begins with ([`KeyHash::first_word`]).
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn quota_id(&self, first_word: u64) -> Result<Option<KeyHash>, ControlError> {
+        let ends = [0, u8::MAX].map(|rest| {
+            let mut bytes = [rest; 32];
+            bytes[..8].copy_from_slice(&first_word.to_be_bytes());
+            bytes.to_vec()
+        });
+        let [from, to] = ends;
+        let rows: Vec<(Vec<u8>,)> = on!(&self.db, pool => {
+            sqlx::query_as(BEGINS).bind(from).bind(to).fetch_all(pool).await?
+        });
+        // Two that begin alike cannot be told apart by it.
+        let one = rows.first().filter(|_| rows.len() == 1);
+        Ok(one.and_then(|(hash,)| KeyHash::from_slice(hash)))
     }
 
     /// Some agreements, in the order of their ids; those of a tier or a beginning in the order of their last changes.

@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use tollgate_core::{Charge, Limit, Part, Span, Timestamp, Verdict};
 use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, Request};
-use tollgate_rules::TENANT_KEY;
 
 /// Decisions that one buffer holds.
 pub(crate) const MOST: usize = 2_048;
@@ -18,7 +17,7 @@ pub(crate) const MOST: usize = 2_048;
 const MOST_TEXT: usize = 512 * 1024;
 /// Attributes of one request that are kept, and bytes of each.
 const MOST_PAIRS: usize = 16;
-const LONGEST: usize = 256;
+pub(crate) const LONGEST: usize = 256;
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,13 +230,6 @@ impl Buffer {
             pairs.push((key, value));
         }
         (domain, pairs)
-    }
-
-    /// The API key of one, if it has one and all of it was kept.
-    pub(crate) fn api_key(&self, capture: &Capture) -> Option<&str> {
-        let (_, pairs) = self.words(capture);
-        let key = pairs.iter().find(|(name, _)| *name == TENANT_KEY).map(|(_, key)| *key);
-        key.filter(|key| key.len() < LONGEST)
     }
 
     /// The rules that one is by; none, for a limit that a caller brought.

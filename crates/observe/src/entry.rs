@@ -1,6 +1,7 @@
 //! One decision as it is told to people: in the log, in answers, in words.
 
 use crate::capture::{Buffer, Capture, Ruled};
+use crate::mask::ApiKey;
 use crate::names::Name;
 use crate::recall::{Asker, ToldLimit};
 use serde_json::{Value, json};
@@ -89,6 +90,12 @@ impl Entry {
             || self.asker.attributes.iter().any(|(_, shown)| shown == key)
     }
 
+    /// The API key of the caller with this id, if it is by that one. For acting on, never for telling.
+    pub(crate) fn key_of(&self, id: u64) -> Option<&str> {
+        let caller = self.asker.caller.as_ref().filter(|caller| caller.id == id)?;
+        caller.key.as_ref().map(ApiKey::expose)
+    }
+
     /// As everyone gets it.
     #[must_use]
     pub fn json(&self, place: &Place) -> Value {
@@ -108,6 +115,7 @@ impl Entry {
             "why": self.why(),
         });
         let more = [
+            ("key_id", self.asker.key_id.map(|id| json!(format!("{id:016x}")))),
             ("rule", (!self.name.rule.is_empty()).then(|| json!(self.name.rule))),
             ("limit", self.limit.as_ref().map(|told| told.limit.json())),
             ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),

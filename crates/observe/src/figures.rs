@@ -207,7 +207,7 @@ impl Observe {
             .iter()
             .map(|by| {
                 json!({
-                    "key_masked": by.shown, "key_id": format!("{:016x}", by.id),
+                    "key_masked": by.caller.shown, "key_id": format!("{:016x}", by.caller.id),
                     "rate": by.requests as f64 / seconds, "share": by.requests as f64 / all.max(1) as f64,
                 })
             })
@@ -216,7 +216,10 @@ impl Observe {
             .by_denials()
             .iter()
             .map(|by| {
-                json!({"key_masked": by.shown, "key_id": format!("{:016x}", by.id), "rule": by.rule, "denied": by.denied})
+                json!({
+                    "key_masked": by.caller.shown, "key_id": format!("{:016x}", by.caller.id),
+                    "rule": by.rule, "denied": by.denied,
+                })
             })
             .collect();
         let near: Vec<Value> = top
@@ -230,7 +233,7 @@ impl Observe {
                     .position(|slot| *slot == near.slot)
                     .and_then(|at| rules.rules().get(at));
                 json!({
-                    "key_masked": near.shown, "key_id": format!("{:016x}", near.id), "rule": near.rule,
+                    "key_masked": near.caller.shown, "key_id": format!("{:016x}", near.caller.id), "rule": near.rule,
                     "utilisation": near.used, "minutes": near.minutes, "tier": tier,
                     "tier_above": rule.and_then(|rule| tier_above(rule, tier.map(|tier| &**tier))),
                 })

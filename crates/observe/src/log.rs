@@ -81,6 +81,11 @@ impl Log {
         written
     }
 
+    /// The API key of a caller of one of them.
+    pub(crate) fn key(&self, id: u64) -> Option<String> {
+        self.kept().entries.iter().rev().find_map(|entry| entry.key_of(id).map(str::to_owned))
+    }
+
     /// The latest that match, the latest first, and where to go on.
     pub(crate) fn search(
         &self,

@@ -1,18 +1,20 @@
 //! What is told of a caller's attributes. A value that may be a secret is never told: what stands for it is its first few
 //! characters and a keyed hash, enough to recognise it and to search by it, not enough to use it.
 
+use crate::capture::LONGEST;
 use ring::hmac;
 use ring::rand::SystemRandom;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
+use tollgate_rules::TENANT_KEY;
 
 /// Names with one of these in them may hold secrets.
 const SECRET: [&str; 9] =
     ["key", "token", "secret", "auth", "pass", "session", "cookie", "credential", "signature"];
 /// The attributes that tell who asks, the first that is there.
 const CALLERS: [&str; 11] = [
-    "api_key",
+    TENANT_KEY,
     "tenant",
     "tenant_id",
     "user",
@@ -64,10 +66,29 @@ pub enum HiddenAs {
 }
 
 /// Who asks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) id: u64,
     pub(crate) shown: String,
+    /// Its API key, if that is what it is known by and all of it was kept: so that an operator can act on somebody who is
+    /// listed. Known to this process alone, told to nobody, and forgotten with the lists.
+    pub(crate) key: Option<ApiKey>,
+}
+
+/// A key that is not to be told.
+pub(crate) struct ApiKey(Box<str>);
+
+impl ApiKey {
+    /// For acting on, never for telling.
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey")
+    }
 }
 
 impl fmt::Debug for Mask {
@@ -103,6 +124,11 @@ impl Mask {
 
     pub(crate) fn id(&self, value: &str) -> u64 {
         (self.hash)(value)
+    }
+
+    /// Whether the log tells one hidden value from another.
+    pub(crate) fn tells_apart(&self) -> bool {
+        self.form == HiddenAs::Hash
     }
 
     fn hides(&self, name: &str) -> bool {
@@ -154,7 +180,9 @@ impl Mask {
     ) -> Option<Caller> {
         let by_name = CALLERS.iter().find_map(|name| pairs.iter().position(|(key, _)| key == name));
         let at = by_name.or_else(|| pairs.iter().position(|(key, _)| !NOBODY.contains(key)))?;
-        Some(Caller { id: ids[at], shown: shown[at].1.clone() })
+        let (name, value) = pairs[at];
+        let key = (name == TENANT_KEY && value.len() < LONGEST).then(|| ApiKey(value.into()));
+        Some(Caller { id: ids[at], shown: shown[at].1.clone(), key })
     }
 }
 

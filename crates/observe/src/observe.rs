@@ -171,10 +171,11 @@ impl Observe {
         self.log.search(search, |key| self.mask.id(key))
     }
 
-    /// The API key of a caller who stands in the lists of top talkers, by its id. For acting on, never for telling.
+    /// The API key of a caller who stands in the lists of top talkers or in the log, by its id. For acting on, never for telling.
     #[must_use]
     pub fn api_key(&self, id: u64) -> Option<String> {
-        self.top().key(id).map(str::to_owned)
+        let listed = self.top().key(id).map(str::to_owned);
+        listed.or_else(|| self.log.key(id))
     }
 
     /// One decision of the log.
@@ -238,10 +239,8 @@ impl Observe {
                     let used = 1.0 - remaining / limit.capacity.max(1) as f32;
                     if status.outcome.verdict.is_denied() { 1.0 } else { used }
                 });
-                let key = if top.wants_key(caller.id) { buffer.api_key(capture) } else { None };
                 top.see(&Seen {
                     caller,
-                    key,
                     network: asker.network.as_deref(),
                     slot: noted.slot,
                     rule: names.get(noted.slot as usize).map_or(&self.other, |name| &name.rule),

@@ -1,7 +1,8 @@
 //! What is told of a decision beside its numbers, worked out once and remembered: those who are denied are mostly denied again,
 //! by the same limit. Masks and keyed hashes are dear, and in a flood there is a decision to log for every request.
 //!
-//! Nothing of it can be a secret: what a request said is remembered by a hash alone.
+//! What a request said is remembered by a hash alone, and by what may be told; but for the API key of its caller, for those who
+//! act on somebody without knowing the key.
 
 use crate::capture::{Buffer, Capture};
 use crate::mask::{Caller, Mask, network};
@@ -23,7 +24,9 @@ pub(crate) struct Asker {
     pub(crate) attributes: Box<[(String, String)]>,
     /// What values hash to: for searching by one.
     pub(crate) ids: Box<[u64]>,
-    pub(crate) caller: Option<Caller>,
+    pub(crate) caller: Option<Arc<Caller>>,
+    /// What the caller can be acted on by, if it is told.
+    pub(crate) key_id: Option<u64>,
     /// The network that it came from, if its caller is known by more than that.
     pub(crate) network: Option<Box<str>>,
 }
@@ -77,11 +80,13 @@ impl Recall {
             let is_address = |caller: &Caller| caller.shown.starts_with(&network[..network.len() - 4]);
             !caller.as_ref().is_some_and(is_address)
         });
+        let acted_on = caller.as_ref().filter(|caller| caller.key.is_some() && mask.tells_apart());
         let asker = Arc::new(Asker {
             domain: domain.into(),
             attributes: attributes.into(),
             ids: ids.into(),
-            caller,
+            key_id: acted_on.map(|caller| caller.id),
+            caller: caller.map(Arc::new),
             network: network.map(Into::into),
         });
         if self.askers.len() >= MOST {

@@ -5,12 +5,10 @@
 //! |---|---|
 //! | `sketch` | the heaviest of a stream (Space-Saving) |
 //! | `near` | who has been near a limit for minutes |
-//! | `keys` | the API keys of those who are listed, for those who act on them |
 //! | `shared` | addresses that many such callers share |
 //!
 //! The worker shows it a sample of decisions, each with a weight; with little traffic the sample is all of them.
 
-mod keys;
 mod near;
 mod shared;
 mod sketch;
@@ -19,8 +17,8 @@ pub(crate) use near::NearLimit;
 pub(crate) use shared::SharedAddress;
 pub(crate) use sketch::Sketch;
 
-use crate::mask::Caller;
-use std::collections::{HashMap, HashSet, VecDeque};
+use crate::mask::{ApiKey, Caller};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tollgate_core::{Span, Timestamp};
 
@@ -35,9 +33,7 @@ const MOST: usize = 50;
 /// One decision, as far as it concerns who asks.
 #[derive(Debug)]
 pub(crate) struct Seen<'a> {
-    pub(crate) caller: &'a Caller,
-    /// Its API key, if that is what it is known by.
-    pub(crate) key: Option<&'a str>,
+    pub(crate) caller: &'a Arc<Caller>,
     pub(crate) network: Option<&'a str>,
     pub(crate) slot: u32,
     pub(crate) rule: &'a Arc<str>,
@@ -54,8 +50,8 @@ pub(crate) struct Seen<'a> {
 #[derive(Debug)]
 struct Piece {
     since: Timestamp,
-    by_rate: Sketch<u64, Arc<str>>,
-    by_denials: Sketch<(u64, u32), (Arc<str>, Arc<str>)>,
+    by_rate: Sketch<u64, Arc<Caller>>,
+    by_denials: Sketch<(u64, u32), (Arc<Caller>, Arc<str>)>,
 }
 
 impl Piece {
@@ -70,45 +66,34 @@ pub(crate) struct Top {
     pieces: VecDeque<Piece>,
     near: near::Near,
     shared: shared::Shared,
-    keys: keys::Keys,
 }
 
 /// A caller by its rate.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct ByRate {
-    pub(crate) id: u64,
-    pub(crate) shown: Arc<str>,
+    pub(crate) caller: Arc<Caller>,
     pub(crate) requests: u64,
 }
 
 /// A caller by its denials.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct ByDenials {
-    pub(crate) id: u64,
-    pub(crate) shown: Arc<str>,
+    pub(crate) caller: Arc<Caller>,
     pub(crate) rule: Arc<str>,
     pub(crate) denied: u64,
 }
 
 impl Top {
-    /// Whether the key of this caller is still to be told.
-    pub(crate) fn wants_key(&self, id: u64) -> bool {
-        self.keys.wants(id)
-    }
-
     pub(crate) fn see(&mut self, seen: &Seen<'_>) {
         self.turn(seen.at);
-        let (id, shown) = (seen.caller.id, &seen.caller.shown);
+        let (caller, id) = (seen.caller, seen.caller.id);
         if let Some(piece) = self.pieces.back_mut().filter(|_| seen.weight > 0) {
             let weight = u64::from(seen.weight);
-            piece.by_rate.add(id, weight, || shown.as_str().into());
+            piece.by_rate.add(id, weight, || Arc::clone(caller));
             if seen.denied {
-                let told = || (shown.as_str().into(), Arc::clone(seen.rule));
+                let told = || (Arc::clone(caller), Arc::clone(seen.rule));
                 piece.by_denials.add((id, seen.slot), weight, told);
             }
-        }
-        if let Some(key) = seen.key {
-            self.keys.see(id, key);
         }
         if let Some(used) = seen.used {
             self.near.see(seen, used);
@@ -122,11 +107,6 @@ impl Top {
     pub(crate) fn turn(&mut self, now: Timestamp) {
         if self.pieces.back().is_none_or(|last| now.since(last.since) >= PIECE) {
             self.pieces.push_back(Piece::new(now));
-            let rates = self.pieces.iter().flat_map(|piece| piece.by_rate.counts().map(|(id, ..)| *id));
-            let denials =
-                self.pieces.iter().flat_map(|piece| piece.by_denials.counts().map(|((id, _), ..)| *id));
-            let listed: HashSet<u64> = rates.chain(denials).chain(self.near.ids()).collect();
-            self.keys.keep(|id| listed.contains(&id));
         }
         let whole = Span::from_micros(PIECE.as_micros() * PIECES as u64);
         while self.pieces.len() > PIECES
@@ -149,19 +129,21 @@ impl Top {
 
     pub(crate) fn by_rate(&self) -> Vec<ByRate> {
         let all = merged(self.pieces.iter().map(|piece| &piece.by_rate));
-        all.into_iter().map(|(id, shown, requests)| ByRate { id, shown, requests }).collect()
+        all.into_iter().map(|(_, caller, requests)| ByRate { caller, requests }).collect()
     }
 
     pub(crate) fn by_denials(&self) -> Vec<ByDenials> {
         let all = merged(self.pieces.iter().map(|piece| &piece.by_denials));
-        all.into_iter()
-            .map(|((id, _), (shown, rule), denied)| ByDenials { id, shown, rule, denied })
-            .collect()
+        all.into_iter().map(|(_, (caller, rule), denied)| ByDenials { caller, rule, denied }).collect()
     }
 
-    /// The API key of somebody who is listed.
+    /// The API key of somebody who is listed: it is kept with the place in the list, so that whoever has one can be acted on.
     pub(crate) fn key(&self, id: u64) -> Option<&str> {
-        self.keys.get(id)
+        let rates = self.pieces.iter().filter_map(|piece| piece.by_rate.told(&id));
+        let denials = self.pieces.iter().flat_map(|piece| piece.by_denials.counts());
+        let denials = denials.map(|(_, (caller, _), _)| caller);
+        let mut listed = rates.chain(denials).chain(self.near.callers()).filter(|caller| caller.id == id);
+        listed.find_map(|caller| caller.key.as_ref()).map(ApiKey::expose)
     }
 
     pub(crate) fn near(&self) -> Vec<NearLimit> {

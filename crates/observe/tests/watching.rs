@@ -307,3 +307,46 @@ fn what_callers_bring_themselves_is_watched_too() {
         assert_eq!(all(Ruled::ShadowDeny).len(), 1);
     }
 }
+
+/// A flood of callers who ask once each must not hide the one that matters: who is listed, or in the log, can be acted on.
+#[test]
+fn whoever_is_listed_can_be_acted_on_in_a_flood() {
+    let text =
+        "{domain: d, descriptors: [{key: api_key, name: a, limit: 1000/hour}, {key: bad, limit: 0/hour}]}";
+    let (limiter, observe) = watched(text, Settings::default());
+    let heavy = "sk_live_heavy_0123456789";
+    for n in 0..100_000 {
+        decide(&limiter, &[("api_key", &format!("sk_live_once_{n:08}"))]);
+        // It comes when many thousands have come already, and is still one of very many.
+        if n >= 50_000 && n % 25 == 0 {
+            decide(&limiter, &[("api_key", heavy)]);
+        }
+        if n % 100 == 99 {
+            observe.gather();
+        }
+    }
+    assert!((0..2_000).any(|_| decide(&limiter, &[("api_key", heavy)]) == "deny"));
+    observe.gather();
+    let id = |value: &serde_json::Value| {
+        u64::from_str_radix(value["key_id"].as_str().expect("an id"), 16).expect("a number")
+    };
+    let top = observe.top_talkers(&limiter.rules());
+    for list in ["by_rate", "by_denials"] {
+        assert_eq!(observe.api_key(id(&top[list][0])).as_deref(), Some(heavy), "{list}");
+    }
+    for listed in top["by_rate"].as_array().expect("a list") {
+        assert!(observe.api_key(id(listed)).is_some_and(|key| key.starts_with("sk_live_")), "{listed}");
+    }
+    // One who was denied once among many who were, and stands in no list: it is in the log.
+    for n in 0..8_000 {
+        decide(&limiter, &[("api_key", &format!("sk_live_denied_{n:08}")), ("bad", "")]);
+        if n % 100 == 99 {
+            observe.gather();
+        }
+    }
+    let key = "sk_live_denied_00006000";
+    let search = Search { key: Some(key.to_owned()), limit: 1, ..Search::default() };
+    let logged = observe.search(&search).0.pop().expect("a denial").json(observe.place());
+    assert_eq!(observe.api_key(id(&logged)).as_deref(), Some(key), "{logged}");
+    assert!(!format!("{observe:?}").contains("sk_live_"), "it tells nobody");
+}

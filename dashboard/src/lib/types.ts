@@ -145,7 +145,10 @@ export interface Decision {
   used_before?: number | null;
   remaining?: number | null;
   retry_after_ms?: number | null;
-  revision: string;
+  /** None, for a limit that came with its call. */
+  revision: string | null;
+  /** What the caller can be acted on by, if it has an API key. */
+  key_id?: string;
   node: string;
   region?: string | null;
   why: string;

@@ -77,16 +77,6 @@ async fn why(asked: Asked) -> Result<Reply, Problem> {
     Ok(told(&body))
 }
 
-/// The API key of a caller who is listed by this node, by the `key_id` that lists tell.
-pub(super) fn listed_key(admin: &Admin, id: &str) -> Result<String, Problem> {
-    let wrong = || Problem::bad("a `key_id` is 16 hexadecimal digits, as lists of callers have it").at("id");
-    let number = Some(id).filter(|id| id.len() == 16).and_then(|id| u64::from_str_radix(id, 16).ok());
-    watcher(admin)?.api_key(number.ok_or_else(wrong)?).ok_or_else(|| {
-        let detail = "this node lists no caller with this id and an API key, or no longer: write the whole key instead";
-        Problem::new(StatusCode::NOT_FOUND, "Not found", detail)
-    })
-}
-
 fn decision(text: &str) -> Result<DecisionId, Problem> {
     let wrong = || Problem::bad("a decision's id is 32 hexadecimal digits, as its answer had them").at("id");
     if text.len() != 32 {

@@ -35,6 +35,7 @@ mod lines;
 mod listener;
 mod live;
 mod log;
+mod meant;
 mod openapi;
 mod process;
 mod query;

@@ -1,15 +1,15 @@
 //! Quotas of single callers: list, read, agree, end. A change says which version it is of by `If-Match`, if it says any.
 
-use super::decisions::listed_key;
+use super::meant::Meant;
 use super::routes::{Asked, Reply, Route, done, whole};
-use super::{Admin, problem, query};
+use super::{problem, query};
 use crate::http::problem::Problem;
 use crate::http::{body, json_answer};
 use hyper::header::{ETAG, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
-use tollgate_control::{Caller, Cursor, Expected, KeyHash, Quota, QuotaDraft, Role, Wanted};
+use tollgate_control::{Cursor, Expected, Quota, QuotaDraft, Role, Wanted};
 
 const ONE: &str = "/admin/v1/quotas/{api_key}";
 /// By what stands for the key: those who read a list do not know the key itself.
@@ -25,39 +25,6 @@ pub(super) const ROUTES: &[Route] = &[
     Route::new(Method::DELETE, BY_ID, Role::Operator, |asked| Box::pin(delete(asked))),
 ];
 
-/// Who is meant, by a path.
-enum Meant {
-    Key(String),
-    /// One who is listed: whoever asks does not know the key.
-    Listed(String),
-    Id(KeyHash),
-}
-
-impl Meant {
-    fn by(admin: &Admin, head: &Parts, named: &str) -> Result<Self, Problem> {
-        if !head.uri.path().starts_with("/admin/v1/quotas/by-id/") {
-            return query::api_key(named).map(Self::Key);
-        }
-        if named.len() == 16 {
-            return listed_key(admin, named).map(Self::Listed);
-        }
-        let wrong = || {
-            Problem::bad(
-                "an id is 64 hexadecimal digits, as lists of quotas have it, or 16, as lists of callers do",
-            )
-            .at("id")
-        };
-        KeyHash::parse(named).map(Self::Id).ok_or_else(wrong)
-    }
-
-    fn caller(&self) -> Caller<'_> {
-        match self {
-            Self::Key(key) | Self::Listed(key) => Caller::Key(key),
-            Self::Id(id) => Caller::Id(*id),
-        }
-    }
-}
-
 async fn list(asked: Asked) -> Result<Reply, Problem> {
     let [tier, prefix, cursor] = query::words(&asked.head.uri, ["tier", "prefix", "cursor"])?;
     let wrong = || Problem::bad("write a `next_cursor` of a page before, or leave it out").at("cursor");
@@ -67,7 +34,7 @@ async fn list(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn get(asked: Asked) -> Result<Reply, Problem> {
-    let meant = Meant::by(&asked.admin, &asked.head, &asked.named[0])?;
+    let meant = Meant::by(&asked).await?;
     let found = asked.admin.control()?.quota(meant.caller()).await.map_err(problem)?;
     let detail = "nothing is agreed with this caller; the rules act alone";
     let found = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))?;
@@ -75,8 +42,8 @@ async fn get(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn put(asked: Asked) -> Result<Reply, Problem> {
-    let Asked { admin, head, named, body, actor, .. } = asked;
-    let meant = Meant::by(&admin, &head, &named[0])?;
+    let meant = Meant::by(&asked).await?;
+    let Asked { admin, head, body, actor, .. } = asked;
     let body = body::read(body).await?;
     let draft: QuotaDraft = body::decode(&body)?;
     let (rules, expected) = ((admin.rules)(), expected(&head)?);
@@ -88,18 +55,14 @@ async fn put(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn delete(asked: Asked) -> Result<Reply, Problem> {
-    let meant = Meant::by(&asked.admin, &asked.head, &asked.named[0])?;
+    let meant = Meant::by(&asked).await?;
     let expected = expected(&asked.head)?;
     asked.admin.control()?.delete_quota(meant.caller(), expected, &asked.actor).await.map_err(problem)?;
     Ok(done())
 }
 
-/// The key is told to those alone who have sent it.
 fn told(meant: &Meant, quota: &Quota) -> Reply {
-    let mut body = match meant {
-        Meant::Key(key) => json!({"api_key": key}),
-        Meant::Id(_) | Meant::Listed(_) => json!({}),
-    };
+    let mut body = meant.sent().map_or_else(|| json!({}), |key| json!({"api_key": key}));
     if let (Some(body), Value::Object(quota)) = (body.as_object_mut(), json!(quota)) {
         body.extend(quota);
     }

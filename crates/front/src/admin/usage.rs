@@ -1,6 +1,6 @@
 //! What is used of a caller's limits: read without charging, given back, and added to once.
 
-use super::decisions::listed_key;
+use super::meant::Meant;
 use super::routes::{Asked, Reply, Route, done, whole};
 use super::{problem, query};
 use crate::http::problem::Problem;
@@ -82,30 +82,21 @@ impl UsageOf {
         self.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
 
-    fn read(asked: &Asked) -> Result<(String, Self), Problem> {
-        let key = meant(asked)?;
+    async fn read(asked: &Asked) -> Result<(Meant, Self), Problem> {
+        let meant = Meant::by(asked).await?;
         let ([domain], mut attributes) = query::words_and_attributes(&asked.head.uri, ["domain"])?;
         if attributes.iter().any(|(name, _)| name == TENANT_KEY) {
             return Err(Problem::bad("the key stands in the path").at("attr.api_key"));
         }
-        attributes.insert(0, (TENANT_KEY.to_owned(), key.clone()));
-        Ok((key, Self { domain, attributes, rule: None }))
+        attributes.insert(0, (TENANT_KEY.to_owned(), meant.key()?.to_owned()));
+        Ok((meant, Self { domain, attributes, rule: None }))
     }
 }
 
-/// The key that a path means: it stands there, or the id does that lists of callers tell.
-fn meant(asked: &Asked) -> Result<String, Problem> {
-    if is_by_id(asked) { listed_key(&asked.admin, &asked.named[0]) } else { query::api_key(&asked.named[0]) }
-}
-
-fn is_by_id(asked: &Asked) -> bool {
-    asked.template.starts_with("/admin/v1/usage/by-id/")
-}
-
 async fn get(asked: Asked) -> Result<Reply, Problem> {
-    let (key, of) = UsageOf::read(&asked)?;
+    let (meant, of) = UsageOf::read(&asked).await?;
     let usage = asked.admin.meter.usage(&of).await.map_err(unread)?;
-    Ok(told((!is_by_id(&asked)).then_some(key), &usage))
+    Ok(told(&meant, &usage))
 }
 
 #[derive(Deserialize)]
@@ -116,33 +107,38 @@ struct Reset {
 }
 
 async fn reset(asked: Asked) -> Result<Reply, Problem> {
-    let (key, mut of) = UsageOf::read(&asked)?;
-    let tells = !is_by_id(&asked);
+    let (meant, mut of) = UsageOf::read(&asked).await?;
     let Asked { admin, body, actor, .. } = asked;
     let sent: Reset = body::decode(&body::read(body).await?)?;
     of.rule = sent.rule;
     let before = admin.meter.usage(&of).await.map_err(unread)?;
     let noted = json!({"limits": before.limits.iter().map(limit).collect::<Vec<_>>()}).to_string();
-    let noted = admin.control()?.note_reset(&key, of.rule.as_deref(), &sent.reason, noted, &actor).await;
+    let key = meant.key()?;
+    let noted = admin.control()?.note_reset(key, of.rule.as_deref(), &sent.reason, noted, &actor).await;
     noted.map_err(problem)?.map_err(unfit)?;
     let usage = admin.meter.reset(&of).await.map_err(unread)?;
-    Ok(told(tells.then_some(key), &usage))
+    Ok(told(&meant, &usage))
 }
 
 async fn grant(asked: Asked) -> Result<Reply, Problem> {
-    let key = meant(&asked)?;
+    let meant = Meant::by(&asked).await?;
     let [] = query::words(&asked.head.uri, [])?;
     let Asked { admin, body, actor, .. } = asked;
     let draft: GrantDraft = body::decode(&body::read(body).await?)?;
-    let granted = admin.control()?.grant(&key, draft, &(admin.rules)(), &actor).await;
+    let granted = admin.control()?.grant(meant.caller(), draft, &(admin.rules)(), &actor).await;
     let granted = granted.map_err(problem)?.map_err(unfit)?;
     Ok(whole(json_answer(StatusCode::CREATED, format!("{:#}\n", json!(granted)).into_bytes())))
 }
 
 async fn revoke(asked: Asked) -> Result<Reply, Problem> {
-    let key = meant(&asked)?;
+    let meant = Meant::by(&asked).await?;
     let [] = query::words(&asked.head.uri, [])?;
-    asked.admin.control()?.revoke_grant(&key, &asked.named[1], &asked.actor).await.map_err(problem)?;
+    asked
+        .admin
+        .control()?
+        .revoke_grant(meant.caller(), &asked.named[1], &asked.actor)
+        .await
+        .map_err(problem)?;
     Ok(done())
 }
 
@@ -164,8 +160,7 @@ fn unread(error: UsageError) -> Problem {
     }
 }
 
-/// The key is told to those alone who have sent it.
-fn told(key: Option<String>, usage: &Usage) -> Reply {
+fn told(meant: &Meant, usage: &Usage) -> Reply {
     let mut body = json!({
         "domain": usage.domain,
         "tier": usage.tier,
@@ -173,7 +168,7 @@ fn told(key: Option<String>, usage: &Usage) -> Reply {
         "needs": usage.needs.iter().map(needs).collect::<Vec<_>>(),
         "grants": usage.grants.iter().map(left).collect::<Vec<_>>(),
     });
-    if let Some(key) = key {
+    if let Some(key) = meant.sent() {
         body["api_key"] = key.into();
     }
     whole(json_answer(StatusCode::OK, format!("{body:#}\n").into_bytes()))

@@ -2,6 +2,7 @@
 //! time in it; a bucket that is used up again and again is full in between.
 
 use super::{NEAR, Seen};
+use crate::mask::Caller;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::Timestamp;
@@ -19,7 +20,7 @@ pub(super) struct Near {
 
 #[derive(Debug)]
 struct Watched {
-    shown: Arc<str>,
+    caller: Arc<Caller>,
     rule: Arc<str>,
     tier: u16,
     /// The most that was used in this minute; nothing, if nobody has asked in it.
@@ -31,10 +32,9 @@ struct Watched {
 }
 
 /// A caller that has been near a limit for a while.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct NearLimit {
-    pub(crate) id: u64,
-    pub(crate) shown: Arc<str>,
+    pub(crate) caller: Arc<Caller>,
     pub(crate) slot: u32,
     pub(crate) rule: Arc<str>,
     pub(crate) tier: u16,
@@ -49,8 +49,9 @@ impl Near {
             watched.used = watched.used.max(used);
             watched.tier = seen.tier;
         } else if used >= NEAR && self.watched.len() < MOST {
-            let (shown, rule) = (seen.caller.shown.as_str().into(), Arc::clone(seen.rule));
-            self.watched.insert(key, Watched { shown, rule, tier: seen.tier, used, before: 0.0, minutes: 0 });
+            let (caller, rule) = (Arc::clone(seen.caller), Arc::clone(seen.rule));
+            self.watched
+                .insert(key, Watched { caller, rule, tier: seen.tier, used, before: 0.0, minutes: 0 });
         }
     }
 
@@ -72,16 +73,15 @@ impl Near {
     }
 
     /// Those who are watched.
-    pub(super) fn ids(&self) -> impl Iterator<Item = u64> {
-        self.watched.keys().map(|(id, _)| *id)
+    pub(super) fn callers(&self) -> impl Iterator<Item = &Arc<Caller>> {
+        self.watched.values().map(|watched| &watched.caller)
     }
 
     pub(super) fn told(&self, most: usize) -> Vec<NearLimit> {
         let long = self.watched.iter().filter(|(_, watched)| watched.minutes >= MINUTES);
         let mut all: Vec<NearLimit> = long
-            .map(|((id, slot), watched)| NearLimit {
-                id: *id,
-                shown: Arc::clone(&watched.shown),
+            .map(|((_, slot), watched)| NearLimit {
+                caller: Arc::clone(&watched.caller),
                 slot: *slot,
                 rule: Arc::clone(&watched.rule),
                 tier: watched.tier,
@@ -99,15 +99,13 @@ impl Near {
 mod tests {
     use super::super::Top;
     use super::*;
-    use crate::mask::Caller;
 
     fn see(top: &mut Top, id: u64, used: f32, secs: u64) {
-        let caller = Caller { id, shown: format!("caller {id}") };
+        let caller = Arc::new(Caller { id, shown: format!("caller {id}"), key: None });
         let (rule, at) = ("r".into(), Timestamp::from_secs(600_000 + secs));
         let (network, denied) = (None, used >= 1.0);
         top.see(&Seen {
             caller: &caller,
-            key: None,
             network,
             slot: 3,
             rule: &rule,
@@ -132,7 +130,8 @@ mod tests {
                 see(&mut top, 5, 1.0, secs);
             }
         }
-        let told = |top: &Top| top.near().iter().map(|near| (near.id, near.minutes)).collect::<Vec<_>>();
+        let told =
+            |top: &Top| top.near().iter().map(|near| (near.caller.id, near.minutes)).collect::<Vec<_>>();
         see(&mut top, 1, 0.95, 360);
         assert_eq!(told(&top), [(1, 6), (2, 6)]);
         assert_eq!(top.near()[0].tier, 2);

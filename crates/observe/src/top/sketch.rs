@@ -45,6 +45,11 @@ impl<K: Copy + Eq + Hash, T> Sketch<K, T> {
         self.total
     }
 
+    /// What is kept with a key that has a counter.
+    pub(crate) fn told(&self, key: &K) -> Option<&T> {
+        self.places.get(key).map(|place| &self.counters[*place].1)
+    }
+
     /// All that have a counter, with what is certain of their counts.
     pub(crate) fn counts(&self) -> impl Iterator<Item = (&K, &T, u64)> {
         self.counters.iter().map(|(key, told, count, over)| (key, told, count - over))

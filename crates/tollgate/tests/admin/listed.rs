@@ -1,8 +1,8 @@
 //! Whoever sees a caller in a list acts on it by its id, without ever knowing the key.
 
 use crate::databases::Place;
-use crate::harness::eventually;
-use crate::node;
+use crate::harness::{Node, eventually};
+use crate::{RULES, node};
 use serde_json::{Value, json};
 
 const KEY: &str = "sk_live_PLANTED0123456789abcdef";
@@ -11,6 +11,8 @@ const KEY: &str = "sk_live_PLANTED0123456789abcdef";
 fn a_listed_caller_is_acted_on_by_its_id() {
     let place = Place::new();
     let node = node(&place.sqlite("listed"));
+    // Another node of the installation, which has not seen the caller.
+    let elsewhere = Node::start(RULES, &place.sqlite("listed"), &[]);
     assert_eq!(node.passes("d", &json!({"api_key": KEY})), 3);
     let mut told = String::new();
     let mut ask = |method: &str, path: &str, body: &Value| {
@@ -27,6 +29,7 @@ fn a_listed_caller_is_acted_on_by_its_id() {
     assert!(usage.get("api_key").is_none());
     let quota = format!("/admin/v1/quotas/by-id/{id}");
     assert_eq!(ask("GET", &quota, &Value::Null).0, 404, "nothing is agreed yet");
+    assert_eq!(elsewhere.ask("GET", &quota, &[], &Value::Null).status, 404, "and nobody is known there");
     let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 5, "unit": "hour"}], "reason": "t"});
     let (status, agreed) = ask("PUT", &quota, &own);
     assert_eq!(status, 200, "{agreed}");
@@ -42,6 +45,30 @@ fn a_listed_caller_is_acted_on_by_its_id() {
     assert_eq!(ask("DELETE", &granted, &Value::Null).0, 204);
     assert_eq!(node.passes("d", &json!({"api_key": KEY})), 0, "it was taken back");
     assert_eq!(ask("DELETE", &granted, &Value::Null).0, 404);
+    // From when something is agreed, the id is known at every node, and all can be done there that needs no counter.
+    let there = |method: &str, path: &str, body: &Value| {
+        let answer = elsewhere.ask(method, path, &[], body);
+        (answer.status, if answer.body.is_empty() { Value::Null } else { answer.json() })
+    };
+    let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 9, "unit": "hour"}], "reason": "t"});
+    assert_eq!(there("PUT", &quota, &own).0, 200);
+    assert_eq!(there("GET", &quota, &Value::Null).1["overrides"][0]["requests_per_unit"], 9);
+    let (status, granted) = there("POST", &format!("/admin/v1/usage/by-id/{id}/grant"), &grant);
+    assert_eq!((status, &granted["key_prefix"]), (201, &agreed["key_prefix"]), "{granted}");
+    let granted = format!("/admin/v1/usage/by-id/{id}/grant/{}", granted["id"].as_str().expect("an id"));
+    assert_eq!(there("DELETE", &granted, &Value::Null).0, 204);
+    let (status, why) = there("GET", &format!("/admin/v1/usage/by-id/{id}"), &Value::Null);
+    assert!(
+        status == 404 && why["detail"].as_str().is_some_and(|why| why.contains("ask the node that lists it")),
+        "{why}"
+    );
+    assert_eq!(there("DELETE", &quota, &Value::Null).0, 204);
+    assert_eq!(there("GET", &quota, &Value::Null).0, 404);
+    // A decision of the log names whom it is about; the long id will do, too.
+    let logged = ask("GET", "/admin/v1/decisions?verdict=deny&limit=1", &Value::Null).1;
+    assert_eq!(logged["decisions"][0]["key_id"], id.as_str());
+    let whole = agreed["id"].as_str().expect("an id");
+    assert_eq!(ask("GET", &format!("/admin/v1/usage/by-id/{whole}"), &Value::Null).0, 200);
     for (path, status) in [("0123456789abcdef", 404), ("xyz", 400), ("0123456789abcdeg", 400)] {
         assert_eq!(ask("GET", &format!("/admin/v1/usage/by-id/{path}"), &Value::Null).0, status, "{path}");
     }

@@ -1,0 +1,77 @@
+//! Which caller a path means: `/{api_key}` has the key itself; `/by-id/{id}` what stands for it, which is all that lists tell.
+//!
+//! An id is the installation's keyed hash of the key. Whoever this node lists, or has in its decision log, is known to it by key,
+//! and everything can be done; somebody else is known where something is agreed with them in the database: then all that needs no
+//! counter can be done, at any node.
+
+use super::routes::Asked;
+use super::{problem, query};
+use crate::http::problem::Problem;
+use hyper::StatusCode;
+use tollgate_control::{Caller, KeyHash};
+
+pub(super) enum Meant {
+    /// Whoever asks knows the key.
+    Key(String),
+    /// This node knows it; whoever asks does not.
+    Listed(String),
+    /// Nobody here does.
+    Id(KeyHash),
+}
+
+impl Meant {
+    pub(super) async fn by(asked: &Asked) -> Result<Self, Problem> {
+        let (admin, named) = (&asked.admin, asked.named[0].as_str());
+        if !asked.template.contains("/by-id/") {
+            return query::api_key(named).map(Self::Key);
+        }
+        let whole = KeyHash::parse(named);
+        let word = Some(named)
+            .filter(|named| named.len() == 16)
+            .and_then(|named| u64::from_str_radix(named, 16).ok());
+        let wrong = || {
+            let detail = "an id is 64 hexadecimal digits, as lists of quotas have it, or 16, as lists of callers do (`key_id`)";
+            Problem::bad(detail).at("id")
+        };
+        let word = whole.map(|whole| whole.first_word()).or(word).ok_or_else(wrong)?;
+        if let Some(key) = admin.status.observe().and_then(|observe| observe.api_key(word)) {
+            return Ok(Self::Listed(key));
+        }
+        let known = match (whole, &admin.control) {
+            (Some(whole), _) => Some(whole),
+            (None, Some(control)) => control.quota_id(word).await.map_err(problem)?,
+            (None, None) => None,
+        };
+        let detail = "this node neither lists a caller with this id and an API key nor has one in its log, and nothing is agreed \
+                      with one: ask the node that lists it, or write the whole key";
+        known.map(Self::Id).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))
+    }
+
+    /// For what is kept under the hash.
+    pub(super) fn caller(&self) -> Caller<'_> {
+        match self {
+            Self::Key(key) | Self::Listed(key) => Caller::Key(key),
+            Self::Id(id) => Caller::Id(*id),
+        }
+    }
+
+    /// For what is kept under the key.
+    pub(super) fn key(&self) -> Result<&str, Problem> {
+        match self {
+            Self::Key(key) | Self::Listed(key) => Ok(key),
+            Self::Id(_) => {
+                let detail = "counters are found by the key, and this node has not seen the caller lately: ask the node that \
+                              lists it, or write the whole key";
+                Err(Problem::new(StatusCode::NOT_FOUND, "Not found", detail))
+            }
+        }
+    }
+
+    /// The key is told to those alone who have sent it.
+    pub(super) fn sent(&self) -> Option<&str> {
+        match self {
+            Self::Key(key) => Some(key),
+            Self::Listed(_) | Self::Id(_) => None,
+        }
+    }
+}
