@@ -2,7 +2,7 @@
 //! open, and those who are there: it acts on whoever comes next.
 
 use crate::config::{CallerLimits, GatewayConfig, ListenerConfig};
-use crate::h1::server as h1;
+use crate::h1;
 use crate::h2;
 use crate::listener::Listener;
 use crate::proxy::Proxy;

@@ -1,6 +1,6 @@
 //! Accepting callers: bounded in number, each with little time to say what it speaks.
 
-use crate::h1::server as h1;
+use crate::h1;
 use crate::h2;
 use crate::headers::Peer;
 use crate::io::Io;

@@ -4,101 +4,13 @@
 //! twice or beside `Transfer-Encoding`. None of these is repaired here. Written for this place rather than taken from a
 //! general parser, because those accept several of them for the sake of old clients. Pure: bytes in, a head out.
 
+pub use super::refusal::{HeadError, HeadLimits};
 use super::scan::{Field, FieldPlaces, FieldsOf, Marks, Scan, Twins, scan_fields};
+use super::target::{absolute_target, check_host, check_origin_form, without_query};
+pub use super::target::{check_path, is_host};
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode, Uri, Version};
-
-/// How much of a head is read.
-#[derive(Clone, Copy, Debug)]
-pub struct HeadLimits {
-    /// Bytes in all.
-    pub bytes: usize,
-    /// Bytes of the target: path and query.
-    pub target: usize,
-    /// Fields.
-    pub fields: usize,
-}
-
-impl Default for HeadLimits {
-    fn default() -> Self {
-        Self { bytes: 32 * 1024, target: 8 * 1024, fields: 100 }
-    }
-}
-
-/// Why a head is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum HeadError {
-    /// A line feed without its carriage return, or the other way round.
-    #[error("every line must end with CR LF")]
-    LineEnding,
-    /// Not `METHOD target HTTP/1.1`.
-    #[error("the request line must be: method, one space, target, one space, HTTP/1.1")]
-    RequestLine,
-    /// Not `HTTP/1.1 200 OK`.
-    #[error("the status line must be: HTTP/1.1, one space, three digits")]
-    StatusLine,
-    /// Another version.
-    #[error("only HTTP/1.1 and HTTP/1.0 are spoken here")]
-    Version,
-    /// A method that no route can have.
-    #[error("this method is not passed on")]
-    Method,
-    /// A target that is not a path, or hides what path it is.
-    #[error(
-        "the target must be a path of visible characters, without `.` and `..` segments and without a fragment"
-    )]
-    Target,
-    /// Longer than is read.
-    #[error("the target is longer than is read here")]
-    TargetTooLong,
-    /// More bytes or fields than are read.
-    #[error("the header section is larger than is read here")]
-    TooLarge,
-    /// Not a token before the colon, a space before it, or none.
-    #[error("a field's name must be a token directly followed by a colon")]
-    FieldName,
-    /// A field continued on the next line.
-    #[error("a field may not be continued on a second line")]
-    Folded,
-    /// A control character.
-    #[error("a field's value may not have control characters")]
-    FieldValue,
-    /// None, two, or one that is no host.
-    #[error("exactly one Host field with a host's name is needed")]
-    Host,
-    /// Two lengths, or no number.
-    #[error("Content-Length must be one number, once")]
-    ContentLength,
-    /// The two ways to tell a length at once.
-    #[error("Content-Length and Transfer-Encoding exclude each other")]
-    TwoLengths,
-    /// Another encoding than `chunked`, or one in HTTP/1.0.
-    #[error("the only transfer encoding understood here is `chunked`, in HTTP/1.1")]
-    TransferEncoding,
-    /// Another expectation than `100-continue`.
-    #[error("the only expectation understood here is `100-continue`")]
-    Expect,
-    /// `Connection` names a field that the message cannot do without.
-    #[error("Connection may not name a field that frames or directs the message")]
-    Connection,
-}
-
-impl HeadError {
-    /// The answer to a caller who sent this.
-    #[must_use]
-    pub const fn status(self) -> StatusCode {
-        match self {
-            Self::Version => StatusCode::HTTP_VERSION_NOT_SUPPORTED,
-            Self::Method | Self::TransferEncoding => StatusCode::NOT_IMPLEMENTED,
-            Self::TargetTooLong => StatusCode::URI_TOO_LONG,
-            Self::TooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Self::Expect => StatusCode::EXPECTATION_FAILED,
-            _ => StatusCode::BAD_REQUEST,
-        }
-    }
-}
 
 /// How a message's body is told apart from what follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -324,96 +236,6 @@ pub(super) fn line_at(head: &[u8], at: usize) -> Result<usize, HeadError> {
     }
 }
 
-fn without_query(target: &str) -> &str {
-    target.split_once('?').map_or(target, |(path, _)| path)
-}
-
-/// What the `http` crate takes for a URI.
-const LONGEST_URI: usize = 65_534;
-
-/// A path and a query of the characters that a URI has, or that the world writes into one all the same.
-fn check_origin_form(target: &str) -> Result<(), HeadError> {
-    if target.len() > LONGEST_URI {
-        return Err(HeadError::TargetTooLong);
-    }
-    let path = without_query(target);
-    let rest = &target.as_bytes()[path.len()..];
-    if path.bytes().all(is_of_path) && rest.iter().all(|byte| is_of_query(*byte)) {
-        check_path(path)
-    } else {
-        Err(HeadError::Target)
-    }
-}
-
-/// The characters of paths: those of the `http` crate, which whoever takes a target as a URI relies on.
-const fn is_of_path(byte: u8) -> bool {
-    matches!(byte, 0x21..=0x22 | 0x24..=0x3b | 0x3d | 0x40..=0x5f | 0x61..=0x7e)
-}
-
-/// The characters of queries, and the mark before them.
-const fn is_of_query(byte: u8) -> bool {
-    matches!(byte, 0x21 | 0x24..=0x3b | 0x3d | 0x3f..=0x7e)
-}
-
-/// `http://host/path`, or the asterisk of `OPTIONS`.
-fn absolute_target(target: &str, method: &Method) -> Result<Uri, HeadError> {
-    let asterisk = target == "*";
-    if asterisk && method != Method::OPTIONS {
-        return Err(HeadError::Target);
-    }
-    let uri = Uri::try_from(target).map_err(|_| HeadError::Target)?;
-    if !asterisk && !matches!(uri.scheme_str(), Some("http" | "https")) {
-        return Err(HeadError::Target);
-    }
-    if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        return Err(HeadError::Target);
-    }
-    check_path(uri.path())?;
-    Ok(uri)
-}
-
-/// A path with `.` and `..` segments is another path to the next reader than to the rules.
-pub fn check_path(path: &str) -> Result<(), HeadError> {
-    let path = path.as_bytes();
-    // Nearly every path has neither a segment that begins with a dot nor an escape.
-    let suspect = memchr::memchr3_iter(b'%', b'\\', b'.', path)
-        .any(|at| path[at] != b'.' || at == 0 || matches!(path[at - 1], b'/' | b'.'));
-    if !suspect {
-        return Ok(());
-    }
-    if path.contains(&b'\\') {
-        return Err(HeadError::Target);
-    }
-    let text = String::from_utf8_lossy(path).to_ascii_lowercase();
-    let text = text.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
-    // `..;x` is `..` to some servers.
-    let names = text.split('/').map(|segment| segment.split(';').next().unwrap_or(segment));
-    let mut hidden = names.filter(|name| matches!(*name, "." | ".."));
-    if text.contains("%00") || hidden.next().is_some() { Err(HeadError::Target) } else { Ok(()) }
-}
-
-/// Whether a host has the characters of one, and could be quoted.
-#[must_use]
-pub fn is_host(host: &[u8]) -> bool {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte);
-    !host.is_empty() && host.iter().all(plain)
-}
-
-fn check_host(host: Option<&[u8]>, absolute: Option<&Uri>, version: Version) -> Result<(), HeadError> {
-    let host = match host {
-        Some(host) => host,
-        None if version == Version::HTTP_10 => return Ok(()),
-        None => return Err(HeadError::Host),
-    };
-    if !is_host(host) {
-        return Err(HeadError::Host);
-    }
-    match absolute.and_then(Uri::authority) {
-        Some(authority) if !authority.as_str().as_bytes().eq_ignore_ascii_case(host) => Err(HeadError::Host),
-        _ => Ok(()),
-    }
-}
-
 /// The characters of names.
 pub(super) const fn is_token(byte: u8) -> bool {
     const TOKENS: [bool; 256] = {
@@ -444,21 +266,4 @@ pub fn are_values(value: &[u8]) -> bool {
 /// Of control characters, only the tab.
 const fn is_value(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A target that passes here and is no URI would be lost on the way to whoever needs one.
-    #[test]
-    fn targets_are_those_of_the_http_crate() {
-        for byte in 0x21..0x7f_u8 {
-            for target in [format!("/a{}b", byte as char), format!("/?a{}b", byte as char)] {
-                let checked = check_origin_form(&target).is_ok();
-                let known = target.parse::<Uri>().is_ok() && !matches!(byte, b'#' | b'\\');
-                assert_eq!(checked || byte == b'\\', known || byte == b'\\', "{target}");
-            }
-        }
-    }
 }

@@ -4,6 +4,8 @@
 //! | file | does |
 //! |---|---|
 //! | [`head`] | reads request and answer heads, refuses what is ambiguous |
+//! | `target` | what a request asks for: paths and hosts that are what they seem |
+//! | `refusal` | why a head is refused |
 //! | `scan` | the same of a request, in place, for who answers by itself |
 //! | `answer` | an answer of our own, until it is written |
 //! | [`chunked`] | reads bodies in chunks |
@@ -13,7 +15,9 @@ mod answer;
 pub mod chunked;
 pub mod head;
 pub mod laws;
+mod refusal;
 mod scan;
+mod target;
 
 pub use answer::{After, Answer, Wants};
 pub use scan::{FieldsOf, Scan};

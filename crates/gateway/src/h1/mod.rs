@@ -8,14 +8,19 @@
 //! |---|---|
 //! | `body` | bodies as they come from a connection |
 //! | `write` | heads and bodies as they go into one |
-//! | `server` | a caller's connection, request after request |
+//! | `line` | a caller's connection, as bytes: a head that comes, an answer that goes |
+//! | `server` | what is done there, request after request |
 //! | `straight` | the usual request's way to the upstream and back |
 //! | `client` | one exchange on an upstream's connection |
 //! | `tunnel` | a connection that has stopped speaking HTTP |
 
 pub(crate) mod body;
 pub(crate) mod client;
-pub(crate) mod server;
+mod line;
+mod server;
 mod straight;
 pub(crate) mod tunnel;
 pub(crate) mod write;
+
+pub(crate) use line::Settings;
+pub(crate) use server::serve;

@@ -5,7 +5,8 @@
 //! has come nothing is lost by that, so even a waiting connection that turns out to be closed is left to it.
 
 use super::client::{Connection, ExchangeError, UpstreamBody};
-use super::server::{Line, asked};
+use super::line::Line;
+use super::server::asked;
 use super::write::{self, COPIED, Frames};
 use crate::body::{Outgoing, Source};
 use crate::config::UpstreamProtocol;

@@ -1,0 +1,115 @@
+//! What a request asks for: targets that hide their path are refused, and hosts that are none.
+
+use super::refusal::HeadError;
+use http::{Method, Uri, Version};
+
+pub(super) fn without_query(target: &str) -> &str {
+    target.split_once('?').map_or(target, |(path, _)| path)
+}
+
+/// What the `http` crate takes for a URI.
+const LONGEST_URI: usize = 65_534;
+
+/// A path and a query of the characters that a URI has, or that the world writes into one all the same.
+pub(super) fn check_origin_form(target: &str) -> Result<(), HeadError> {
+    if target.len() > LONGEST_URI {
+        return Err(HeadError::TargetTooLong);
+    }
+    let path = without_query(target);
+    let rest = &target.as_bytes()[path.len()..];
+    if path.bytes().all(is_of_path) && rest.iter().all(|byte| is_of_query(*byte)) {
+        check_path(path)
+    } else {
+        Err(HeadError::Target)
+    }
+}
+
+/// The characters of paths: those of the `http` crate, which whoever takes a target as a URI relies on.
+const fn is_of_path(byte: u8) -> bool {
+    matches!(byte, 0x21..=0x22 | 0x24..=0x3b | 0x3d | 0x40..=0x5f | 0x61..=0x7e)
+}
+
+/// The characters of queries, and the mark before them.
+const fn is_of_query(byte: u8) -> bool {
+    matches!(byte, 0x21 | 0x24..=0x3b | 0x3d | 0x3f..=0x7e)
+}
+
+/// `http://host/path`, or the asterisk of `OPTIONS`.
+pub(super) fn absolute_target(target: &str, method: &Method) -> Result<Uri, HeadError> {
+    let asterisk = target == "*";
+    if asterisk && method != Method::OPTIONS {
+        return Err(HeadError::Target);
+    }
+    let uri = Uri::try_from(target).map_err(|_| HeadError::Target)?;
+    if !asterisk && !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err(HeadError::Target);
+    }
+    if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        return Err(HeadError::Target);
+    }
+    check_path(uri.path())?;
+    Ok(uri)
+}
+
+/// A path with `.` and `..` segments is another path to the next reader than to the rules.
+pub fn check_path(path: &str) -> Result<(), HeadError> {
+    let path = path.as_bytes();
+    // Nearly every path has neither a segment that begins with a dot nor an escape.
+    let suspect = memchr::memchr3_iter(b'%', b'\\', b'.', path)
+        .any(|at| path[at] != b'.' || at == 0 || matches!(path[at - 1], b'/' | b'.'));
+    if !suspect {
+        return Ok(());
+    }
+    if path.contains(&b'\\') {
+        return Err(HeadError::Target);
+    }
+    let text = String::from_utf8_lossy(path).to_ascii_lowercase();
+    let text = text.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
+    // `..;x` is `..` to some servers.
+    let names = text.split('/').map(|segment| segment.split(';').next().unwrap_or(segment));
+    let mut hidden = names.filter(|name| matches!(*name, "." | ".."));
+    if text.contains("%00") || hidden.next().is_some() { Err(HeadError::Target) } else { Ok(()) }
+}
+
+/// Whether a host has the characters of one, and could be quoted.
+#[must_use]
+pub fn is_host(host: &[u8]) -> bool {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte);
+    !host.is_empty() && host.iter().all(plain)
+}
+
+pub(super) fn check_host(
+    host: Option<&[u8]>,
+    absolute: Option<&Uri>,
+    version: Version,
+) -> Result<(), HeadError> {
+    let host = match host {
+        Some(host) => host,
+        None if version == Version::HTTP_10 => return Ok(()),
+        None => return Err(HeadError::Host),
+    };
+    if !is_host(host) {
+        return Err(HeadError::Host);
+    }
+    match absolute.and_then(Uri::authority) {
+        Some(authority) if !authority.as_str().as_bytes().eq_ignore_ascii_case(host) => Err(HeadError::Host),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target that passes here and is no URI would be lost on the way to whoever needs one.
+    #[test]
+    fn targets_are_those_of_the_http_crate() {
+        for byte in 0x21..0x7f_u8 {
+            for target in [format!("/a{}b", byte as char), format!("/?a{}b", byte as char)] {
+                let checked = check_origin_form(&target).is_ok();
+                let known = target.parse::<Uri>().is_ok() && !matches!(byte, b'#' | b'\\');
+                assert_eq!(checked || byte == b'\\', known || byte == b'\\', "{target}");
+            }
+        }
+    }
+}
