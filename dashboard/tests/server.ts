@@ -38,10 +38,10 @@ export class Server {
   }
 
   async start(rules = RULES): Promise<this> {
-    const file = join(this.folder, 'rules.yaml');
-    writeFileSync(file, rules);
+    writeFileSync(join(this.folder, 'rules.yaml'), rules);
     const any = '127.0.0.1:0';
-    const child = spawn(BINARY, ['serve', '--rules', file, '--db', this.db, '--admin', any, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
+    const child = spawn(BINARY, ['serve', '--rules', 'rules.yaml', '--db', this.db, '--admin', any, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
+      cwd: this.folder,
       stdio: ['ignore', 'pipe', 'inherit'],
     });
     this.child = child;
