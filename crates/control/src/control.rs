@@ -4,7 +4,9 @@ use crate::book::Book;
 use crate::db::{ControlError, Db, on};
 use crate::key::KeyHasher;
 use crate::lag::Lag;
+use crate::lately::Lately;
 use crate::migrate::{is_current, migrate};
+use crate::nodes::NodeSeen;
 use crate::revision::PublishedRules;
 use crate::tokens::{Proven, fresh_id};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -33,6 +35,12 @@ pub struct Control {
     /// When the book was last known to hold all there is, in milliseconds.
     pub(crate) current_at: AtomicI64,
     pub(crate) proven: Proven,
+    /// Who was let in while the database was there.
+    pub(crate) lately: Lately,
+    /// Whether the database did not answer when it was last asked for what is new.
+    pub(crate) away: AtomicBool,
+    /// The nodes, as they were last read, and when that was.
+    pub(crate) nodes_read: std::sync::Mutex<Option<(i64, Vec<NodeSeen>)>>,
     /// One import at a time.
     pub(crate) importing: Arc<Mutex<()>>,
     /// Whether the book has ever held all there is.
@@ -113,6 +121,9 @@ impl Control {
             acts_seen: AtomicI64::new(-1),
             current_at: AtomicI64::new(0),
             proven: Proven::default(),
+            lately: Lately::default(),
+            away: AtomicBool::new(false),
+            nodes_read: std::sync::Mutex::default(),
             importing: Arc::default(),
             loaded: AtomicBool::new(false),
             lag: Lag::default(),

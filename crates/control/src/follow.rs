@@ -109,6 +109,7 @@ impl Control {
             self.say(Heard::Quotas);
         }
         self.current_at.store(asked_at, Ordering::Relaxed);
+        self.away.store(false, Ordering::Relaxed);
         self.loaded.store(true, Ordering::Relaxed);
         Ok(anything)
     }
@@ -132,6 +133,7 @@ impl Control {
                 Db::Postgres(pool) => self.follow_server(pool, times).await,
             };
             if let Err(error) = failure {
+                self.away.store(true, Ordering::Relaxed);
                 tracing::warn!(%error, "quotas and rules act as last known: the database does not answer");
             }
             tokio::time::sleep(times.retry).await;

@@ -23,7 +23,7 @@
 //! | `nodes` | which nodes share the database, and what they are at |
 //! | `snapshot` | what is known, in a file beside, for a start without the database |
 //! | `purge` | when rows go that were deleted |
-//! | `tokens` | who may do what |
+//! | `tokens`, `lately` | who may do what; who may look while the database is away |
 //! | `audit` | what was changed, by whom, in a chain that shows what was tampered with |
 
 mod audit;
@@ -43,6 +43,7 @@ mod grants;
 mod guard;
 mod key;
 mod lag;
+mod lately;
 mod migrate;
 mod nodes;
 mod publish;

@@ -10,11 +10,13 @@ use futures_util::FutureExt;
 use futures_util::future::FusedFuture;
 use serde_json::{Map, Value};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// How often a node tells.
 const BEAT: Duration = Duration::from_secs(5);
+/// Every how many times it reads what the others tell, too: so that they are known when the database goes away.
+const READS: u64 = 12;
 /// How long telling may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a node that ends waits for the database, each time.
@@ -87,9 +89,19 @@ impl Control {
         end: impl Future<Output = ()> + Send,
     ) {
         let mut end = pin!(end.fuse());
-        while !end.is_terminated() {
+        for beat in 0_u64.. {
+            if end.is_terminated() {
+                break;
+            }
             let told = told();
-            let mut telling = pin!(tokio::time::timeout(PATIENCE, self.tell_node(&told)));
+            let telling = async {
+                self.tell_node(&told).await?;
+                if beat.is_multiple_of(READS) {
+                    self.nodes().await?;
+                }
+                Ok::<_, ControlError>(())
+            };
+            let mut telling = pin!(tokio::time::timeout(PATIENCE, telling));
             let outcome = tokio::select! {
                 outcome = &mut telling => outcome,
                 () = &mut end => tokio::time::timeout(FAREWELL, telling).await.and_then(|outcome| outcome),
@@ -134,7 +146,17 @@ impl Control {
                 stale: age > STALE,
                 told: serde_json::from_str(&told).unwrap_or_default(),
             });
-        Ok(latest(rows.collect()))
+        let seen = latest(rows.collect());
+        let mut read = self.nodes_read.lock().unwrap_or_else(PoisonError::into_inner);
+        *read = Some((self.now_millis(), seen.clone()));
+        Ok(seen)
+    }
+
+    /// What [`Control::nodes`] last told, and how long ago that was, in milliseconds; nothing, if it never did.
+    #[must_use]
+    pub fn nodes_last_read(&self) -> Option<(i64, Vec<NodeSeen>)> {
+        let read = self.nodes_read.lock().unwrap_or_else(PoisonError::into_inner);
+        read.as_ref().map(|(at, seen)| ((self.now_millis() - at).max(0), seen.clone()))
     }
 
     pub(crate) async fn forget_nodes(&self) -> Result<u64, ControlError> {

@@ -2,7 +2,7 @@
 //!
 //! A token is `tg_ID_SECRET`: the id finds its row, the secret of 256 random bits proves it. A token that has been proven
 //! once is known again by its SHA-256 in this process, so that argon2 is not paid for by every request; whether it is still
-//! valid is asked of the database every time, so that revoking acts at once. At most two proofs are worked out at a time:
+//! valid is asked of the database every time, so that revoking acts at once (while it is away: [`crate::lately`]). At most two proofs are worked out at a time:
 //! who sends wrong tokens can neither take the machine nor lock anybody out, since nothing is ever counted against a token.
 
 use crate::change::{Actor, Changed, record, writing};
@@ -106,14 +106,15 @@ impl Default for Proven {
 
 const INSERT: &str = "INSERT INTO tokens (id, name, role, salt, hash, created_at, expires_at)
      VALUES ($1, $2, $3, $4, $5, $6, $7)";
-const VALID: &str = "SELECT name, role, salt, hash FROM tokens
+const VALID: &str = "SELECT name, role, expires_at, salt, hash FROM tokens
      WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
-const HOLDER: &str = "SELECT name, role FROM tokens
+const HOLDER: &str = "SELECT name, role, expires_at FROM tokens
      WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
 const LIST: &str =
     "SELECT id, name, role, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id";
 
 type Row = (String, String, String, i64, Option<i64>, Option<i64>);
+type ValidRow = (String, String, Option<i64>, Vec<u8>, Vec<u8>);
 
 impl Control {
     /// Makes a token. What is returned cannot be had again.
@@ -194,6 +195,7 @@ impl Control {
     pub async fn had_tokens(&self) -> Result<bool, ControlError> {
         let count = "SELECT COUNT(*) FROM tokens";
         let (count,): (i64,) = on!(&self.db, pool => sqlx::query_as(count).fetch_one(pool).await?);
+        self.lately.note_tokens(count > 0, self.now_millis());
         Ok(count > 0)
     }
 
@@ -235,13 +237,19 @@ impl Control {
             return Ok(None);
         };
         let now = self.now_millis();
-        let row: Option<(String, String, Vec<u8>, Vec<u8>)> = on!(&self.db, pool => {
+        let row: Option<ValidRow> = on!(&self.db, pool => {
             sqlx::query_as(VALID).bind(id.to_owned()).bind(now).fetch_optional(pool).await?
         });
-        let Some((name, role, salt, hash)) = row else { return Ok(None) };
-        let role = role.parse().map_err(ControlError::Broken)?;
-        let proven = self.is_proven(id, secret, salt, hash).await?;
-        Ok(proven.then_some(Identity { name, role }))
+        let Some((name, role, expires_at, salt, hash)) = row else {
+            self.lately.note(id, None, now);
+            return Ok(None);
+        };
+        let who = Identity { name, role: role.parse().map_err(ControlError::Broken)? };
+        if !self.is_proven(id, secret, salt, hash).await? {
+            return Ok(None);
+        }
+        self.lately.note(id, Some((&who, expires_at)), now);
+        Ok(Some(who))
     }
 
     /// Who has the token with this id, which was proven before; nobody, if it is not valid any more.
@@ -250,11 +258,16 @@ impl Control {
     /// [`ControlError`] if the database does not answer.
     pub async fn holder(&self, id: &str) -> Result<Option<Identity>, ControlError> {
         let now = self.now_millis();
-        let row: Option<(String, String)> = on!(&self.db, pool => {
+        let row: Option<(String, String, Option<i64>)> = on!(&self.db, pool => {
             sqlx::query_as(HOLDER).bind(id.to_owned()).bind(now).fetch_optional(pool).await?
         });
-        let Some((name, role)) = row else { return Ok(None) };
-        Ok(Some(Identity { name, role: role.parse().map_err(ControlError::Broken)? }))
+        let Some((name, role, expires_at)) = row else {
+            self.lately.note(id, None, now);
+            return Ok(None);
+        };
+        let who = Identity { name, role: role.parse().map_err(ControlError::Broken)? };
+        self.lately.note(id, Some((&who, expires_at)), now);
+        Ok(Some(who))
     }
 
     async fn is_proven(

@@ -127,8 +127,12 @@ export interface ClusterNode {
 
 export interface Cluster {
   database: string | null;
-  /** Whether the others are known. */
+  /** Whether there is a database that does not answer. */
+  away: boolean;
+  /** Whether the others are told as they are. */
   complete: boolean;
+  /** When they were read. */
+  read_at: string | null;
   nodes: ClusterNode[];
 }
 

@@ -2,7 +2,7 @@
 //!
 //! On loopback and before the first token is made, whoever is on the machine may do everything; from then on, and on any
 //! other address always, a token is needed, or the session that a browser was given for one, or a certificate whose name has
-//! a role. Other sites are held off: a page of another site may neither send
+//! a role. While the database is away, whoever was let in lately may look ([`look`]). Other sites are held off: a page of another site may neither send
 //! a request here nor, by a name that it has pointed at loopback, read an answer.
 
 use super::tls::Caller;
@@ -40,7 +40,10 @@ pub(super) async fn enter(
 ) -> Result<Actor, Problem> {
     let origin = peer.to_string();
     let Some(needed) = needed else { return Ok(Actor { name: String::new(), origin }) };
-    let who = identify(admin, head).await?;
+    let who = match needed {
+        Role::Viewer => look(admin, head).await?,
+        Role::Operator | Role::Admin => identify(admin, head).await?,
+    };
     if who.role < needed {
         let detail =
             format!("`{}` is a {}; this needs the role {}", who.name, who.role.name(), needed.name());
@@ -87,32 +90,86 @@ fn certified(admin: &Admin, head: &Parts) -> Option<Result<Identity, Problem>> {
     (!names.is_empty()).then_some(found)
 }
 
-pub(super) async fn identify(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {
+/// What a request shows of who sends it.
+enum Shown<'h> {
+    Token(&'h str),
+    Certificate(Result<Identity, Problem>),
+    /// Of a browser that has logged in: the id of its token.
+    Session(String),
+    /// Nothing, on an address where that may be enough.
+    Loopback,
+    Nothing,
+}
+
+fn shown<'h>(admin: &Admin, head: &'h Parts) -> Result<Shown<'h>, Problem> {
     if let Some(given) = head.headers.get(AUTHORIZATION) {
         let token = given.to_str().ok().and_then(|given| {
             let (scheme, token) = given.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        let token = token.ok_or_else(|| refused("write `Authorization: Bearer TOKEN`"))?;
-        return prove(admin, head, token).await;
+        return token.map(Shown::Token).ok_or_else(|| refused("write `Authorization: Bearer TOKEN`"));
     }
     if let Some(found) = certified(admin, head) {
-        return found;
+        return Ok(Shown::Certificate(found));
     }
     if let Some(token) = admin.sessions.token(head) {
         proven_same_origin(head)?;
-        let found = admin.control()?.holder(&token).await.map_err(problem)?;
-        return found
-            .ok_or_else(|| refused("the token of this session has expired or is revoked; log in again"));
+        return Ok(Shown::Session(token));
     }
-    let had_tokens = match &admin.control {
-        Some(control) => control.had_tokens().await.map_err(problem)?,
-        None => false,
-    };
-    if admin.door == Door::Loopback && !had_tokens && is_loopback_name(head) {
-        return Ok(Identity { name: "loopback".to_owned(), role: Role::Admin });
+    let near = admin.door == Door::Loopback && is_loopback_name(head);
+    Ok(if near { Shown::Loopback } else { Shown::Nothing })
+}
+
+/// Who asks, and what the database says that they may do.
+async fn identify(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {
+    match shown(admin, head)? {
+        Shown::Token(token) => return prove(admin, head, token).await,
+        Shown::Certificate(found) => return found,
+        Shown::Session(token) => {
+            let found = admin.control()?.holder(&token).await.map_err(problem)?;
+            return found
+                .ok_or_else(|| refused("the token of this session has expired or is revoked; log in again"));
+        }
+        Shown::Loopback => {
+            let had_tokens = match &admin.control {
+                Some(control) => control.had_tokens().await.map_err(problem)?,
+                None => false,
+            };
+            if !had_tokens {
+                return Ok(loopback(Role::Admin));
+            }
+        }
+        Shown::Nothing => {}
     }
     Err(refused("send `Authorization: Bearer TOKEN`; make a token with `tollgate token create`"))
+}
+
+fn loopback(role: Role) -> Identity {
+    Identity { name: "loopback".to_owned(), role }
+}
+
+/// Who wants to look, and no more. While the database is away, whoever it let in lately may go on looking: that is when there
+/// is most to see.
+pub(super) async fn look(admin: &Admin, head: &Parts) -> Result<Identity, Problem> {
+    if admin.control.as_ref().is_some_and(|control| control.is_away())
+        && let Some(known) = lately(admin, head)
+    {
+        return Ok(known);
+    }
+    match identify(admin, head).await {
+        Err(away) if away.status == StatusCode::SERVICE_UNAVAILABLE => lately(admin, head).ok_or(away),
+        other => other,
+    }
+}
+
+fn lately(admin: &Admin, head: &Parts) -> Option<Identity> {
+    let control = admin.control.as_ref()?;
+    match shown(admin, head).ok()? {
+        Shown::Token(token) => control.identified_lately(token),
+        Shown::Session(token) => control.holder_lately(&token),
+        Shown::Loopback => control.had_no_tokens_lately().then(|| loopback(Role::Viewer)),
+        Shown::Certificate(_) | Shown::Nothing => None,
+    }
 }
 
 /// Whether the caller believes to speak to loopback. A site that points its own name at 127.0.0.1 does not.

@@ -64,14 +64,15 @@ async fn top(asked: Asked) -> Result<Reply, Problem> {
     Ok(told(&observe.top_talkers(&(asked.admin.rules)())))
 }
 
-/// All nodes that share the database; without one, or while it is away, this one alone.
+/// All nodes that share the database; without one this one alone, and while it is away with what was last read of the others.
 async fn nodes(asked: Asked) -> Result<Reply, Problem> {
     let [] = query::words(&asked.head.uri, [])?;
     let observe = watcher(&asked.admin)?;
     let control = asked.admin.control.as_ref();
     let read = async {
-        // That the database is away is told by whoever follows it.
-        match tokio::time::timeout(PATIENCE, control?.nodes()).await {
+        // That the database is away is told by whoever follows it; nobody need wait for it to see that.
+        let control = control.filter(|control| !control.is_away())?;
+        match tokio::time::timeout(PATIENCE, control.nodes()).await {
             Ok(Ok(nodes)) => Some(nodes),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "the other nodes are not known");
@@ -85,9 +86,15 @@ async fn nodes(asked: Asked) -> Result<Reply, Problem> {
     };
     let (at, read) = asked.admin.nodes.0.get(|| observe.now(), read).await;
     let now = observe.now();
-    let since = i64::try_from(now.since(at).ceil_millis()).unwrap_or(i64::MAX);
+    let last = control.filter(|_| read.is_none()).and_then(|control| control.nodes_last_read());
+    let (since, rows) = match (&*read, &last) {
+        (Some(rows), _) => (i64::try_from(now.since(at).ceil_millis()).unwrap_or(i64::MAX), &rows[..]),
+        (None, Some((age, rows))) => (*age, &rows[..]),
+        (None, None) => (0, &[][..]),
+    };
+    let ago = |millis: i64| rfc3339(now - Span::from_millis(millis.unsigned_abs()));
     let seen = |mut node: Value, age: i64, stale: bool, own: bool| {
-        node["seen_at"] = json!(rfc3339(now - Span::from_millis(age.unsigned_abs())));
+        node["seen_at"] = json!(ago(age));
         node["age_ms"] = json!(age);
         node["stale"] = json!(stale);
         node["own"] = json!(own);
@@ -95,13 +102,20 @@ async fn nodes(asked: Asked) -> Result<Reply, Problem> {
     };
     // What this one is at now, not when it last told.
     let mut nodes = vec![seen(asked.admin.status.presence(), 0, false, true)];
-    let others = read.iter().flatten().filter(|node| !node.own);
-    nodes.extend(others.map(|node| {
+    // Who was there when the database went away is not silent because nobody can hear it.
+    nodes.extend(rows.iter().filter(|node| !node.own).map(|node| {
         seen(Value::Object(node.told.clone()), node.age_millis.saturating_add(since), node.stale, false)
     }));
     nodes.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
     let database = control.map(|control| control.kind());
-    Ok(told(&json!({"database": database, "complete": read.is_some(), "nodes": nodes})))
+    let read_at = (read.is_some() || last.is_some()).then(|| ago(since));
+    Ok(told(&json!({
+        "database": database,
+        "away": control.is_some() && read.is_none(),
+        "complete": read.is_some(),
+        "read_at": read_at,
+        "nodes": nodes,
+    })))
 }
 
 /// One who listens, counted for as long as it does.

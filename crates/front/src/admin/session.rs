@@ -27,7 +27,7 @@ struct LogIn {
 }
 
 async fn who(asked: Asked) -> Result<Reply, Problem> {
-    let told = match access::identify(&asked.admin, &asked.head).await {
+    let told = match access::look(&asked.admin, &asked.head).await {
         Ok(who) => json!({"name": who.name, "role": who.role, "needs_login": false}),
         Err(refused) if refused.status == StatusCode::UNAUTHORIZED => {
             json!({"name": null, "role": null, "needs_login": true})

@@ -52,15 +52,32 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     assert_eq!((&seen["revision"], &seen["rules_rev"]), (&json!(1), &done.json()["rev"]));
     assert!(seen["lag_ms"].is_i64(), "{seen}");
 
-    // Nobody is stale because the database was away.
+    // While the database is away, a node tells of itself as it is and of the others as they were; nobody is silent because of that.
     postgres.stop("QUIT");
     assert_eq!(east.passes("d", &json!({"api_key": "k"})), 4, "decisions go on");
+    let away =
+        eventually("that the database is away", || Some(nodes(&east)).filter(|told| told["away"] == true));
+    assert_eq!((&away["database"], &away["complete"]), (&json!("postgres"), &json!(false)), "{away}");
+    let (own, other) = (one(&away, "east").expect("this node"), one(&away, "west").expect("the other"));
+    assert_eq!((&own["own"], &own["age_ms"]), (&json!(true), &json!(0)), "{own}");
+    assert_eq!((&other["stale"], &other["rules_revision"]), (&json!(false), &wanted), "{other}");
+    assert!(
+        away["read_at"].as_str().is_some_and(|at| at >= other["seen_at"].as_str().unwrap_or("~")),
+        "{away}"
+    );
+    // There is most to see now; nothing can be changed.
+    for path in ["/metrics", "/admin/v1/stats", "/admin/v1/top", "/admin/v1/decisions", "/admin/v1/session"] {
+        assert_eq!(east.ask("GET", path, &[], &Value::Null).status, 200, "{path}");
+    }
+    assert_eq!(east.ask("GET", "/admin/v1/session", &[], &Value::Null).json()["role"], "viewer");
+    assert_eq!(east.ask("POST", "/admin/v1/rules", &[], &published).status, 503);
     postgres.start_again();
     eventually("both nodes again", || {
-        let answer = east.ask("GET", "/admin/v1/nodes", &[], &Value::Null);
-        let west = (answer.status == 200).then(|| one(&answer.json(), "west"))??;
-        (west["stale"] == false).then_some(())
+        let told = nodes(&east);
+        (told["away"] == false && told["complete"] == true && one(&told, "west")?["stale"] == false)
+            .then_some(())
     });
+    assert_eq!(east.ask("GET", "/admin/v1/session", &[], &Value::Null).json()["role"], "admin");
 
     // One that is told to end takes its leave; one that is killed goes stale.
     west.server.signal("TERM");
@@ -76,6 +93,45 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     eventually("it is there again, once", || {
         one(&nodes(&east), "west").filter(|west| west["stale"] == false)
     });
+}
+
+/// Whoever the database let in may go on looking while it is away: with the same token or session, and no stranger.
+#[test]
+fn those_who_were_let_in_may_look_while_the_database_is_away() {
+    let mut postgres = Postgres::start();
+    let db = postgres.database("let_in");
+    let node = Node::start(RULES, &db, &[]);
+    let make = |name: &str| {
+        let made = run(&["token", "create", "--db", &db, "--name", name, "--role", "admin"]);
+        assert_eq!(made.code, Some(0), "{}", made.err);
+        made.out.trim().to_owned()
+    };
+    let (known, revoked, stranger) = (make("ada"), make("rex"), make("sid"));
+    let ask = |method: &str, path: &str, token: &str| {
+        let asked = format!("Bearer {token}");
+        node.ask(method, path, &[("authorization", asked.as_str())], &Value::Null).status
+    };
+    assert_eq!((ask("GET", "/admin/v1/nodes", &known), ask("GET", "/admin/v1/nodes", &revoked)), (200, 200));
+    let log_in = node.ask("POST", "/admin/v1/session", &[], &json!({"token": known}));
+    let cookie =
+        log_in.header("set-cookie").and_then(|cookie| cookie.split(';').next()).expect("a cookie").to_owned();
+    assert_eq!(node.ask("GET", "/admin/v1/stats", &[("cookie", &cookie)], &Value::Null).status, 200);
+    let id = revoked.split('_').nth(1).expect("an id");
+    assert_eq!(run(&["token", "revoke", "--db", &db, id]).code, Some(0));
+    assert_eq!(ask("GET", "/admin/v1/nodes", &revoked), 401);
+
+    postgres.stop("QUIT");
+    let away =
+        || node.ask("GET", "/admin/v1/nodes", &[("cookie", &cookie)], &Value::Null).json()["away"] == true;
+    eventually("that the database is away", || away().then_some(()));
+    assert_eq!((ask("GET", "/admin/v1/nodes", &known), ask("GET", "/metrics", &known)), (200, 200));
+    let forged = format!("{}{}", &known[..known.len() - 1], if known.ends_with('A') { 'B' } else { 'A' });
+    for unknown in [&revoked, &stranger, &forged] {
+        assert_eq!(ask("GET", "/admin/v1/nodes", unknown), 503);
+    }
+    assert_eq!(node.ask("GET", "/admin/v1/nodes", &[], &Value::Null).status, 503, "nobody without a token");
+    assert_eq!(ask("DELETE", "/admin/v1/quotas/k", &known), 503, "to look, and no more");
+    assert_eq!(ask("GET", "/admin/v1/audit", &known), 503);
 }
 
 /// The kinds of what a page hears, with their data, until one that is waited for.
