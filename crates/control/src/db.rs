@@ -88,6 +88,17 @@ pub enum ControlError {
     /// Who wrote something cannot be the second person who approves of it.
     #[error("whoever published it cannot approve of it: another person must")]
     OwnWork,
+    /// Only what has acted can be gone back to: the way forward has its checks.
+    #[error(
+        "revision {rev} has never acted (it is {status}), so there is no way back to it: let another person approve of it, \
+         or publish its text again"
+    )]
+    NeverActed {
+        /// Its number.
+        rev: i64,
+        /// What became of it.
+        status: &'static str,
+    },
     /// There is no such thing.
     #[error("there is no {0}")]
     Unknown(&'static str),

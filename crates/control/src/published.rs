@@ -29,21 +29,24 @@ type Row =
 fn revision(row: Row) -> Result<RuleRevision, ControlError> {
     let (rev, revision, author, reason, created_at, status, base_rev, watched, since, approved_by, because) =
         row;
-    let status = RuleStatus::of(&status)
-        .ok_or_else(|| ControlError::Broken(format!("the status of revision {rev} of the rules")))?;
     Ok(RuleRevision {
         rev,
         revision,
         author,
         reason,
         created_at: tell_millis(created_at),
-        status,
+        status: self::status(rev, &status)?,
         base_rev,
         active_since_ms: since,
         approved_by,
         rolled_back_because: because,
         watched: watched != 0,
     })
+}
+
+fn status(rev: i64, word: &str) -> Result<RuleStatus, ControlError> {
+    let broken = || ControlError::Broken(format!("the status of revision {rev} of the rules"));
+    RuleStatus::of(word).ok_or_else(broken)
 }
 
 fn files(text: &str) -> Result<Vec<RuleFile>, ControlError> {
@@ -212,8 +215,8 @@ impl Control {
     /// the same, one does it.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] if there is no such revision, [`ControlError::Changed`] if another acts than expected; or
-    /// the database's own.
+    /// [`ControlError::Unknown`] if there is no such revision, [`ControlError::NeverActed`] if there is nothing to go back
+    /// to in it, [`ControlError::Changed`] if another acts than expected; or the database's own.
     pub async fn roll_back_rules(
         &self,
         to: i64,
@@ -229,12 +232,17 @@ impl Control {
             if only_if.is_some() && acting != only_if {
                 return Err(ControlError::Changed);
             }
-            let found: Option<(String, String)> =
-                sqlx::query_as("SELECT hash, files FROM rule_revisions WHERE rev = $1")
+            let found: Option<(String, String, String)> =
+                sqlx::query_as("SELECT hash, files, status FROM rule_revisions WHERE rev = $1")
                     .bind(to)
                     .fetch_optional(&mut *tx)
                     .await?;
-            let (hash, files) = found.ok_or(ControlError::Unknown("revision with this number"))?;
+            let (hash, files, became) = found.ok_or(ControlError::Unknown("revision with this number"))?;
+            let became = status(to, &became)?;
+            // Or whoever waits for another person would go back to their own work, and nobody have approved of it.
+            if !became.has_acted() {
+                return Err(ControlError::NeverActed { rev: to, status: became.name() });
+            }
             let (last,): (i64,) = sqlx::query_as(LAST).fetch_one(&mut *tx).await?;
             let rev = last + 1;
             end!(tx, head, RuleStatus::RolledBack, Some(because.to_owned()), rev);

@@ -57,6 +57,14 @@ impl RuleStatus {
         }
     }
 
+    /// Whether it acts, or did before.
+    pub(crate) const fn has_acted(self) -> bool {
+        match self {
+            Self::Active | Self::Superseded | Self::RolledBack => true,
+            Self::PendingApproval | Self::Rejected => false,
+        }
+    }
+
     pub(crate) fn of(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.name() == word)
     }

@@ -212,6 +212,10 @@ fn what_would_deny_much_is_confirmed_or_approved_by_another() {
     let waits = sends(&ada, "/admin/v1/rules", &none);
     assert_eq!((waits.status, &waits.json()["author"]), (202, &json!("ada")), "{}", waits.text());
     assert_eq!(sends(&ada, "/admin/v1/rules/5/approve", &Value::Null).status, 403);
+    let around = sends(&ada, "/admin/v1/rules/5/rollback", &json!({"reason": "mine"}));
+    assert_eq!(around.status, 409, "{}", around.text());
+    assert!(around.text().contains("has never acted (it is pending_approval)"), "{}", around.text());
+    assert_eq!(node.server.check("d", &json!({"api_key": "somebody"})).status, 200, "it does not act");
     let approved = sends(&bob, "/admin/v1/rules/5/approve", &Value::Null);
     assert_eq!(
         (approved.status, &approved.json()["approved_by"]),

@@ -87,6 +87,8 @@ pub(crate) async fn approval_needs_another_person(address: String) {
     assert_eq!((rev, node.published()), (2, None), "it waits, and the files go on acting");
     let own = node.approve_rules(rev, &somebody()).await;
     assert!(matches!(own, Err(ControlError::OwnWork)), "{own:?}");
+    no_way_back(&node, rev, "pending_approval").await;
+    assert_eq!(node.published(), None, "it still waits");
     let other = Actor { name: "bob".to_owned(), origin: "::1".to_owned() };
     node.approve_rules(rev, &other).await.expect("approved");
     let acts = node.published().expect("it acts").revision.clone();
@@ -100,4 +102,16 @@ pub(crate) async fn approval_needs_another_person(address: String) {
     node.publish_rules(draft(7, Some(2)), &somebody()).await.expect("published");
     assert_eq!(statuses(&node).await[..3], [(4, Active), (3, Rejected), (2, Superseded)]);
     assert!(node.approve_rules(late, &other).await.is_err());
+    no_way_back(&node, late, "rejected").await;
+    // What was approved of and acted is one to go back to.
+    node.roll_back_rules(2, None, "it was better", &somebody()).await.expect("a way back");
+}
+
+/// Going back is no way around the second person.
+async fn no_way_back(node: &Control, rev: i64, became: &str) {
+    for only_if in [None, node.published().map(|acts| acts.revision.rev)] {
+        let around = node.roll_back_rules(rev, only_if, "around", &somebody()).await;
+        let Err(ControlError::NeverActed { rev: told, status }) = around else { panic!("{around:?}") };
+        assert_eq!((told, status), (rev, became));
+    }
 }

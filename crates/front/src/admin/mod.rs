@@ -185,6 +185,9 @@ fn problem(error: ControlError) -> Problem {
         ControlError::Changed => {
             Problem::new(StatusCode::PRECONDITION_FAILED, "Changed meanwhile", error.to_string())
         }
+        ControlError::NeverActed { .. } => {
+            Problem::new(StatusCode::CONFLICT, "It has never acted", error.to_string())
+        }
         ControlError::Unknown(_) => Problem::new(StatusCode::NOT_FOUND, "Not found", error.to_string()),
         error => {
             tracing::warn!(%error, "the admin API could not answer");
