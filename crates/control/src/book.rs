@@ -9,6 +9,7 @@
 //! swapped was rejected: a change among ten million would copy them all.
 
 use crate::granted::Granted;
+use crate::hidden;
 use crate::key::{KeyHash, KeyHasher};
 use crate::quota::QuotaOverride;
 use crate::quotas::KeptTerms;
@@ -229,7 +230,9 @@ impl Book {
 
     /// What is agreed with a caller, against rules that do not act.
     pub(crate) fn compile(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>> {
-        let said = Arc::clone(&self.acting(self.hasher.hash(caller).word(), clock)?.said);
+        // Of a caller whom another node has told of, what is known is the word alone.
+        let word = hidden::word(caller).unwrap_or_else(|| self.hasher.hash(caller).word());
+        let said = Arc::clone(&self.acting(word, clock)?.said);
         Some(Arc::new(rules.tenant(said.tier.as_deref(), &said.overrides).0))
     }
 

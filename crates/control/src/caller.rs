@@ -1,5 +1,6 @@
 //! Who asks, for those who watch requests: the API key where there is one, else the first thing that tells who it is.
 
+use crate::hidden;
 use crate::key::prefix;
 use std::hash::BuildHasher;
 use tollgate_engine::{Check, Request};
@@ -23,11 +24,14 @@ pub(crate) fn of<'a>(check: &Check<'a>) -> Option<(&'a str, &'a str)> {
 
 /// A caller as a number that is never zero.
 #[inline]
-pub(crate) fn number(hasher: &foldhash::fast::RandomState, check: &Check<'_>) -> Option<u64> {
+pub(crate) fn number(hasher: &impl BuildHasher, check: &Check<'_>) -> Option<u64> {
     of(check).map(|caller| hasher.hash_one(caller).max(1))
 }
 
 /// A caller as people may see it: API keys and the like are shown by their first characters alone.
 pub(crate) fn masked(check: &Check<'_>) -> String {
-    of(check).map_or_else(String::new, |(key, value)| format!("{key}={}…", prefix(value)))
+    of(check).map_or_else(String::new, |(key, value)| {
+        let first = hidden::first(value).map_or_else(|| prefix(value), str::to_owned);
+        format!("{key}={first}…")
+    })
 }

@@ -11,7 +11,7 @@ use crate::revision::PublishedRules;
 use crate::tokens::{Proven, fresh_id};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, Notify, watch};
 use tollgate_core::Clock;
 use tollgate_engine::Emergencies;
 
@@ -57,6 +57,8 @@ pub struct Control {
     /// What of the rules was last heard of, to tell when it is another.
     pub(crate) heard_rules: AtomicI64,
     pub(crate) told: OnceLock<Told>,
+    /// Another node may have asked what this one remembers.
+    pub(crate) traffic_asked: Notify,
 }
 
 /// What has changed, by whomever.
@@ -134,6 +136,7 @@ impl Control {
             instance: fresh_id().unwrap_or_else(|_| begun.to_string()),
             heard_rules: AtomicI64::new(0),
             told: OnceLock::new(),
+            traffic_asked: Notify::new(),
         })
     }
 

@@ -64,6 +64,17 @@ macro_rules! on {
 }
 pub(crate) use on;
 
+/// A statement around the time by the database's own clock, in milliseconds, in the words of each.
+macro_rules! at_now {
+    ($before:literal, $after:literal) => {
+        [
+            concat!($before, "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)", $after),
+            concat!($before, "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT", $after),
+        ]
+    };
+}
+pub(crate) use at_now;
+
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -2,12 +2,14 @@
 //! on the published ones, on every node. Whoever brings other rules comes here, so that files and database cannot race.
 
 use crate::control::Control;
+use crate::gather::Others;
 use crate::guard::Guardrails;
 use crate::revision::{RuleFile, RuleRevision};
 use crate::sample::Sample;
 use arc_swap::ArcSwap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use tollgate_engine::Counters;
 use tollgate_rules::{Diagnostics, Options, Ruleset, Source};
 
 /// Where a node takes its rules from.
@@ -80,8 +82,14 @@ pub struct Desk {
     /// One at a time.
     taking: Mutex<()>,
     pub(crate) guardrails: Guardrails,
-    /// What other rules are rehearsed on.
+    /// What other rules are rehearsed on, with what others remember.
     pub(crate) sample: Arc<Sample>,
+    /// What these told a moment ago.
+    pub(crate) heard: tokio::sync::Mutex<Option<Arc<Others>>>,
+    /// Which counters nodes have of their own.
+    pub(crate) counters: Counters,
+    /// One rehearsal at a time: each takes memory.
+    pub(crate) rehearsing: tokio::sync::Mutex<()>,
     /// How often this node has gone back by itself.
     pub(crate) rollbacks: AtomicU64,
     pub(crate) guarding: AtomicU8,
@@ -97,9 +105,10 @@ impl Desk {
         options: Options,
         from: RulesFrom,
         guardrails: Guardrails,
+        counters: Counters,
         files: impl FnOnce() -> Result<Vec<Source>, E>,
     ) -> Result<Arc<Self>, DeskError<E>> {
-        let sample = Arc::new(Sample::new(Arc::clone(&control.clock)));
+        let sample = Arc::new(Sample::new(Arc::clone(&control.clock), control.hasher.seed()));
         let published = control.published();
         let acting = match published.filter(|_| from == RulesFrom::Database) {
             Some(published) => {
@@ -132,6 +141,9 @@ impl Desk {
             taking: Mutex::new(()),
             guardrails,
             sample,
+            heard: tokio::sync::Mutex::default(),
+            counters,
+            rehearsing: tokio::sync::Mutex::default(),
             rollbacks: AtomicU64::new(0),
             guarding: AtomicU8::new(0),
         }))
@@ -228,11 +240,15 @@ impl Desk {
         }
     }
 
-    /// Takes what others publish, for as long as it is asked to.
+    /// Takes what others publish, and tells them what this node remembers, for as long as it is asked to.
     pub async fn follow(self: Arc<Self>) {
+        tokio::join!(self.follow_published(), self.answer_others());
+    }
+
+    async fn follow_published(self: &Arc<Self>) {
         let mut published = self.control.published.subscribe();
         loop {
-            let own = Arc::clone(&self);
+            let own = Arc::clone(self);
             let _ = tokio::task::spawn_blocking(move || own.take_published()).await;
             if published.changed().await.is_err() {
                 return;

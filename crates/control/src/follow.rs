@@ -5,6 +5,7 @@
 
 use crate::control::{Control, Heard};
 use crate::db::{ControlError, Db, on};
+use crate::gather;
 use crate::purge::TRUSTED;
 use sqlx::postgres::PgListener;
 use std::future::Future;
@@ -166,13 +167,17 @@ impl Control {
 
     async fn follow_server(&self, pool: &sqlx::PgPool, times: Following) -> Result<(), ControlError> {
         let mut listener = PgListener::connect_with(pool).await?;
-        listener.listen(CHANNEL).await?;
+        listener.listen_all([CHANNEL, gather::CHANNEL]).await?;
         // First what came before anybody listened, or while the connection was lost.
+        self.traffic_asked.notify_one();
         self.catch_up().await?;
         loop {
             match tokio::time::timeout(times.server, listener.try_recv()).await {
                 Ok(told) => {
-                    told?;
+                    if told?.is_some_and(|told| told.channel() == gather::CHANNEL) {
+                        self.traffic_asked.notify_one();
+                        continue;
+                    }
                     self.catch_up().await?;
                 }
                 // Something is new and nobody told: the connection may be dead without knowing. A new one is made.

@@ -111,6 +111,12 @@ impl KeyHasher {
         }
     }
 
+    /// A number that all nodes of an installation have in common, and nobody else knows.
+    pub(crate) fn seed(&self) -> u64 {
+        let tag = hmac::sign(&self.0, &[b'#'; LONGEST + 1]);
+        u64::from_le_bytes(tag.as_ref()[..8].try_into().unwrap_or_default())
+    }
+
     /// A word that tells installations apart, so that ids of one are not taken for another's. It gives no key away: what is
     /// signed is longer than any.
     pub(crate) fn installation(&self) -> String {

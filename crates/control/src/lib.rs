@@ -12,7 +12,8 @@
 //! | `revision`, `published` | a revision of the rules; how all of them are kept |
 //! | [`desk`](Desk) | the rules that act on this node, and how others come in their place |
 //! | `publish` | what must be known of rules before they act |
-//! | [`sample`](Sample), [`rehearsal`](Rehearsal) | the last traffic; what other rules would have done to it |
+//! | [`sample`](Sample), [`sampled`](Sampled), [`rehearsal`](Rehearsal) | the last traffic; what other rules would have done to it |
+//! | `gather`, `wire`, `hidden`, `merge` | the traffic of other nodes: how it is asked for, how it is written, what stands in it for those who ask, how it becomes one sample |
 //! | [`denials`](Denials), [`guard`](Guardrails) | what new rules do to callers, and going back where it is too much |
 //! | `caller` | who asks, for those who watch |
 //! | `emergency`, `emergencies` | what operators decide in an emergency; how it is kept |
@@ -38,12 +39,15 @@ mod desk;
 mod emergencies;
 mod emergency;
 mod follow;
+mod gather;
 mod granted;
 mod grants;
 mod guard;
+mod hidden;
 mod key;
 mod lag;
 mod lately;
+mod merge;
 mod migrate;
 mod nodes;
 mod publish;
@@ -54,8 +58,10 @@ mod quotas;
 mod rehearsal;
 mod revision;
 mod sample;
+mod sampled;
 mod snapshot;
 mod tokens;
+mod wire;
 
 pub use audit::{AuditEntry, Verified};
 pub use book::Book;
@@ -77,5 +83,6 @@ pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, rfc3339};
 pub use quotas::{Cursor, Page, Wanted};
 pub use rehearsal::{Affected, Rehearsal, rehearse};
 pub use revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus};
-pub use sample::{Sample, Sampled};
+pub use sample::{Remembered, Sample};
+pub use sampled::Sampled;
 pub use tokens::{Identity, NewToken, Role, Token};

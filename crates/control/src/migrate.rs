@@ -20,7 +20,7 @@ impl Step {
     }
 }
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     Step {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -35,6 +35,11 @@ const STEPS: [Step; 6] = [
     Step::alike(include_str!("migrations/0004.sql")),
     Step::alike(include_str!("migrations/0005.sql")),
     Step::alike(include_str!("migrations/0006.sql")),
+    Step {
+        both: include_str!("migrations/0007.sql"),
+        sqlite: "",
+        postgres: include_str!("migrations/0007.postgres.sql"),
+    },
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";

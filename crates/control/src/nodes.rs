@@ -5,7 +5,7 @@
 //! not to a name, since two nodes may be called alike.
 
 use crate::control::Control;
-use crate::db::{ControlError, Db, on};
+use crate::db::{ControlError, Db, at_now, on};
 use futures_util::FutureExt;
 use futures_util::future::FusedFuture;
 use serde_json::{Map, Value};
@@ -28,28 +28,19 @@ const FORGOTTEN: i64 = 3_600_000;
 /// The most rows that are read.
 const MOST: i64 = 1_000;
 
-const TELL: [&str; 2] = [
-    "INSERT INTO nodes (instance, seen_at, told) VALUES ($1, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER), $2)
-     ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, told = excluded.told",
-    "INSERT INTO nodes (instance, seen_at, told) VALUES ($1, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT, $2)
-     ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, told = excluded.told",
-];
-
-const SEEN: [&str; 2] = [
-    "SELECT instance, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - seen_at AS age, told
-     FROM nodes ORDER BY seen_at DESC LIMIT $1",
-    "SELECT instance, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT - seen_at AS age, told
-     FROM nodes ORDER BY seen_at DESC LIMIT $1",
-];
-
-const FORGET: [&str; 2] = [
-    "DELETE FROM nodes WHERE seen_at < CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - $1",
-    "DELETE FROM nodes WHERE seen_at < (EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT - $1",
-];
+const TELL: [&str; 2] = at_now!(
+    "INSERT INTO nodes (instance, told, seen_at) VALUES ($1, $2, ",
+    ") ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, told = excluded.told"
+);
+const SEEN: [&str; 2] =
+    at_now!("SELECT instance, ", " - seen_at AS age, told FROM nodes ORDER BY seen_at DESC LIMIT $1");
+const FORGET: [&str; 2] = at_now!("DELETE FROM nodes WHERE seen_at < ", " - $1");
 
 /// A node that has told of itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSeen {
+    /// Which process it is.
+    pub instance: String,
     /// Whether it is this process.
     pub own: bool,
     /// How long ago it told, in milliseconds.
@@ -61,7 +52,7 @@ pub struct NodeSeen {
 }
 
 impl NodeSeen {
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.told.get("name").and_then(Value::as_str).unwrap_or_default()
     }
 }
@@ -142,6 +133,7 @@ impl Control {
         let rows =
             rows.into_iter().filter(|(_, age, _)| *age < FORGOTTEN).map(|(instance, age, told)| NodeSeen {
                 own: instance == self.instance,
+                instance,
                 age_millis: age.max(0),
                 stale: age > STALE,
                 told: serde_json::from_str(&told).unwrap_or_default(),
@@ -195,7 +187,7 @@ mod tests {
     fn a_node_that_was_started_again_is_told_once() {
         let seen = |name: &str, age_millis: i64| {
             let told = json!({"name": name}).as_object().cloned().unwrap_or_default();
-            NodeSeen { own: false, age_millis, stale: age_millis > STALE, told }
+            NodeSeen { instance: String::new(), own: false, age_millis, stale: age_millis > STALE, told }
         };
         let all =
             vec![seen("b", 90_000), seen("a", 10), seen("b", 20_000), seen("a", 4_000), seen("a", 30_000)];

@@ -4,8 +4,12 @@
 use crate::change::Actor;
 use crate::db::ControlError;
 use crate::desk::{Acting, Desk, RulesFrom};
+use crate::gather::{Hearing, Others, REQUESTS};
+use crate::hidden::Known;
+use crate::merge::{Room, merge};
 use crate::rehearsal::{Rehearsal, rehearse};
 use crate::revision::{RuleDraft, RuleFile};
+use crate::wire;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tollgate_rules::{Diagnostic, Ruleset, Source};
@@ -80,7 +84,7 @@ pub struct Report {
     pub warnings: Vec<Remark>,
     /// What they change.
     pub diff: Vec<Change>,
-    /// What they would have done to the last traffic of this node.
+    /// What they would have done to the last traffic.
     pub rehearsal: Option<Rehearsal>,
 }
 
@@ -124,7 +128,7 @@ impl Desk {
     /// # Errors
     /// If they cannot be looked at.
     pub async fn check(self: &Arc<Self>, files: Vec<RuleFile>) -> Result<Report, Refusal> {
-        Ok(self.look(files, self.acting()).await?.0)
+        Ok(self.look(files, self.acting(), Hearing::Lately).await?.0)
     }
 
     /// Publishes rules, unless something speaks against it.
@@ -141,7 +145,7 @@ impl Desk {
         if sent.base_rev.is_some() && sent.base_rev != acting.rev() {
             return Err(Refusal::Changed(acting.rev()));
         }
-        let (report, candidate) = self.look(sent.files.clone(), Arc::clone(&acting)).await?;
+        let (report, candidate) = self.look(sent.files.clone(), Arc::clone(&acting), Hearing::Now).await?;
         let Some(candidate) = candidate else { return Err(Refusal::Wrong(Box::new(report))) };
         if let Some(rev) = acting.rev().filter(|_| candidate.revision() == acting.rules.revision()) {
             return Ok(Publication::Same(rev, report));
@@ -210,19 +214,25 @@ impl Desk {
         let _ = tokio::task::spawn_blocking(move || own.take_published()).await;
     }
 
-    /// Reads rules and compares them with what acts.
+    /// Reads rules, compares them with what acts, and rehearses them.
     async fn look(
         self: &Arc<Self>,
         files: Vec<RuleFile>,
         acting: Arc<Acting>,
+        hearing: Hearing,
     ) -> Result<(Report, Option<Arc<Ruleset>>), Refusal> {
         check_files(&files)?;
-        let own = Arc::clone(self);
-        let looking = tokio::task::spawn_blocking(move || own.look_now(&files, &acting));
-        looking.await.map_err(|error| Refusal::Control(ControlError::Broken(error.to_string())))
+        let (own, before) = (Arc::clone(self), Arc::clone(&acting));
+        let (mut report, candidate) = aside(move || own.read(&files, &before)).await?;
+        let Some(candidate) = candidate else { return Ok((report, None)) };
+        let others = self.hear_others(hearing).await;
+        let _one = self.rehearsing.lock().await;
+        let (own, new) = (Arc::clone(self), Arc::clone(&candidate));
+        report.rehearsal = Some(aside(move || own.rehearse(&acting.rules, &new, &others)).await?);
+        Ok((report, Some(candidate)))
     }
 
-    fn look_now(&self, files: &[RuleFile], acting: &Acting) -> (Report, Option<Arc<Ruleset>>) {
+    fn read(&self, files: &[RuleFile], acting: &Acting) -> (Report, Option<Arc<Ruleset>>) {
         let sources: Vec<Source> = files.iter().map(Source::from).collect();
         let candidate = match Ruleset::load(&sources, &self.options) {
             Ok(candidate) => Arc::new(candidate),
@@ -245,15 +255,43 @@ impl Desk {
             errors: Vec::new(),
             warnings: candidate.warnings().iter().map(Remark::from).collect(),
             diff: acting.rules.diff(&candidate).into_iter().map(change).collect(),
-            rehearsal: Some(rehearse(
-                &self.sample.requests(),
-                &acting.rules,
-                &candidate,
-                Some(&self.control.book()),
-            )),
+            rehearsal: None,
         };
         (report, Some(candidate))
     }
+
+    /// Rehearses on what this node and the others remember.
+    fn rehearse(&self, live: &Arc<Ruleset>, candidate: &Arc<Ruleset>, others: &Others) -> Rehearsal {
+        let own = self.sample.remembered();
+        let (mut nodes, mut nodes_silent) = (vec![others.own.clone()], others.silent.clone());
+        let mut told = Vec::new();
+        if !others.told.is_empty() {
+            let (hasher, now) = (&self.control.hasher, self.control.clock.now());
+            let requests = own.iter().flat_map(|slice| &slice.requests);
+            let known = Known::new(hasher, requests, &[live, candidate]);
+            for (name, text) in &others.told {
+                match wire::read(text, now, &known, others.bytes) {
+                    Ok(remembered) => {
+                        told.push(remembered);
+                        nodes.push(name.clone());
+                    }
+                    Err(error) => {
+                        tracing::warn!(node = name, error, "what a node told of its traffic cannot be read");
+                        nodes_silent.push(name.clone());
+                    }
+                }
+            }
+        }
+        let sample = merge(std::iter::once(own).chain(told), Room { requests: REQUESTS, bytes: usize::MAX });
+        let rehearsal = rehearse(&sample, live, candidate, Some(&self.control.book()), self.counters);
+        Rehearsal { nodes, nodes_silent, nodes_unknown: others.unknown, ..rehearsal }
+    }
+}
+
+/// Does what takes a while where nobody waits for the thread.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Refusal::Control(ControlError::Broken(error.to_string())))
 }
 
 fn check_files(files: &[RuleFile]) -> Result<(), Refusal> {

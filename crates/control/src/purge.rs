@@ -25,6 +25,7 @@ impl Control {
             sqlx::query(PURGE).bind(before).bind(AT_ONCE).execute(pool).await?.rows_affected()
         });
         self.forget_nodes().await?;
+        self.forget_traffic().await?;
         Ok(done)
     }
 }

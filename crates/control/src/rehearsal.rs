@@ -1,5 +1,6 @@
 //! What other rules would have done to the last traffic: both sets decide on the same requests, in the order of time, each
-//! on fresh counters, on a clock that only the rehearsal moves. Pure: a sample and two rule sets in, figures out.
+//! on fresh counters, on a clock that only the rehearsal moves. Pure: a sample and two rule sets in, figures out. Where nodes
+//! have counters of their own, so have they here.
 //!
 //! A request that stands for several of its caller's is asked several times, spread over the time until the caller's next,
 //! up to a bound; from there on each of these is charged for several. Permits are left out, and so is what counters held
@@ -7,12 +8,12 @@
 
 use crate::book::Book;
 use crate::caller;
-use crate::sample::Sampled;
+use crate::sampled::Sampled;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::{Clock, ManualClock, Span, Timestamp};
-use tollgate_engine::{Limiter, Stands, Tenants};
+use tollgate_engine::{Counters, Limiter, Stands, Tenants};
 use tollgate_rules::{Ruleset, Tenant};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -44,6 +45,12 @@ pub struct Rehearsal {
     pub top: Vec<Affected>,
     /// The time that the sample spans.
     pub window_s: f64,
+    /// The nodes whose traffic it is, this one first.
+    pub nodes: Vec<String>,
+    /// Nodes that are alive and did not tell what they remember in time.
+    pub nodes_silent: Vec<String>,
+    /// The database did not say which other nodes there are.
+    pub nodes_unknown: bool,
 }
 
 /// A caller of whom something would be newly denied.
@@ -79,6 +86,7 @@ pub fn rehearse(
     live: &Arc<Ruleset>,
     candidate: &Arc<Ruleset>,
     book: Option<&Arc<Book>>,
+    counters: Counters,
 ) -> Rehearsal {
     let (Some(first), Some(last)) = (sample.first(), sample.last()) else { return Rehearsal::default() };
     let clock = Arc::new(ManualClock::at(first.at));
@@ -98,7 +106,7 @@ pub fn rehearse(
     for (at, place, own) in asked(sample) {
         clock.set(at);
         let one = &sample[place];
-        let stands = Stands { own, all: own.saturating_mul(one.callers) };
+        let stands = Stands { own, all: own.saturating_mul(one.callers), node: one.node, counters };
         let (before, after) =
             one.with(|check| (live.rehearse(check, stands), candidate.rehearse(check, stands)));
         let (Some(before), Some(after)) = (before, after) else { continue };
@@ -135,16 +143,20 @@ pub fn rehearse(
         tenants_affected_share: share(affected, callers),
         top: top(tallies),
         window_s: last.at.since(first.at).as_micros() as f64 / 1e6,
+        ..Rehearsal::default()
     }
 }
 
 /// What is asked: when, which of the sample, and for how many of its caller's requests; in the order of time.
 fn asked(sample: &[Sampled]) -> Vec<(Timestamp, usize, u64)> {
-    let most = (MOST_ASKED / sample.len().max(1)).clamp(1, MOST_PIECES) as u64;
-    let mut next: HashMap<u64, Timestamp> = HashMap::new();
+    let thinned = sample.iter().filter(|one| one.own > 1).count().max(1);
+    let more = MOST_ASKED.saturating_sub(sample.len()) / thinned;
+    let most = (1 + more).min(MOST_PIECES) as u64;
+    // What a caller asks of one node says nothing about when it asks another.
+    let mut next: HashMap<(u32, u64), Timestamp> = HashMap::new();
     let mut asked = Vec::with_capacity(sample.len());
     for (place, one) in sample.iter().enumerate().rev() {
-        let until = next.insert(one.caller, one.at);
+        let until = next.insert((one.node, one.caller), one.at);
         let pieces = one.own.clamp(1, most);
         let gap = until.map_or(SPREAD, |until| until.since(one.at)).min(SPREAD).as_micros();
         for piece in 0..pieces {

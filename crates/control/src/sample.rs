@@ -7,27 +7,29 @@
 //! a caller with very many requests is thinned, each that is kept standing for several of its own; and callers who make a
 //! large part of the traffic are always in, since a sample without them would say nothing about it.
 //!
+//! All nodes of a database choose the same callers: their hash is keyed by the installation's secret. So what several nodes
+//! remember can be put together (`merge`).
+//!
 //! A request that is not kept costs a hash, three loads and a countdown: no lock, no allocation.
 
 use crate::caller;
+use crate::merge::{Room, merge};
+use crate::sampled::Sampled;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tollgate_core::{Clock, Cost, Timestamp};
-use tollgate_engine::{Check, Decision, Observer, Request};
-use tollgate_rules::{Descriptor, Unit};
+use tollgate_core::Clock;
+use tollgate_engine::{Check, Decision, Observer};
 
 /// A slice of time, in microseconds; each is bounded on its own, so that a rush does not push out what was before.
-const SLICE: u64 = 10_000_000;
+pub(crate) const SLICE: u64 = 10_000_000;
 /// Slices that are remembered: five minutes.
-const SLICES: usize = 30;
+pub(crate) const SLICES: usize = 30;
 /// Requests of a slice.
-const MOST: usize = 2_048;
+pub(crate) const MOST: usize = 2_048;
 /// Bytes of a slice.
 const MOST_BYTES: usize = 512 << 10;
-/// Bytes of a request; longer ones are not kept.
-const LONGEST: usize = 2 << 10;
 /// Requests of one caller in a slice, before it is thinned.
 const OF_ONE: u32 = 64;
 /// Places for thinning; callers who share one are thinned together.
@@ -40,85 +42,35 @@ const LARGE: usize = 8;
 /// The mark of a place that a large caller has.
 const MARK: u32 = 1 << 31;
 
-/// A request that was kept.
-#[derive(Clone, Debug)]
-pub struct Sampled {
-    /// When.
-    pub at: Timestamp,
-    /// Whose.
-    pub caller: u64,
-    /// How many of its caller's own requests it stands for.
-    pub own: u64,
-    /// How many callers its caller stands for.
-    pub callers: u64,
-    domain: Box<str>,
-    form: Form,
-    cost: Cost,
-    bytes: usize,
-}
-
-type Entries = Box<[(Box<str>, Box<str>)]>;
-
-/// Its entries, hits and limit.
-type OneDescriptor = (Entries, Option<Cost>, Option<(u32, Unit)>);
-
-#[derive(Clone, Debug)]
-enum Form {
-    Attributes(Entries),
-    Descriptors(Vec<OneDescriptor>),
-}
-
-impl Sampled {
-    fn new(check: &Check<'_>, at: Timestamp, caller: u64, own: u64) -> Option<Self> {
-        let mut bytes = size_of::<Self>() + check.domain.len();
-        let mut entries = |all: &[(&str, &str)]| -> Entries {
-            bytes += all.iter().map(|(key, value)| key.len() + value.len() + 32).sum::<usize>();
-            all.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
-        };
-        let form = match check.request {
-            Request::Attributes(all) => Form::Attributes(entries(all)),
-            Request::Descriptors(all) => {
-                Form::Descriptors(all.iter().map(|one| (entries(one.entries), one.hits, one.limit)).collect())
-            }
-        };
-        let (domain, cost) = (check.domain.into(), check.cost);
-        (bytes <= LONGEST).then_some(Self { at, caller, own, callers: 1, domain, form, cost, bytes })
-    }
-
-    /// Asks it again.
-    pub fn with<T>(&self, ask: impl FnOnce(&Check<'_>) -> T) -> T {
-        fn of(entries: &Entries) -> Vec<(&str, &str)> {
-            entries.iter().map(|(key, value)| (&**key, &**value)).collect()
-        }
-        match &self.form {
-            Form::Attributes(entries) => {
-                let entries = of(entries);
-                ask(&Check::attributes(&self.domain, &entries).costing(self.cost))
-            }
-            Form::Descriptors(all) => {
-                let entries: Vec<_> = all.iter().map(|(entries, ..)| of(entries)).collect();
-                let all = entries.iter().zip(all);
-                let all: Vec<_> = all
-                    .map(|(entries, (_, hits, limit))| Descriptor { entries, hits: *hits, limit: *limit })
-                    .collect();
-                ask(&Check::descriptors(&self.domain, &all).costing(self.cost))
-            }
-        }
-    }
-}
-
 #[derive(Default)]
 struct Slice {
     number: u64,
+    mask: u64,
     requests: Vec<Sampled>,
     bytes: usize,
     of_place: Vec<u32>,
 }
 
+/// What a node remembers of one slice of time.
+#[derive(Clone, Debug, Default)]
+pub struct Remembered {
+    /// Which slice.
+    pub(crate) number: u64,
+    /// Callers are in whose number has none of these bits, and those who made a large part of the traffic.
+    pub(crate) mask: u64,
+    pub(crate) requests: Vec<Sampled>,
+}
+
+/// Whether a caller is in where these bits tell who is.
+pub(crate) const fn is_in(caller: u64, mask: u64) -> bool {
+    (caller >> 20) & mask == 0
+}
+
 /// The last traffic of this node.
 pub struct Sample {
     clock: Arc<dyn Clock>,
-    hasher: foldhash::fast::RandomState,
+    /// The same on all nodes, so that they choose the same callers.
+    hasher: foldhash::fast::FixedState,
     /// Callers are in whose number has none of these bits.
     mask: AtomicU64,
     /// By place: one request in how many is kept; marked where a large caller is.
@@ -135,7 +87,7 @@ thread_local! {
 }
 
 /// Whether one in so many.
-fn lucky(many: u32) -> bool {
+pub(crate) fn lucky(many: u32) -> bool {
     DICE.with(|dice| {
         let mut word = dice.get();
         word ^= word << 13;
@@ -147,12 +99,12 @@ fn lucky(many: u32) -> bool {
 }
 
 impl Sample {
-    /// Nothing yet.
+    /// Nothing yet. Nodes with the same seed choose the same callers.
     #[must_use]
-    pub fn new(clock: Arc<dyn Clock>) -> Self {
+    pub fn new(clock: Arc<dyn Clock>, seed: u64) -> Self {
         Self {
             clock,
-            hasher: foldhash::fast::RandomState::default(),
+            hasher: foldhash::fast::FixedState::with_seed(seed),
             mask: AtomicU64::new(0),
             thin: (0..PLACES).map(|_| AtomicU32::new(1)).collect(),
             large: [const { AtomicU64::new(0) }; 16],
@@ -162,20 +114,24 @@ impl Sample {
         }
     }
 
-    /// What is remembered, in the order of time.
+    /// What is remembered.
     #[must_use]
-    pub fn requests(&self) -> Vec<Sampled> {
+    pub fn remembered(&self) -> Vec<Remembered> {
         let oldest = (self.clock.now().as_micros() / SLICE).saturating_sub(SLICES as u64);
         let slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = slices.iter().filter(|slice| slice.number >= oldest);
-        let mut all: Vec<_> = recent.flat_map(|slice| &slice.requests).cloned().collect();
-        drop(slices);
-        all.sort_by_key(|one| one.at);
-        all
+        let one = |slice: &Slice| Remembered {
+            number: slice.number,
+            mask: slice.mask,
+            requests: slice.requests.clone(),
+        };
+        recent.map(one).collect()
     }
 
-    fn is_in(caller: u64, mask: u64) -> bool {
-        (caller >> 20) & mask == 0
+    /// The same, in the order of time.
+    #[must_use]
+    pub fn requests(&self) -> Vec<Sampled> {
+        merge([self.remembered()], Room { requests: usize::MAX, bytes: usize::MAX })
     }
 
     fn is_large(&self, caller: u64) -> bool {
@@ -225,8 +181,9 @@ impl Sample {
         }
         let Some(slice) = slices.back_mut() else { return };
         let mask = self.mask.load(Ordering::Relaxed);
+        slice.mask = mask;
         if !self.is_large(caller) {
-            if !Self::is_in(caller, mask) {
+            if !is_in(caller, mask) {
                 return;
             }
             kept.callers = mask + 1;
@@ -270,12 +227,13 @@ impl Sample {
     /// Keeps half of the callers, each for twice as many; where all that is left are large ones, half of the requests.
     fn narrow(&self, slice: &mut Slice, mask: u64) {
         self.mask.store(mask, Ordering::Relaxed);
+        slice.mask = mask;
         slice.requests.retain_mut(|one| {
             if self.is_large(one.caller) {
                 return true;
             }
             one.callers = one.callers.max(mask + 1);
-            Self::is_in(one.caller, mask)
+            is_in(one.caller, mask)
         });
         Self::recount(slice);
         if slice.requests.len() > MOST || slice.bytes > MOST_BYTES {
@@ -308,7 +266,7 @@ impl Observer for Sample {
             COUNTDOWN.set(left - 1);
         }
         let word = self.thin[caller as usize % PLACES].load(Ordering::Relaxed);
-        let within = Self::is_in(caller, self.mask.load(Ordering::Relaxed));
+        let within = is_in(caller, self.mask.load(Ordering::Relaxed));
         if !within && (word & MARK == 0 || !self.is_large(caller)) {
             return;
         }

@@ -52,7 +52,7 @@ pub use held::{Ending, GivingBack, Held};
 pub use ids::DecisionId;
 pub use limiter::Limiter;
 pub use observer::{Bites, Observer};
-pub use rehearse::Stands;
+pub use rehearse::{Counters, Stands};
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
 pub use tenants::{Agreed, Tenants};
 pub use trace::{Passed, Trace};

@@ -4,8 +4,17 @@ use crate::check::Check;
 use crate::decision::Decision;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
-use tollgate_core::{Algorithm, Cost, CounterStore, PermitId};
+use tollgate_core::{Algorithm, Cost, CounterStore, Mode, Part, PermitId};
 use tollgate_rules::{Charges, Plan};
+
+/// Which counters nodes have of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counters {
+    /// Those of rules that say `mode: local`: all others are in a store that nodes share.
+    Shared,
+    /// All.
+    OfEachNode,
+}
 
 /// How many requests one stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,11 +23,15 @@ pub struct Stands {
     pub own: u64,
     /// Of all callers': what limits that all callers share are charged.
     pub all: u64,
+    /// The node that it was asked on: what is counted on each node is counted apart.
+    pub node: u32,
+    /// What is counted on each node.
+    pub counters: Counters,
 }
 
 impl Stands {
     /// For itself alone.
-    pub const ONE: Self = Self { own: 1, all: 1 };
+    pub const ONE: Self = Self { own: 1, all: 1, node: 0, counters: Counters::Shared };
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -36,6 +49,9 @@ impl<S: CounterStore> Limiter<S> {
                 let shared = hit.rule.is_some_and(|rule| rule.shared);
                 hit.cost = times(hit.cost, if shared { stands.all } else { stands.own });
             }
+            if stands.node > 0 {
+                set_apart(&mut plan, stands);
+            }
             if !plan.hits.is_empty() {
                 let mut charges = Charges::new();
                 plan.charges(PermitId(id.0), &mut charges);
@@ -44,6 +60,27 @@ impl<S: CounterStore> Limiter<S> {
             }
         }
         Some(decision)
+    }
+}
+
+/// Gives what is counted on each node a counter of this node's own: its name has one part more.
+fn set_apart(plan: &mut Plan<'_>, stands: Stands) {
+    for hit in &mut plan.hits {
+        if stands.counters == Counters::Shared && hit.limit.mode != Mode::Local {
+            continue;
+        }
+        let own = usize::from(hit.parts.0)..usize::from(hit.parts.1);
+        let (Ok(from), Ok(upto)) =
+            (u16::try_from(plan.parts.len()), u16::try_from(plan.parts.len() + own.len() + 1))
+        else {
+            continue;
+        };
+        for at in own {
+            let part = plan.parts[at];
+            plan.parts.push(part);
+        }
+        plan.parts.push(Part::Network { address: stands.node.into(), prefix: u8::MAX });
+        hit.parts = (from, upto);
     }
 }
 

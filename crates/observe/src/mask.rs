@@ -7,11 +7,8 @@ use ring::rand::SystemRandom;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_rules::TENANT_KEY;
+use tollgate_rules::{TENANT_KEY, may_be_secret};
 
-/// Names with one of these in them may hold secrets.
-const SECRET: [&str; 9] =
-    ["key", "token", "secret", "auth", "pass", "session", "cookie", "credential", "signature"];
 /// The attributes that tell who asks, the first that is there.
 const CALLERS: [&str; 11] = [
     TENANT_KEY,
@@ -132,14 +129,10 @@ impl Mask {
     }
 
     fn hides(&self, name: &str) -> bool {
-        let secret = || {
-            let name = name.to_ascii_lowercase();
-            SECRET.iter().any(|word| name.contains(word))
-        };
         match &self.hide {
             Hide::All => true,
-            Hide::Secrets => secret(),
-            Hide::Also(names) => names.iter().any(|known| known == name) || secret(),
+            Hide::Secrets => may_be_secret(name),
+            Hide::Also(names) => names.iter().any(|known| known == name) || may_be_secret(name),
         }
     }
 

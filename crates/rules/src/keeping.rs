@@ -15,25 +15,6 @@ use crate::rule::{Class, FailPolicy, OnError, Role, Rule, RuleLimit};
 use crate::ruleset::Options;
 use tollgate_core::Mode;
 
-/// Keys whose values do not tell who asks.
-const NOBODYS: [&str; 9] = [
-    "destination_cluster",
-    "endpoint",
-    "generic_key",
-    "host",
-    "method",
-    "path",
-    "route",
-    "service",
-    "source_cluster",
-];
-
-/// Whether values of this key tell who asks.
-#[must_use]
-pub fn tells_who(key: &str) -> bool {
-    !NOBODYS.contains(&key)
-}
-
 pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
     for rule in rules {
         let exact = matches!(rule.class, Class::Security | Class::Strict);

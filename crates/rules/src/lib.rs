@@ -11,6 +11,7 @@
 //! | `lint`, [`explain`](Explanation) | what will never act; why a rule did or did not match |
 //! | [`diff`](RuleChange) | what other rules would change |
 //! | [`outline`](Outlined) | how the descriptors of a domain stand under each other |
+//! | [`naming`](tells_who) | what the name of an attribute tells about its values |
 //! | [`tenant`](Tenant) | what is agreed with one caller in place of the rules' own limits |
 //! | [`ruleset`](Ruleset) | all of it, loaded and read |
 
@@ -23,6 +24,7 @@ mod draft;
 mod explain;
 mod keeping;
 mod lint;
+mod naming;
 mod network;
 mod outline;
 mod pattern;
@@ -44,7 +46,7 @@ pub use callers::CallersRule;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use explain::{Clause, Explained, Explanation, Finding};
-pub use keeping::tells_who;
+pub use naming::{may_be_secret, tells_who};
 pub use outline::Outlined;
 pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
 pub use rule::{

@@ -215,6 +215,15 @@ impl Domain {
         })
     }
 
+    /// Everything that a value must be equal to for some rule to match: values that its rules name, and their tiers.
+    pub fn words(&self) -> impl Iterator<Item = &str> {
+        let named = self.tree.iter().filter_map(|node| match &node.element.test {
+            Test::Exact(value) => Some(&**value),
+            _ => None,
+        });
+        named.chain(self.own_rules().flat_map(|rule| rule.tiers.iter().map(|(tier, _)| tier.as_str())))
+    }
+
     /// Its rules, in the order of the file.
     pub fn own_rules(&self) -> impl Iterator<Item = &Rule> {
         self.tree.iter().filter_map(|node| node.rule).map(|id| &self.rules[id as usize])

@@ -45,7 +45,7 @@ impl ScopePath {
 
     /// Whether none of the values that name its counters tells who asks.
     pub(crate) fn is_shared(&self) -> bool {
-        self.group.split('|').skip(1).all(|key| !crate::keeping::tells_who(key))
+        self.group.split('|').skip(1).all(|key| !crate::naming::tells_who(key))
     }
 
     /// The path of counters that are split.

@@ -2,7 +2,7 @@
 
 use crate::build::listen_if_free;
 use crate::cli::Listen;
-use crate::config::Config;
+use crate::config::{Config, StoreChoice};
 use crate::sources;
 use crate::status::{Part, ServerStatus};
 use crate::store::Store;
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate_control::{Control, Denials, Desk, Following, Role};
 use tollgate_core::SystemClock;
-use tollgate_engine::Limiter;
+use tollgate_engine::{Counters, Limiter};
 use tollgate_front::Status;
 use tollgate_front::admin::{self, Admin, AdminTls, Attempts, Door, LogLevels, Meter, Nodes, Sessions};
 use tollgate_observe::Page;
@@ -77,6 +77,10 @@ impl Operators {
                 )
             }
         };
+        let counters = match config.store {
+            StoreChoice::Memory => Counters::OfEachNode,
+            StoreChoice::Redis(_) => Counters::Shared,
+        };
         let desk = control.as_ref().map(|control| {
             let files = || sources::given(&config.rules);
             Desk::open(
@@ -84,6 +88,7 @@ impl Operators {
                 config.rule_options(),
                 config.rules_from,
                 config.guardrails,
+                counters,
                 files,
             )
         });

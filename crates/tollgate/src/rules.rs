@@ -162,13 +162,24 @@ fn report(told: &Value) -> anyhow::Result<()> {
     let rehearsal = &told["rehearsal"];
     if let Some(requests) = rehearsal["requests"].as_u64() {
         let percent = |name: &str| rehearsal[name].as_f64().unwrap_or(0.0) * 100.0;
+        let nodes = rehearsal["nodes"].as_array().map_or(1, Vec::len);
+        let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
+        let names =
+            |name: &str| rehearsal[name].as_array().into_iter().flatten().map(cell).collect::<Vec<_>>();
+        let silent = names("nodes_silent");
+        if !silent.is_empty() {
+            writeln!(out, "without the traffic of {}: no answer in time", silent.join(", "))?;
+        }
+        if rehearsal["nodes_unknown"] == true {
+            writeln!(out, "without the traffic of other nodes: the database does not answer")?;
+        }
         if requests == 0 {
-            writeln!(out, "not rehearsed: the node remembers no traffic")?;
+            writeln!(out, "not rehearsed: no traffic is remembered ({nodes} asked)")?;
             return Ok(());
         }
         writeln!(
             out,
-            "rehearsed on {} requests of the last {:.0} s: {:.2}% newly denied, {:.2}% newly allowed, {:.2}% of callers \
+            "rehearsed on {} requests of the last {:.0} s, of {nodes}: {:.2}% newly denied, {:.2}% newly allowed, {:.2}% of callers \
              affected",
             rehearsal["weight"],
             rehearsal["window_s"].as_f64().unwrap_or(0.0),

@@ -157,6 +157,40 @@ fn nodes_that_share_a_server_converge() {
     assert_eq!(one.passes("d", &json!({"api_key": "k"})), 8);
 }
 
+/// A caller whose requests no single node has enough of: only all together pass what the new rules allow.
+#[test]
+fn rules_are_rehearsed_on_what_all_nodes_remember() {
+    let postgres = Postgres::start();
+    let redis = harness::Redis::start();
+    let store = redis.url();
+    let db = postgres.database("rules");
+    let start = |name: &str| Node::start(&rules("100/hour"), &db, &["--store", &store, "--node", name]);
+    let (one, two) = (start("one"), start("two"));
+    for node in [&one, &two] {
+        for _ in 0..4 {
+            assert_eq!(node.server.check("d", &json!({"api_key": "sk_live_split"})).status, 200);
+        }
+    }
+    eventually("both nodes", || {
+        (get(&one, "/admin/v1/nodes")["nodes"].as_array().map_or(0, Vec::len) == 2).then_some(())
+    });
+    let refused = publish(&one, &sent("6/hour"));
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    let told = &refused.json()["rehearsal"];
+    assert_eq!((&told["nodes"], &told["nodes_silent"]), (&json!(["one", "two"]), &json!([])), "{told}");
+    assert_eq!((&told["weight"], &told["newly_denied_share"]), (&json!(8), &json!(0.25)), "{told}");
+    let file = one.rules.write("new.yaml", rules("6/hour"));
+    let admin = format!("http://{}", two.admin);
+    let differs = run(&["rules", "diff", file.to_str().expect("a plain path"), "--admin", &admin]);
+    assert!(differs.out.contains("of 2 nodes: 25.00% newly denied"), "{}{}", differs.out, differs.err);
+    // One that is gone without a word is named; nobody waits for it for long.
+    let mut two = two;
+    two.server.signal("KILL");
+    two.server.wait();
+    let told = publish(&one, &sent("3/hour")).json()["rehearsal"].clone();
+    assert_eq!((&told["nodes"], &told["nodes_silent"]), (&json!(["one"]), &json!(["two"])), "{told}");
+}
+
 /// Two requests of each of ten callers.
 fn some_traffic(node: &Node) {
     for i in 0..20 {

@@ -188,6 +188,9 @@ export interface Rehearsal {
   tenants_affected_share: number;
   top: { key_masked: string; rule: string; share: number; before_denied: number; after_denied: number }[];
   window_s: number;
+  nodes: string[];
+  nodes_silent: string[];
+  nodes_unknown: boolean;
 }
 
 export interface RuleCheck {

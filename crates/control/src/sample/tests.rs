@@ -1,8 +1,8 @@
 //! A sample that is not like the traffic makes every rehearsal wrong.
 
 use super::*;
-use tollgate_core::ManualClock;
-use tollgate_engine::Limiter;
+use tollgate_core::{ManualClock, Timestamp};
+use tollgate_engine::{Limiter, Request};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -17,7 +17,7 @@ fn rig() -> Rig {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
     let text = "{domain: d, descriptors: [{key: api_key, limit: 3/minute}]}";
     let rules = Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules");
-    let sample = Arc::new(Sample::new(Arc::clone(&clock) as _));
+    let sample = Arc::new(Sample::new(Arc::clone(&clock) as _, 7));
     let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
     let limiter = limiter.with_observer(Arc::clone(&sample) as _);
     Rig { clock, sample, limiter }

@@ -11,6 +11,7 @@ mod nodes;
 mod quotas;
 mod revisions;
 mod snapshot;
+mod traffic;
 
 use databases::{Place, Postgres};
 use std::future::Future;
@@ -55,6 +56,10 @@ fn cases() -> Vec<(&'static str, Case)> {
         emergency::measures_act_on_every_node,
         emergency::a_grant_is_used_once_on_top_of_the_limit,
         emergency::what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahead,
+        traffic::what_all_nodes_remember_is_rehearsed_on,
+        traffic::counters_of_each_node_are_rehearsed_apart,
+        traffic::no_key_is_written_for_others,
+        traffic::agreements_act_on_callers_whom_another_node_has_seen,
         access::tokens_prove_who_asks_until_they_are_revoked,
         access::the_audit_chain_shows_what_was_tampered_with,
     ]

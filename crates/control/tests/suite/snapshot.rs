@@ -17,6 +17,8 @@ const BEFORE: &str = "
     CREATE INDEX quotas_by_prefix ON quotas (key_prefix, key_hash);
     DROP INDEX rule_revisions_by_revision;
     DROP TABLE nodes;
+    DROP TABLE traffic_asked;
+    DROP TABLE traffic_told;
     DELETE FROM tollgate_schema WHERE version >= 5";
 
 const WRITE: &str =
