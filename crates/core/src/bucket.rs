@@ -78,6 +78,10 @@ pub(crate) struct Bucket {
     pub(crate) interval: u64,
     /// How many units of cost the bucket holds.
     pub(crate) burst: u64,
+    /// The longest that a TAT is believed to be ahead, in microseconds: twice the time from empty to full, or twice the
+    /// period where that is longer. A counter may be read by limits of other counts and bursts (a tier's, a caller's own) but
+    /// not of other periods, so none of them cuts short what another has counted.
+    pub(crate) furthest: u64,
     pub(crate) shaping: Shaping,
 }
 
@@ -90,8 +94,11 @@ impl Bucket {
     /// `None` if the bucket would take longer than [`Self::LONGEST`] to fill.
     pub(crate) fn new(count: u64, period: Span, burst: u64, shaping: Shaping) -> Option<Self> {
         let divisor = gcd(count, period.as_micros());
-        let bucket = Self { k: count / divisor, interval: period.as_micros() / divisor, burst, shaping };
-        (bucket.fill() <= u128::from(Self::LONGEST)).then_some(bucket)
+        let (k, interval) = (count / divisor, period.as_micros() / divisor);
+        let mut bucket = Self { k, interval, burst, furthest: 0, shaping };
+        let fill = bucket.fill();
+        bucket.furthest = 2 * fill.narrow().max(period.as_micros()).min(Self::LONGEST);
+        (fill <= u128::from(Self::LONGEST)).then_some(bucket)
     }
 
     /// Microseconds from empty to full, rounded up.
@@ -116,10 +123,15 @@ impl Bucket {
         W::from(self.burst) * W::from(self.interval)
     }
 
-    /// A TAT further ahead than debt can put it comes from a clock that has since gone back (or from a larger limit):
-    /// it counts as fully in debt, so the key heals in bounded time and is given nothing it has not waited for.
+    /// A TAT further ahead than any limit puts it comes from a clock that has since gone back: the key heals in bounded time,
+    /// and is given nothing it has not waited for.
     fn mend<W: Width>(&self, tat: W, now: W) -> W {
-        tat.min(now + self.capacity::<W>() + self.capacity::<W>())
+        tat.min(now + W::from(self.furthest) * W::from(self.k))
+    }
+
+    /// So many units that giving them back leaves nothing used, and that no bucket has room for.
+    pub(crate) fn plenty(&self) -> u64 {
+        ((u128::from(self.furthest) * u128::from(self.k)) / u128::from(self.interval)).narrow() + 1
     }
 
     #[inline(always)]
@@ -129,7 +141,7 @@ impl Bucket {
         *tat = self.mend(*tat, now);
         let base = (*tat).max(now);
         if cost.is_refund() {
-            let back = W::from(cost.units().min(2 * self.burst)) * W::from(self.interval);
+            let back = W::from(cost.units().min(self.plenty())) * W::from(self.interval);
             *tat = base.max(now + back) - back;
             return self.outcome(*tat, now, Verdict::PASS);
         }
@@ -155,14 +167,20 @@ impl Bucket {
     /// Steps a TAT as a state keeps it, in the width that the rate needs.
     pub(crate) fn step_kept(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
         if self.is_narrow() {
-            let mut tat = kept.units::<u64>(self.k);
-            let outcome = self.step(&mut tat, now, cost);
-            *kept = Tat::from_units(tat, self.k);
-            return outcome;
+            self.step_in::<u64>(kept, now, cost)
+        } else {
+            self.step_in::<u128>(kept, now, cost)
         }
-        let mut tat = kept.units::<u128>(self.k);
+    }
+
+    fn step_in<W: Width>(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
+        let before = kept.units::<W>(self.k);
+        let mut tat = before;
         let outcome = self.step(&mut tat, now, cost);
-        *kept = Tat::from_units(tat, self.k);
+        // What is not changed is not written anew: a fraction of another rate would be cut to this one's.
+        if tat != before {
+            *kept = Tat::from_units(tat, self.k);
+        }
         outcome
     }
 
@@ -174,12 +192,12 @@ impl Bucket {
         *kept = Tat::from_units(tat, self.k);
     }
 
-    /// Takes what has already happened, into debt if need be; debt is at most one full bucket.
+    /// Takes what has already happened, into debt if need be; by this, debt comes to one full bucket at most.
     pub(crate) fn debit<W: Width>(&self, tat: &mut W, now: Timestamp, units: u64) {
         let now = self.moment::<W>(now);
-        let next =
-            self.mend(*tat, now).max(now) + W::from(units.min(2 * self.burst)) * W::from(self.interval);
-        *tat = self.mend(next, now);
+        let base = self.mend(*tat, now).max(now);
+        let next = base + W::from(units.min(2 * self.burst)) * W::from(self.interval);
+        *tat = base.max(next.min(now + self.capacity::<W>() + self.capacity::<W>()));
     }
 
     fn outcome<W: Width>(&self, tat: W, now: W, verdict: Verdict) -> Outcome {

@@ -15,6 +15,8 @@ pub enum Measures {
         k: u64,
         /// Units of time for a unit of cost.
         interval: u64,
+        /// The longest that its state is believed to be ahead, in microseconds.
+        furthest: u64,
     },
     /// A fixed window that counts what it admits.
     Fixed {
@@ -42,19 +44,30 @@ pub enum Measures {
 }
 
 impl Limit {
+    /// So many units that giving them back leaves nothing used.
+    #[must_use]
+    pub fn plenty(&self) -> u64 {
+        match &self.shape {
+            Shape::Bucket(bucket) => bucket.plenty(),
+            _ => 2 * self.capacity,
+        }
+    }
+
     /// The limit as plain numbers.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, Measures, Quota};
     /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(10)).build()?;
-    /// assert_eq!(limit.measures(), Measures::Bucket { k: 1, interval: 100_000 });
+    /// assert_eq!(limit.measures(), Measures::Bucket { k: 1, interval: 100_000, furthest: 2_000_000 });
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[must_use]
     pub const fn measures(&self) -> Measures {
         match self.shape {
             Shape::Blocked => Measures::Blocked,
-            Shape::Bucket(bucket) => Measures::Bucket { k: bucket.k, interval: bucket.interval },
+            Shape::Bucket(bucket) => {
+                Measures::Bucket { k: bucket.k, interval: bucket.interval, furthest: bucket.furthest }
+            }
             Shape::Fixed(Counting::Admitted) => {
                 Measures::Fixed { most: Counting::Admitted.most(self.capacity) }
             }

@@ -146,9 +146,12 @@ impl Limit {
     pub fn step_word(&self, word: Option<u64>, now: Timestamp, cost: Cost) -> (u64, Outcome) {
         // The default algorithm is kept in line: passing its outcome through memory costs as much as the step.
         if let Shape::Bucket(bucket) = &self.shape {
-            let mut tat = word.map_or(0, |word| unpack_tat(word, bucket.k));
+            let before = word.map_or(0, |word| unpack_tat(word, bucket.k));
+            let mut tat = before;
             let outcome = bucket.step(&mut tat, now, cost);
-            return (pack_tat(tat, bucket.k), outcome);
+            // What is not changed is not written anew: a fraction of another rate would be cut to this one's.
+            let same = word.filter(|_| tat == before);
+            return (same.unwrap_or_else(|| pack_tat(tat, bucket.k)), outcome);
         }
         self.step_window_word(word, now, cost)
     }
@@ -263,8 +266,7 @@ impl Limit {
         let period = self.quota().period.length().as_micros();
         Span::from_micros(match self.shape {
             Shape::Blocked => 0,
-            // A full debt.
-            Shape::Bucket(bucket) => 2 * bucket.horizon(),
+            Shape::Bucket(bucket) => bucket.furthest,
             // This window and, where that lies ahead, the next; a sliding one is in view for one more.
             Shape::Fixed(_) => 2 * period,
             Shape::Sliding => 3 * period,

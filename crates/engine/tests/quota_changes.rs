@@ -11,14 +11,16 @@ use tollgate_engine::{Agreed, Check, Limiter, Tenants};
 use tollgate_rules::{Override, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-/// What is agreed with everybody at the moment: so many a minute, or nothing.
-struct Changing(Mutex<Option<u64>>);
+/// So many a minute, and so many at once where that is another number.
+type Agreement = (u64, Option<u64>);
+
+/// What is agreed with everybody at the moment, or nothing.
+struct Changing(Mutex<Option<Agreement>>);
 
 impl Tenants for Changing {
     fn find(&self, _: &str, rules: &Ruleset, _: &dyn Clock) -> Agreed {
-        let Some(count) = *self.0.lock().expect("a number") else { return Agreed::default() };
-        let own =
-            Override { descriptor: "default".to_owned(), count, period: "minute".to_owned(), burst: None };
+        let Some((count, burst)) = *self.0.lock().expect("a number") else { return Agreed::default() };
+        let own = Override { descriptor: "default".to_owned(), count, period: "minute".to_owned(), burst };
         let (tenant, unfit) = rules.tenant(None, &[own]);
         assert!(unfit.is_empty(), "{unfit:?}");
         Agreed { tenant: Some(Arc::new(tenant)), grants: None }
@@ -37,7 +39,7 @@ fn sum(past: &Past, within: impl Fn(u64) -> bool) -> u64 {
 }
 
 /// Whether `units` fit now, from the past alone.
-fn fits(algorithm: &str, past: &Past, now: u64, limit: u64, units: u64) -> bool {
+fn fits(algorithm: &str, past: &Past, now: u64, (limit, burst): Agreement, units: u64) -> bool {
     let window = now - now % MINUTE;
     match algorithm {
         "fixed_window" => sum(past, |at| at >= window) + units <= limit,
@@ -55,7 +57,7 @@ fn fits(algorithm: &str, past: &Past, now: u64, limit: u64, units: u64) -> bool 
         _ => {
             let full_at =
                 past.iter().fold(0, |full_at, (at, units, by)| full_at.max(*at) + units * (MINUTE / by));
-            full_at.max(now) + units * (MINUTE / limit) <= now + MINUTE
+            full_at.max(now) + units * (MINUTE / limit) <= now + burst.unwrap_or(limit) * (MINUTE / limit)
         }
     }
 }
@@ -74,8 +76,8 @@ const ALGORITHMS: [&str; 7] = [
 enum Step {
     Ask(u64),
     Wait(u64),
-    /// To so many a minute; nothing: the rule acts alone again.
-    Change(Option<u64>),
+    /// Nothing: the rule acts alone again.
+    Change(Option<Agreement>),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -84,7 +86,10 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (1_u64..6).prop_map(Step::Ask),
         2 => (1_u64..40_000_000).prop_map(Step::Wait),
-        1 => counts.prop_map(Step::Change),
+        // No burst is above its count: see `Bucket::furthest`.
+        1 => (counts, prop::option::of(1_u64..20)).prop_map(|(count, burst)| {
+            Step::Change(count.map(|count| (count, burst.map(|burst| burst.min(count)))))
+        }),
     ]
 }
 
@@ -103,7 +108,8 @@ proptest! {
         let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
         let changing = Arc::new(Changing(Mutex::new(None)));
         let limiter = Limiter::new(rules, store, Arc::clone(&clock) as _).with_tenants(Arc::clone(&changing) as _);
-        let (mut past, mut limit) = (Vec::new(), RULES_OWN);
+        let (mut past, mut limit) = (Vec::new(), (RULES_OWN, None));
+        let has_burst = ["gcra", "token_bucket", "leaky_bucket"].contains(&algorithm);
         let (mut since, mut at_once) = (0, 0);
         for step in steps {
             match step {
@@ -112,8 +118,9 @@ proptest! {
                     at_once = 0;
                 }
                 Step::Change(to) => {
+                    let to = to.map(|(count, burst)| (count, burst.filter(|_| has_burst)));
                     *changing.0.lock().expect("a number") = to;
-                    limit = to.unwrap_or(RULES_OWN);
+                    limit = to.unwrap_or((RULES_OWN, None));
                     (since, at_once) = (past.len(), 0);
                 }
                 Step::Ask(units) => {
@@ -123,10 +130,10 @@ proptest! {
                     let expected = fits(algorithm, &past, now, limit, units);
                     prop_assert_eq!(decision.is_allowed(), expected, "{} after {:?}", algorithm, &past);
                     if expected {
-                        past.push((now, units, limit));
+                        past.push((now, units, limit.0));
                         at_once += units;
                         // In words, as users hear it: a burst after a change is never above the new limit.
-                        prop_assert!(at_once <= limit, "{} at once, {} since the change", at_once, past.len() - since);
+                        prop_assert!(at_once <= limit.1.unwrap_or(limit.0), "{} at once, {} since the change", at_once, past.len() - since);
                     }
                 }
             }

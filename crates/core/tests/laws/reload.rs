@@ -26,6 +26,29 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Without it whoever is asked about by a limit of a shorter burst, and is denied, has used less afterwards.
+    #[test]
+    fn a_limit_of_the_same_period_takes_nothing_from_what_another_counted(
+        old in (1_u64..500, 1_u64..500), new in (1_u64..500, 1_u64..500), used in 1_u64..=100, cost in 0_u64..600,
+    ) {
+        // No burst is above its count: none takes longer than a period to come back.
+        let (before, after) = (gcra(old.0, old.1.min(old.0)), gcra(new.0, new.1.min(new.0)));
+        let mut state = State::default();
+        let taken = (before.capacity() * used).div_ceil(100);
+        let was = before.step(&mut state, START, Cost::take(taken));
+        let other = after.step(&mut state, START, Cost::take(cost));
+        if cost > 0 && other.verdict.is_allowed() {
+            return Ok(());
+        }
+        let is = before.step(&mut state, START, Cost::LOOK);
+        prop_assert_eq!((is.remaining, is.reset_after), (was.remaining, was.reset_after));
+        // And all of it can be given back.
+        let _ = after.step(&mut state, START, Cost::refund(after.plenty()));
+        prop_assert_eq!(before.step(&mut state, START, Cost::LOOK).remaining, before.capacity());
+    }
+}
+
 /// Without it a window whose count is lowered below what was used starts again, or counts on for ever.
 #[test]
 fn a_lowered_window_stays_used_and_turns_in_time() {

@@ -53,7 +53,7 @@ impl LeaseConfig {
     pub(super) fn worth(&self, limit: &Limit) -> Span {
         let most = self.ttl.min(self.idle).as_micros();
         let good = match limit.measures() {
-            Measures::Bucket { k, interval } => {
+            Measures::Bucket { k, interval, .. } => {
                 let units = self.part_of(limit.capacity());
                 u64::try_from(u128::from(units) * u128::from(interval) / u128::from(k.max(1))).unwrap_or(most)
             }

@@ -86,7 +86,7 @@ impl Named {
     /// Units that come back in so long.
     fn refill(&self, time: Span) -> u64 {
         match self.limit.measures() {
-            Measures::Bucket { k, interval } => {
+            Measures::Bucket { k, interval, .. } => {
                 let units = u128::from(time.as_micros()) * u128::from(k) / u128::from(interval.max(1));
                 u64::try_from(units).unwrap_or(u64::MAX)
             }
@@ -317,7 +317,7 @@ impl Lease {
     /// it would run over.
     fn pause(&self) -> Span {
         match self.named.limit.measures() {
-            Measures::Bucket { k, interval } => {
+            Measures::Bucket { k, interval, .. } => {
                 let full = u128::from(self.named.limit.capacity()) * u128::from(interval) / u128::from(k);
                 Self::PAUSE.min(Span::from_micros(u64::try_from(full / 8).unwrap_or(u64::MAX)))
             }

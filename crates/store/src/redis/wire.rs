@@ -60,7 +60,7 @@ impl Ask {
         self.taken(full_at);
         let want = &request.wants[0];
         let (units, interval, k) = match want.limit.measures() {
-            Measures::Bucket { k, interval } => {
+            Measures::Bucket { k, interval, .. } => {
                 (want.cost.units().min(2 * want.limit.capacity()), interval, k)
             }
             _ => (0, 0, 0),
@@ -116,6 +116,7 @@ impl Ask {
             let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
             self.number(cost);
             self.number(capacity);
+            self.furthest(&want.limit);
         }
     }
 
@@ -150,6 +151,7 @@ impl Ask {
                     self.number(border.as_micros());
                 }
             }
+            (_, 1 | 2) => self.furthest(&want.limit),
             (_, PERMITS) => {
                 self.body.extend_from_slice(format!("{:x}\0", want.permit.0).as_bytes());
             }
@@ -157,6 +159,13 @@ impl Ask {
         }
         if let Some(ago) = ago {
             self.number(ago.as_micros());
+        }
+    }
+
+    /// The longest that a bucket's state is believed to be ahead.
+    fn furthest(&mut self, limit: &Limit) {
+        if let Measures::Bucket { furthest, .. } = limit.measures() {
+            self.number(furthest);
         }
     }
 
@@ -175,14 +184,15 @@ fn numbers(limit: &Limit, cost: Cost, phase: Span) -> (u8, [u64; 5]) {
     let (period, phase) = (limit.quota().period.length().as_micros(), phase.as_micros());
     let by_calendar = u8::from(matches!(limit.quota().period, Period::Calendar(_))) * 2;
     match limit.measures() {
-        Measures::Bucket { k, interval } => {
+        Measures::Bucket { k, interval, .. } => {
             let time = |units: u64| {
                 let all = u128::from(units) * u128::from(interval);
                 let whole = |part: u128| u64::try_from(part).unwrap_or(u64::MAX);
                 (whole(all / u128::from(k)), whole(all % u128::from(k)))
             };
-            // Twice the bucket is never let through, never debited, and gives all back.
-            let (cost, capacity) = (time(units.min(2 * capacity)), time(capacity));
+            // Twice the bucket is never let through, and never debited.
+            let most = if cost.is_refund() { limit.plenty() } else { 2 * capacity };
+            let (cost, capacity) = (time(units.min(most)), time(capacity));
             (if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
         }
         Measures::Fixed { most } => (3 + by_calendar, [units, capacity, period, phase, most]),

@@ -229,3 +229,46 @@ async fn windows_of_one_rule_answer_alike_whoever_else_is_in_their_bundle() {
     assert_eq!(store.disagreements(), 0);
     assert_eq!(server.keys_without_expiry(), Vec::<String>::new());
 }
+
+/// One counter that is asked about by limits of other counts and bursts, as a caller's is whose tier or quota changes: what
+/// is denied or only looked at changes nothing for the others, and all stores agree on what is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_that_change_answer_alike() {
+    let server = Server::start(&[]);
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
+    let store = RedisStore::with_clock(patient(&server.url()), clock.clone());
+    let in_memory = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock.clone()).expect("a store");
+    let (mut dice, mut ledger) = (Dice(11), Ledger::default());
+    let spec = |count, burst| LimitSpec::new(Algorithm::Gcra, Quota::per_hour(count)).burst(burst);
+    let limits: Vec<Limit> =
+        [(10, 10), (100, 10), (100, 100), (7, 3), (2_400, 1), (1_009, 50), (10, 1), (1_000, 10)]
+            .map(|(count, burst)| spec(count, burst).build().expect("in range"))
+            .into();
+    let (own, beside) = (Scope::in_group("api|key|1h", "api|key"), Scope::in_group("api|key|1m", "api|key"));
+    let other = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(60)).build().expect("in range");
+    for turn in 0..6_000 {
+        let who = [Part::Text(dice.pick::<&str>(&["alice", "bob"]))];
+        let limit = dice.pick(&limits);
+        let cost = match dice.below(8) {
+            0 => Cost::LOOK,
+            1 => Cost::refund(1 + dice.below(3)),
+            2 => Cost::refund(limit.plenty()),
+            3 => Cost::take(1 + dice.below(limit.capacity() + 2)),
+            _ => Cost::ONE,
+        };
+        let mut charges = vec![Charge::new(CounterKey { scope: &own, parts: &who }, limit, cost)];
+        if dice.below(3) == 0 {
+            charges.push(Charge::new(CounterKey { scope: &beside, parts: &who }, &other, Cost::ONE));
+        }
+        let expected = ledger.charge(clock.now(), &charges);
+        assert_eq!(in_memory.charge_now(&charges), expected, "memory, turn {turn}: {charges:?}");
+        let told = store.charge(&charges).await.expect("an answer");
+        assert_eq!(told, expected, "turn {turn}: {charges:?}");
+        clock.advance(Span::from_micros(match dice.below(4) {
+            0 => dice.below(1_000_000_000),
+            1 => dice.below(1_000_000),
+            _ => 0,
+        }));
+    }
+    assert_eq!(store.disagreements(), 0);
+}

@@ -2,11 +2,12 @@
 -- The same steps as `step.lua`'s first, without the tables that the others need: those cost more than deciding.
 --
 -- ARGV[1]: time (double; -1 for the server's own), then a request after another: its bundle (uint16), how many buckets
--- (uint8), and of each its name as it stands in the bundle (";601:", zero-terminated), cost and capacity (doubles).
+-- (uint8), and of each its name as it stands in the bundle (";601:", zero-terminated), cost, capacity and how far ahead
+-- it may be (doubles).
 -- Answers like `charge.lua`.
 local decode, sub, number, text = struct.unpack, string.sub, tonumber, string.format
 local ask = ARGV[1]
-local now, b, n, name, cost, capacity = decode('<dHBsdd', ask)
+local now, b, n, name, cost, capacity, furthest = decode('<dHBsddd', ask)
 local fresh = 0
 if now < 0 then
   local time = redis.call('TIME')
@@ -18,10 +19,10 @@ end
 local value
 if not KEYS[2] then
   value = redis.call('GET', KEYS[1])
-  if #ask == 33 and (not value or #value == 19 and sub(value, 17) == sub(name, 2, 4)) then
+  if #ask == 41 and (not value or #value == 19 and sub(value, 17) == sub(name, 2, 4)) then
     -- One request of one bucket that is alone in its bundle, by a name of three digits. Nothing is simpler or more usual.
     local tat = value and number(sub(value, 1, 16)) or now
-    if tat <= now + capacity + capacity then
+    if tat <= now + furthest then
       local next = (tat > now and tat or now) + cost
       if next > now + capacity then
         return { value, now, '0' }
@@ -40,8 +41,8 @@ local at = 9
 local answers, values, ends = '', {}, {}
 while at <= #ask do
   b, n, at = decode('<HB', ask, at)
-  local of = { decode(n == 4 and '<sddsddsddsdd' or n == 1 and '<sdd' or '<' .. rep('sdd', n), ask, at) }
-  at = of[3 * n + 1]
+  local of = { decode(n == 4 and '<sdddsdddsdddsddd' or n == 1 and '<sddd' or '<' .. rep('sddd', n), ask, at) }
+  at = of[4 * n + 1]
   value = values[b] or kept[b] or ''
   local alone = nil
   if value ~= '' and byte(value) ~= 59 then
@@ -55,9 +56,9 @@ while at <= #ask do
   end
   local refused, mended, known, latest = false, false, 0, now
   -- Made at its size: a table that grows costs more than what it holds.
-  local after = { of[1], 0, of[4], 0, of[7], 0, of[10], 0 }
+  local after = { of[1], 0, of[5], 0, of[9], 0, of[13], 0 }
   for i = 1, n do
-    name, cost, capacity = of[3 * i - 2], of[3 * i - 1], of[3 * i]
+    name, cost, capacity, furthest = of[4 * i - 3], of[4 * i - 2], of[4 * i - 1], of[4 * i]
     local tat = alone or 0
     local first, last = find(value, name, 1, true)
     if first then
@@ -71,8 +72,8 @@ while at <= #ask do
       end
       known = known + last - first + 1
     end
-    if tat > now + capacity + capacity then
-      tat, mended = now + capacity + capacity, true
+    if tat > now + furthest then
+      tat, mended = now + furthest, true
     end
     local next = (tat > now and tat or now) + cost
     if next > now + capacity then
@@ -81,7 +82,7 @@ while at <= #ask do
     if next > latest then
       latest = next
     end
-    after[2 * i - 1], after[2 * i], of[3 * i] = name, next, tat
+    after[2 * i - 1], after[2 * i], of[4 * i] = name, next, tat
   end
   answers = answers .. (refused and '0' or '1')
   if not refused or mended then
@@ -89,14 +90,14 @@ while at <= #ask do
     if refused then
       latest = now
       for i = 1, n do
-        after[2 * i] = of[3 * i]
-        latest = of[3 * i] > latest and of[3 * i] or latest
+        after[2 * i] = of[4 * i]
+        latest = of[4 * i] > latest and of[4 * i] or latest
       end
     end
     if known ~= #value then
       local own = {}
       for i = 1, n do
-        own[of[3 * i - 2]] = true
+        own[of[4 * i - 3]] = true
       end
       for name, body, instant in value:gmatch('(;[^:]+:)(%a(%d+)[^;]*)') do
         instant = number(instant)

@@ -20,6 +20,10 @@ while at <= #ask do
       state = assume(ago, state, op, b, d, e, f, extra)
     end
     local fits, next, ahead = step(op, verb, state, a, b, d, e, f, extra)
+    if verb == 0 then
+      -- Who looks changes nothing.
+      next, ahead = nil, false
+    end
     if how == 2 then
       if next then
         put(c, next)

@@ -23,7 +23,7 @@ end
 
 local function step(op, verb, state, a, b, c, d, e, extra)
   if op == 1 then
-    -- A bucket in whole microseconds: a the cost, b the capacity.
+    -- A bucket in whole microseconds: a the cost, b the capacity; `extra` how far ahead it may be.
     local tat = 0
     if state then
       if type(state) == 'number' then
@@ -32,10 +32,9 @@ local function step(op, verb, state, a, b, c, d, e, extra)
         tat = state[2] - 1
       end
     end
-    local most = now + b + b
-    local ahead = tat > most
+    local ahead = tat > now + extra
     if ahead then
-      tat = most
+      tat = now + extra
     end
     local base = tat > now and tat or now
     if verb == 1 then
@@ -46,13 +45,14 @@ local function step(op, verb, state, a, b, c, d, e, extra)
     elseif verb == 2 then
       return true, base > now + a and base - a or now
     elseif verb == 3 then
-      return true, base + a < most and base + a or most
+      local most = base + a < now + b + b and base + a or now + b + b
+      return true, base > most and base or most
     end
     return true, ahead and tat or nil, ahead
   end
 
   if op == 2 then
-    -- A bucket in fractions of 1/e: a and c the cost, b and d the capacity.
+    -- A bucket in fractions of 1/e: a and c the cost, b and d the capacity; `extra` how far ahead it may be.
     local m, f = 0, 0
     if state then
       if type(state) == 'number' then
@@ -64,13 +64,9 @@ local function step(op, verb, state, a, b, c, d, e, extra)
         end
       end
     end
-    local most, rest = now + b + b, d + d
-    if rest >= e then
-      most, rest = most + 1, rest - e
-    end
-    local ahead = m > most or m == most and f > rest
+    local ahead = m > now + extra or m == now + extra and f > 0
     if ahead then
-      m, f = most, rest
+      m, f = now + extra, 0
     end
     local mended = ahead and (f > 0 and { 'f', m + 1, f } or m) or nil
     if verb == 0 then
@@ -89,6 +85,7 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       end
       return true, f > 0 and { 'f', m + 1, f } or m
     end
+    local before, part = m, f
     m, f = m + a, f + c
     if f >= e then
       m, f = m + 1, f - e
@@ -97,8 +94,17 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       if m > now + b or m == now + b and f > d then
         return false, mended, ahead
       end
-    elseif m > most or m == most and f > rest then
-      m, f = most, rest
+    else
+      local most, rest = now + b + b, d + d
+      if rest >= e then
+        most, rest = most + 1, rest - e
+      end
+      if m > most or m == most and f > rest then
+        m, f = most, rest
+      end
+      if before > m or before == m and part > f then
+        m, f = before, part
+      end
     end
     return true, f > 0 and { 'f', m + 1, f } or m
   end
