@@ -140,7 +140,11 @@ fn holds_behind(
 
 #[test]
 fn nginx_with_auth_request() {
-    holds_behind("nginx", "nginx.conf", &OnPass::ToCaller, "");
+    let (proxy, _service, _server) = holds_behind("nginx", "nginx.conf", &OnPass::ToCaller, "");
+    // Its own body, in nginx's own words.
+    let denied = proxy.ask(ONE, "POST", "/login", "");
+    let wait: u64 = denied.header("retry-after").and_then(|wait| wait.parse().ok()).expect("seconds");
+    assert_eq!(denied.json()["retry_after"], wait);
 }
 
 #[test]
