@@ -1,7 +1,7 @@
 //! The assembly of a server: one list, from rules to listeners.
 
-use crate::cli::Listen;
 use crate::config::{Config, StoreChoice};
+use crate::fronts::{Fronts, Unsaid};
 use crate::operators::Operators;
 use crate::otlp::Sending;
 use crate::sources;
@@ -9,7 +9,7 @@ use crate::status::ServerStatus;
 use crate::store::Store;
 use crate::watching;
 use anyhow::Context;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate_core::{Clock, SystemClock};
@@ -18,23 +18,18 @@ use tollgate_observe::Observe;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
 
-/// Where the Redis protocol listens if nothing else is said.
-const RESP: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 6380));
-
 /// A server that is about to listen.
 pub(crate) struct Built {
     pub(crate) limiter: Arc<Limiter<Store>>,
     pub(crate) status: Arc<ServerStatus>,
-    pub(crate) grpc: TcpListener,
-    pub(crate) http: TcpListener,
-    pub(crate) resp: Option<TcpListener>,
+    pub(crate) fronts: Fronts,
     pub(crate) operators: Operators,
     /// Who sends spans to a collector, if anybody does.
     pub(crate) sending: Option<Sending>,
 }
 
 /// Rules and store that decide together: what every way to run begins with.
-pub(crate) fn limiter(
+fn limiter(
     config: &Config,
     operators: &Operators,
     observe: Arc<Observe>,
@@ -74,25 +69,14 @@ pub(crate) fn limiter(
     }))
 }
 
-pub(crate) async fn build(config: &Config) -> anyhow::Result<Built> {
+pub(crate) async fn build(config: &Config, unsaid: Unsaid) -> anyhow::Result<Built> {
     let operators = Operators::open(config).await?;
     let observe = watching::start(config, operators.control.as_ref())?;
     let limiter = limiter(config, &operators, Arc::clone(&observe))?;
     let sending = Sending::start(config.otlp.as_ref(), &observe)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
-    let listen = async |address, flag| {
-        TcpListener::bind(address)
-            .await
-            .with_context(|| format!("cannot listen on {address}; set {flag} to another"))
-    };
-    let grpc = listen(config.grpc, "--grpc").await?;
-    let http = listen(config.http, "--http").await?;
-    let resp = match config.resp {
-        Some(Listen::Off) => None,
-        Some(Listen::At(address)) => Some(listen(address, "--resp").await?),
-        None => listen_if_free(RESP, "the Redis protocol is off", "--resp").await,
-    };
-    Ok(Built { limiter, status, grpc, http, resp, operators, sending })
+    let fronts = Fronts::open(config, unsaid).await?;
+    Ok(Built { limiter, status, fronts, operators, sending })
 }
 
 /// Nobody has asked for this address by name, so that it is taken is no reason not to serve.

@@ -175,12 +175,12 @@ pub(crate) struct ServeFlags {
     /// The most memory that counters may take, such as 512MiB.
     #[arg(long, env = "TOLLGATE_MEMORY", value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<usize>,
-    /// Where Envoy's rate limit service listens.
-    #[arg(long, env = "TOLLGATE_GRPC", value_name = "ADDRESS")]
-    pub(crate) grpc: Option<SocketAddr>,
-    /// Where HTTP listens.
-    #[arg(long, env = "TOLLGATE_HTTP", value_name = "ADDRESS")]
-    pub(crate) http: Option<SocketAddr>,
+    /// Where Envoy's rate limit service listens, or `off`.
+    #[arg(long, env = "TOLLGATE_GRPC", value_name = "ADDRESS|off")]
+    pub(crate) grpc: Option<Listen>,
+    /// Where HTTP listens, or `off`.
+    #[arg(long, env = "TOLLGATE_HTTP", value_name = "ADDRESS|off")]
+    pub(crate) http: Option<Listen>,
     /// Where the Redis protocol listens, or `off`.
     #[arg(long, env = "TOLLGATE_RESP", value_name = "ADDRESS|off")]
     pub(crate) resp: Option<Listen>,
@@ -258,7 +258,7 @@ impl std::str::FromStr for Listen {
         if text == "off" {
             return Ok(Self::Off);
         }
-        let wrong = || format!("`{text}` is no address; write one such as 127.0.0.1:6380, or off");
+        let wrong = || format!("`{text}` is no address; write one such as 127.0.0.1:8080, or off");
         text.parse().map(Self::At).map_err(|_| wrong())
     }
 }
@@ -361,6 +361,21 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Whoever needs only one front can do without the others.
+    #[test]
+    fn every_address_can_be_off() {
+        for flag in ["--grpc", "--http", "--resp", "--admin"] {
+            for command in ["serve", "gateway"] {
+                let cli = Cli::try_parse_from(["tollgate", command, flag, "off"]);
+                assert!(cli.is_ok(), "{command} {flag} off: {cli:?}");
+                assert!(
+                    Cli::try_parse_from(["tollgate", command, flag, "of"]).is_err(),
+                    "{command} {flag} of"
+                );
+            }
+        }
     }
 
     #[test]

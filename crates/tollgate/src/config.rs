@@ -9,7 +9,6 @@ use crate::watching::{DecisionLog, decision_log};
 use anyhow::Context;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tollgate_control::{Guardrails, Role, RulesFrom};
@@ -30,9 +29,9 @@ pub(crate) struct Config {
     pub(crate) nodes: Option<u32>,
     pub(crate) leases: LeaseConfig,
     pub(crate) memory: usize,
-    pub(crate) grpc: SocketAddr,
-    pub(crate) http: SocketAddr,
-    /// `None`: at the default address, if that can be had.
+    /// `None` of these: at the usual address, or nowhere where nobody needs it.
+    pub(crate) grpc: Option<Listen>,
+    pub(crate) http: Option<Listen>,
     pub(crate) resp: Option<Listen>,
     /// What its callers may do; holds the password, and does not show it.
     pub(crate) resp_config: RespConfig,
@@ -63,8 +62,6 @@ pub(crate) struct Config {
     pub(crate) region: Option<String>,
     /// What `tollgate gateway` needs beside the rest.
     pub(crate) gateway: Option<GatewaySection>,
-    /// Whether somebody asked for the HTTP address by name.
-    pub(crate) asked_http: bool,
 }
 
 /// The address of a database. It may hold a password, so it is not shown.
@@ -147,8 +144,8 @@ struct File {
     #[serde(default)]
     leases: Leases,
     memory: Option<String>,
-    grpc: Option<SocketAddr>,
-    http: Option<SocketAddr>,
+    grpc: Option<Listen>,
+    http: Option<Listen>,
     resp: Option<Listen>,
     resp_password_file: Option<PathBuf>,
     db: Option<String>,
@@ -210,8 +207,8 @@ impl Config {
             nodes: flags.nodes.or(file.nodes),
             leases: leases(flags, &file.leases)?,
             memory: flags.memory.or(memory).unwrap_or(512 << 20),
-            grpc: flags.grpc.or(file.grpc).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8081))),
-            http: flags.http.or(file.http).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            grpc: flags.grpc.or(file.grpc),
+            http: flags.http.or(file.http),
             guardrails: flags.publishing.guardrails(file.guardrails)?,
             rules_from: flags
                 .publishing
@@ -228,19 +225,21 @@ impl Config {
             who: file.who,
             forward_auth: file.forward_auth,
             gateway: file.gateway,
-            asked_http: flags.http.or(file.http).is_some(),
         })
     }
 
     /// Settings of which another value takes a restart, with their values (secrets are not shown).
-    pub(crate) fn fixed(&self) -> [(&'static str, String); 11] {
+    pub(crate) fn fixed(&self) -> [(&'static str, String); 14] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
             ("nodes", format!("{:?}", self.nodes)),
             ("leases", format!("{:?}", self.leases)),
             ("memory", self.memory.to_string()),
-            ("http", format!("{:?}", self.asked_http.then_some(self.http))),
+            ("http", format!("{:?}", self.http)),
+            ("grpc", format!("{:?}", self.grpc)),
+            ("resp", format!("{:?}", self.resp)),
+            ("forward_auth", format!("{:?}", self.forward_auth)),
             ("db", self.db.as_ref().map(|db| db.0.clone()).unwrap_or_default()),
             ("admin", format!("{:?}", self.admin)),
             ("otlp", format!("{:?}", self.otlp)),

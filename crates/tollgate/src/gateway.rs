@@ -1,23 +1,20 @@
 //! `tollgate gateway`: the reverse proxy, with the same rules and store settings as `serve`.
 
-use crate::build;
+use crate::build::{Built, build};
 use crate::cli::ServeFlags;
 use crate::config::Config;
+use crate::fronts::{Fronts, Unsaid};
 use crate::logging::{self, Logs};
 use crate::operators::Operators;
-use crate::otlp::Sending;
 use crate::serve::{pay_debts, told_to_stop};
 use crate::settings::Settings;
-use crate::status::ServerStatus;
-use crate::{leases, open_files, reload, sources, watching};
+use crate::{leases, open_files, reload, sources};
 use anyhow::Context;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tollgate_front::http;
 use tollgate_gateway::Gateway;
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
@@ -42,24 +39,14 @@ async fn serve(
     let section = config.gateway()?;
     // Before the files are read: a change in between must not be missed.
     let seen = sources::glimpse(&config.rules);
-    let operators = Operators::open(&config).await?;
-    let observe = watching::start(&config, operators.control.as_ref())?;
-    let limiter = build::limiter(&config, &operators, Arc::clone(&observe))?;
-    let sending = Sending::start(config.otlp.as_ref(), &observe)?;
-    let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, &config));
+    // Probes, metrics and programs that ask come in where somebody wants them to.
+    let Built { limiter, status, fronts, operators, sending } = build(&config, Unsaid::Closed).await?;
     let gateway = Gateway::bind(&section, Arc::clone(&limiter));
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
     let figures = gateway.handle();
     status.tell_also(move |page| figures.metrics(page));
-    // The HTTP address is for probes, metrics and programs that ask; only where somebody wants it.
-    let http = match config.asked_http {
-        false => None,
-        true => {
-            let bound = TcpListener::bind(config.http).await;
-            Some(bound.with_context(|| format!("cannot listen on {}; set `http` to another", config.http))?)
-        }
-    };
-    greet(&config, &gateway.addresses(), http.as_ref(), &operators);
+    greet(&config, &gateway.addresses(), &fronts, &operators);
+    let (tokens, asked_elsewhere) = (fronts.tokens(), !fronts.is_empty());
     let (stop, stopping) = watch::channel(false);
     let drain = || {
         let mut stopping = stopping.clone();
@@ -69,21 +56,19 @@ async fn serve(
     };
     let desk = operators.desk.clone();
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
-    let web = http.map(|listener| {
-        let asked: Arc<dyn tollgate_front::Status> = Arc::clone(&status) as _;
-        let settings = http::HttpConfig { answers: config.answers.clone(), ..http::HttpConfig::default() };
-        tokio::spawn(http::serve(listener, Arc::clone(&limiter), asked, settings, drain()))
-    });
+    let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let settings = Settings {
         flags: flags.clone(),
         path: flags.config.clone().unwrap_or_default(),
         text,
         started: config.clone(),
+        asked_elsewhere,
         gateway: gateway.handle(),
         status: Arc::clone(&status),
     };
     let handle = gateway.handle();
     let keys = tokio::spawn(reload::watch_keys(move || handle.tokens(), Arc::clone(&status)));
+    let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let settings = tokio::spawn(settings.watch());
     let reloading =
         tokio::spawn(reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status), desk));
@@ -97,12 +82,12 @@ async fn serve(
     let _ = stop.send(true);
     // Each bounds its own drain.
     let _ = proxy.await;
-    if let Some(web) = web {
-        let _ = web.await;
+    match fronts.end().await {
+        Ok(()) => tracing::info!("drained"),
+        Err(error) => tracing::warn!("{error:#}"),
     }
     operators.end().await;
-    tracing::info!("drained");
-    for task in [reloading, settings, keys] {
+    for task in [reloading, settings, keys, more_keys] {
         task.abort();
     }
     paying.abort();
@@ -118,7 +103,7 @@ async fn serve(
 fn greet(
     config: &Config,
     addresses: &[(std::net::SocketAddr, bool)],
-    http: Option<&TcpListener>,
+    fronts: &Fronts,
     operators: &Operators,
 ) {
     let mut lines = vec![format!("tollgate {} stands before your API", env!("CARGO_PKG_VERSION"))];
@@ -126,9 +111,7 @@ fn greet(
         let scheme = if *tls { "https" } else { "http" };
         lines.push(format!("  gateway {scheme}://{address}"));
     }
-    if let Some(address) = http.and_then(|http| http.local_addr().ok()) {
-        lines.push(format!("  http  {address}  (probes, metrics, /v1/check)"));
-    }
+    lines.extend(fronts.greeting());
     lines.extend(operators.greeting());
     let rules = if config.rules.is_empty() {
         "the sample that is compiled in".to_owned()

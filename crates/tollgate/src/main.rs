@@ -6,6 +6,7 @@ mod cli;
 mod client;
 mod config;
 mod emergency;
+mod fronts;
 mod gateway;
 mod leases;
 mod lines;

@@ -18,6 +18,8 @@ pub(crate) struct Settings {
     /// What the file said when it was read.
     pub(crate) text: Option<Vec<u8>>,
     pub(crate) started: Config,
+    /// Whether programs ask beside the traffic.
+    pub(crate) asked_elsewhere: bool,
     pub(crate) gateway: Handle<Store>,
     pub(crate) status: Arc<ServerStatus>,
 }
@@ -59,6 +61,17 @@ impl Settings {
                             self.path.display()
                         );
                     }
+                }
+                // What is passed on goes by these already.
+                let told = [
+                    ("who", self.started.who == config.who),
+                    ("answers", self.started.answers == config.answers),
+                ];
+                for (name, _) in told.iter().filter(|(_, same)| !same && self.asked_elsewhere) {
+                    tracing::warn!(
+                        "`{name}` has changed in {}: programs that ask (`http`, `grpc`) are answered by it after a restart",
+                        self.path.display()
+                    );
                 }
                 tracing::info!("the settings of {} act", self.path.display());
                 self.status.accepted(Part::Settings);

@@ -284,7 +284,7 @@ fn a_file_of_settings_works_and_knows_its_own_keys() {
 
     for (wrong, part, place) in [
         (config.replace("memory:", "memmory:"), "memmory", "4"),
-        (config.replace("127.0.0.1:0\ngrpc", "here\ngrpc"), "socket address", "2"),
+        (config.replace("127.0.0.1:0\ngrpc", "here\ngrpc"), "`here` is no address", "2"),
         (config.replace("[rules.yaml]", "{a: b}"), "rules", "1"),
     ] {
         folder.write("tollgate.yaml", &wrong);

@@ -184,7 +184,7 @@ fn it_can_be_switched_off() {
     let server = Server::start(&["--resp", "off"]);
     assert_eq!(server.resp, None);
     let refused = run(&["serve", "--resp", "nowhere"]);
-    assert!(refused.code == Some(2) && refused.err.contains("127.0.0.1:6380, or off"), "{}", refused.err);
+    assert!(refused.code == Some(2) && refused.err.contains("127.0.0.1:8080, or off"), "{}", refused.err);
 }
 
 /// Who is limited by numbers of their own finds it in the figures and in the log, over either store; the key is not told.
