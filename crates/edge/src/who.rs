@@ -313,6 +313,12 @@ static METHOD: Told = Told::new("x-forwarded-method", "x-original-method");
 static URI: Told = Told::new("x-forwarded-uri", "x-original-uri");
 static ORIGINAL_HOST: Told = Told::new("x-forwarded-host", "x-original-host");
 
+/// A path as rules and routes see it: `//login`, `/%6Cogin` and `/login/` are `/login`.
+#[must_use]
+pub fn normal_path(path: &str) -> Cow<'_, str> {
+    path::normal(path)
+}
+
 /// A value of visible ASCII; any other says nothing that can be relied on.
 fn visible(value: &[u8]) -> Option<&str> {
     let is_visible = |byte: &u8| (b' '..=b'~').contains(byte) || *byte == b'\t';

@@ -5,15 +5,25 @@ use crate::finish::Finish;
 use crate::h1::body::{BodyError, RequestBody};
 use crate::h1::client::UpstreamBody;
 use crate::h1::tunnel::Tunnel;
+use crate::headers::Guard;
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tollgate_edge::h1::chunked::drop_forbidden;
 use tollgate_front::serving::alarm::Alarm;
 
 /// A request's body.
-pub(crate) enum Incoming {
+pub(crate) struct Incoming {
+    came_by: CameBy,
+    /// What is left out behind it.
+    guard: Option<Arc<Guard>>,
+}
+
+enum CameBy {
     H1(RequestBody),
     H2(StreamBody),
 }
@@ -40,7 +50,7 @@ impl StreamBody {
                 };
                 self.room = room;
                 self.alarm.set(self.idle);
-                Poll::Ready(Some(Ok(frame)))
+                Poll::Ready(Some(Ok(with_trailers(frame, drop_forbidden))))
             }
             Poll::Ready(other) => Poll::Ready(other.map(|result| result.map_err(BodyError::Stream))),
             Poll::Pending if self.alarm.poll(cx).is_ready() => Poll::Ready(Some(Err(BodyError::TooSlow))),
@@ -49,12 +59,32 @@ impl StreamBody {
     }
 }
 
+/// A frame, with a change to the fields that it may hold.
+fn with_trailers(frame: Frame<Bytes>, change: impl FnOnce(&mut HeaderMap)) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(mut trailers) => {
+            change(&mut trailers);
+            Frame::trailers(trailers)
+        }
+        Err(frame) => frame,
+    }
+}
+
 impl Incoming {
-    /// Passes on at most so many bytes.
-    pub(crate) fn limit(&mut self, bytes: u64) {
-        match self {
-            Self::H1(body) => body.limit(bytes),
-            Self::H2(body) => body.room = bytes,
+    pub(crate) fn h1(body: RequestBody) -> Self {
+        Self { came_by: CameBy::H1(body), guard: None }
+    }
+
+    pub(crate) fn h2(body: StreamBody) -> Self {
+        Self { came_by: CameBy::H2(body), guard: None }
+    }
+
+    /// Passes on at most so many bytes, and behind them no fields that are guarded.
+    pub(crate) fn limit(&mut self, bytes: u64, guard: Arc<Guard>) {
+        self.guard = Some(guard);
+        match &mut self.came_by {
+            CameBy::H1(body) => body.limit(bytes),
+            CameBy::H2(body) => body.room = bytes,
         }
     }
 }
@@ -67,23 +97,29 @@ impl Body for Incoming {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.get_mut() {
-            Self::H1(body) => Pin::new(body).poll_frame(cx),
-            Self::H2(body) => body.poll(cx),
-        }
+        let Self { came_by, guard } = self.get_mut();
+        let polled = match came_by {
+            CameBy::H1(body) => Pin::new(body).poll_frame(cx),
+            CameBy::H2(body) => body.poll(cx),
+        };
+        let guarded = |frame| match guard {
+            Some(guard) => with_trailers(frame, |trailers| guard.clean(trailers)),
+            None => frame,
+        };
+        polled.map(|frame| frame.map(|frame| frame.map(guarded)))
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::H1(body) => body.is_end_stream(),
-            Self::H2(body) => body.body.is_end_stream(),
+        match &self.came_by {
+            CameBy::H1(body) => body.is_end_stream(),
+            CameBy::H2(body) => body.body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::H1(body) => body.size_hint(),
-            Self::H2(body) => body.body.size_hint(),
+        match &self.came_by {
+            CameBy::H1(body) => body.size_hint(),
+            CameBy::H2(body) => body.body.size_hint(),
         }
     }
 }

@@ -1,24 +1,26 @@
 //! HTTP/2, both sides of it, by hyper: framing and flow control are its affair; what a message may say is ours.
 
+mod stream;
+
 use crate::body::{Incoming, Outgoing, StreamBody};
-use crate::h1::body::BodyError;
+use crate::flow::Flowing;
 use crate::io::{Io, Rewound};
 use crate::pool::{ConnectError, Endpoint};
 use crate::problem;
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
 use http::{Method, Request, Response, StatusCode, Version};
-use http_body::{Body, Frame, SizeHint};
+use http_body::Body;
 use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
+use stream::Activity;
 use tokio::time::Instant;
 use tollgate_edge::h1::head::{self, HeadError};
 use tollgate_front::serving::drain::Drain;
@@ -49,9 +51,8 @@ pub(crate) async fn serve<F, Fut>(
     F: Fn(Request<Option<Incoming>>) -> Fut,
     Fut: Future<Output = Response<Outgoing>> + Send + 'static,
 {
-    let under_way = Arc::new(AtomicUsize::new(0));
+    let activity = Activity::new();
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
-        let busy = Busy::new(&under_way);
         let answering =
             match check(&request) {
                 Err(error) => {
@@ -62,21 +63,21 @@ pub(crate) async fn serve<F, Fut>(
                 Ok(()) => {
                     let idle = settings.body_timeout;
                     Ok(handle(request.map(|body| {
-                        (!body.is_end_stream()).then(|| Incoming::H2(StreamBody::new(body, idle)))
+                        (!body.is_end_stream()).then(|| Incoming::h2(StreamBody::new(body, idle)))
                     })))
                 }
             };
         async move {
-            let _busy = busy;
             let mut answer = match answering {
                 Ok(answering) => answering.await,
                 Err(refusal) => refusal,
             };
             answer.headers_mut().remove(CONNECTION);
-            Ok::<_, Infallible>(answer)
+            Ok::<_, Infallible>(answer.map(stream::looked_after))
         }
     });
-    let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    let streams = stream::Streams { activity: Arc::clone(&activity), patience: settings.body_timeout };
+    let mut builder = hyper::server::conn::http2::Builder::new(streams);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(settings.streams)
@@ -88,34 +89,21 @@ pub(crate) async fn serve<F, Fut>(
     let mut connection = pin!(connection);
     let mut begun = pin!(drain.begin().notified());
     let mut told = false;
+    let mut look = Instant::now() + settings.idle_timeout;
     loop {
         tokio::select! {
             _ = connection.as_mut() => return,
             () = begun.as_mut(), if !told => {}
-            () = tokio::time::sleep(settings.idle_timeout), if !told => {
-                if under_way.load(Ordering::Relaxed) != 0 {
+            () = tokio::time::sleep_until(look), if !told => {
+                let now = Instant::now();
+                look = activity.quiet_since().unwrap_or(now) + settings.idle_timeout;
+                if look > now {
                     continue;
                 }
             }
         }
         told = true;
         connection.as_mut().graceful_shutdown();
-    }
-}
-
-/// A request under way on a connection.
-struct Busy(Arc<AtomicUsize>);
-
-impl Busy {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -127,42 +115,19 @@ fn check(request: &Request<hyper::body::Incoming>) -> Result<(), HeadError> {
     head::check_path(request.uri().path())?;
     let mut hosts = request.headers().get_all(HOST).iter();
     let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    match (authority, hosts.next(), hosts.next()) {
-        (Some(authority), Some(host), None) if authority.eq_ignore_ascii_case(host.as_bytes()) => {}
-        (Some(_), None, None) => {}
-        (None, Some(host), None) if head::is_host(host.as_bytes()) => {}
+    let host = match (authority, hosts.next().map(http::HeaderValue::as_bytes), hosts.next()) {
+        (Some(authority), Some(host), None) if authority.eq_ignore_ascii_case(host) => authority,
+        (Some(host), None, None) | (None, Some(host), None) => host,
         _ => return Err(HeadError::Host),
+    };
+    // Who it is that asks is not told here, so an `@` is no part of one either.
+    if !head::is_host(host) {
+        return Err(HeadError::Host);
     }
     if request.headers().get_all(CONTENT_LENGTH).iter().count() > 1 {
         return Err(HeadError::ContentLength);
     }
     Ok(())
-}
-
-/// A request's body, or none.
-pub(crate) struct MaybeBody(pub(crate) Option<Incoming>);
-
-impl Body for MaybeBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.get_mut().0 {
-            None => Poll::Ready(None),
-            Some(body) => Pin::new(body).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.as_ref().is_none_or(Body::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.0.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
-    }
 }
 
 /// The connection of an endpoint that speaks HTTP/2: one, shared by all requests.
@@ -176,7 +141,7 @@ pub(crate) struct Streams {
 /// A handle on a connection, and which of an endpoint's it is.
 #[derive(Clone)]
 pub(crate) struct Shared {
-    pub(crate) send: SendRequest<MaybeBody>,
+    pub(crate) send: SendRequest<Flowing<Incoming>>,
     which: usize,
 }
 
@@ -244,15 +209,15 @@ pub(crate) fn outbound(
     target: &str,
     headers: &http::HeaderMap,
     scheme: &str,
-    body: Option<Incoming>,
-) -> Result<Request<MaybeBody>, http::Error> {
+    body: Flowing<Incoming>,
+) -> Result<Request<Flowing<Incoming>>, http::Error> {
     let mut headers = headers.clone();
     headers.remove(CONNECTION);
     headers.remove(CONTENT_LENGTH);
     let host = headers.remove(HOST);
     let host = host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or("localhost");
     let uri = http::Uri::builder().scheme(scheme).authority(host).path_and_query(target).build()?;
-    let mut request = Request::new(MaybeBody(body));
+    let mut request = Request::new(body);
     *request.method_mut() = method.clone();
     *request.uri_mut() = uri;
     *request.version_mut() = Version::HTTP_2;

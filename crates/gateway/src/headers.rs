@@ -4,12 +4,18 @@
 //! upstream who asked is believed of trusted peers alone; of others it is overwritten. Fields are read where they lie and
 //! written where they go: into the bytes of an HTTP/1 head, or into a map for HTTP/2.
 
+mod names;
+
+pub(crate) use names::Guard;
+
 use crate::config::Forward;
 use bytes::{BufMut, BytesMut};
 use http::HeaderMap;
-use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, TE, UPGRADE};
+use http::header::{CONNECTION, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, TE, UPGRADE};
+use names::{Telling, is_about_one_hop, is_any, is_ours_to_say, telling};
 use smallvec::SmallVec;
 use std::net::IpAddr;
+use std::sync::Arc;
 use tollgate_edge::fields::{Fields, PutFields};
 use tollgate_edge::h1::head::are_values;
 use tollgate_edge::trace::TRACEPARENT;
@@ -89,52 +95,11 @@ impl<'h> Hop<'h> {
     }
 
     fn ends(&self, name: &[u8]) -> bool {
-        is_about_one_hop(name) || self.0.iter().any(|named| named.eq_ignore_ascii_case(name))
+        is_about_one_hop(name) || self.names(name)
     }
-}
 
-fn is_any(name: &[u8], known: &[&str]) -> bool {
-    known.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()))
-}
-
-fn is_about_one_hop(name: &[u8]) -> bool {
-    match name.len() {
-        2 => is_any(name, &["te"]),
-        7 => is_any(name, &["upgrade"]),
-        10 => is_any(name, &["connection", "keep-alive"]),
-        16 => is_any(name, &["proxy-connection"]),
-        17 => is_any(name, &["transfer-encoding"]),
-        _ => false,
-    }
-}
-
-/// What no upstream may believe of a caller, or has no use for. The length is told by how the body is sent.
-fn is_ours_to_say(name: &[u8]) -> bool {
-    match name.len() {
-        6 => is_any(name, &["expect"]),
-        14 => is_any(name, &["content-length"]),
-        19 => is_any(name, &["proxy-authorization", "x-ratelimit-warning"]),
-        20 => is_any(name, &["x-ratelimit-degraded"]),
-        _ => false,
-    }
-}
-
-/// What proxies tell of who asked.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Telling {
-    Forwarded,
-    For,
-    Host,
-    Proto,
-}
-
-fn telling(name: &[u8]) -> Option<Telling> {
-    match name.len() {
-        9 if is_any(name, &["forwarded"]) => Some(Telling::Forwarded),
-        15 if is_any(name, &["x-forwarded-for"]) => Some(Telling::For),
-        16 if is_any(name, &["x-forwarded-host"]) => Some(Telling::Host),
-        17 if is_any(name, &["x-forwarded-proto"]) => Some(Telling::Proto),
-        _ => None,
+    fn names(&self, name: &[u8]) -> bool {
+        self.0.iter().any(|named| named.eq_ignore_ascii_case(name))
     }
 }
 
@@ -144,8 +109,7 @@ pub(crate) struct Passing<'a> {
     /// Whether what the peer says of others counts.
     pub(crate) is_trusted: bool,
     pub(crate) forward: Forward,
-    /// Fields that count of trusted peers alone.
-    pub(crate) trusted_only: &'a [HeaderName],
+    pub(crate) guard: &'a Arc<Guard>,
     /// The host that the target names, where it does.
     pub(crate) authority: Option<&'a str>,
     /// The host that the upstream is told instead of the caller's.
@@ -160,7 +124,7 @@ pub(crate) fn towards_upstream<A: AddFields + ?Sized>(
     passing: &Passing<'_>,
     out: &mut A,
 ) {
-    let &Passing { peer, is_trusted, forward, trusted_only, authority, host, .. } = passing;
+    let &Passing { peer, is_trusted, forward, guard, authority, host, .. } = passing;
     let hop = Hop::of(fields);
     let told_host = fields.first(&HOST).or(authority.map(str::as_bytes));
     // The next reader of a message looks for it first.
@@ -171,19 +135,27 @@ pub(crate) fn towards_upstream<A: AddFields + ?Sized>(
         out.add(TRACEPARENT.as_str().as_bytes(), own.as_bytes());
     }
     let mut lists = [Vec::new(), Vec::new()];
-    let (mut told_proto, mut told_other) = (false, false);
+    let (mut told_proto, mut told_other, mut told_cookies) = (false, false, false);
     for (name, value) in fields.each() {
         let is_host = name.len() == 4 && is_any(name, &["host"]);
         let is_followed = passing.traceparent.is_some() && is_any(name, &[TRACEPARENT.as_str()]);
-        if is_host || is_followed || hop.ends(name) || is_ours_to_say(name) {
+        if is_host || is_followed || is_about_one_hop(name) || is_ours_to_say(name) {
             continue;
         }
-        let telling = telling(name);
-        let by_trusted = || trusted_only.iter().any(|known| is_any(name, &[known.as_str()]));
-        if !is_trusted && (telling.is_some() || by_trusted()) {
+        // What rules were told, the upstream is told as well: `Connection` cannot take that away.
+        if guard.is_look_alike(name) || (hop.names(name) && !guard.tells_who(name)) {
             continue;
         }
-        match telling {
+        if !is_trusted && guard.is_of_trusted(name) {
+            continue;
+        }
+        if name.len() == 6 && is_any(name, &[COOKIE.as_str()]) {
+            if !std::mem::replace(&mut told_cookies, true) {
+                add_cookies(fields, out);
+            }
+            continue;
+        }
+        match telling(name) {
             // We are the last of those whom the list names.
             Some(Telling::For) if forward != Forward::Forwarded => extend(&mut lists[0], value),
             Some(Telling::Forwarded) if forward != Forward::XForwarded => extend(&mut lists[1], value),
@@ -222,6 +194,19 @@ pub(crate) fn towards_upstream<A: AddFields + ?Sized>(
         extend(forwarded, format!("{by};host=\"{host}\";proto={}", peer.scheme).as_bytes());
         out.add(b"forwarded", forwarded);
     }
+}
+
+/// All cookies in one field: HTTP/2 may have them apart, and a reader of HTTP/1 looks at one (RFC 9113, 8.2.3).
+fn add_cookies<A: AddFields + ?Sized>(fields: &impl Fields, out: &mut A) {
+    let mut all = fields.all(&COOKIE);
+    let first = all.next().unwrap_or_default();
+    let Some(second) = all.next() else { return out.add(b"cookie", first) };
+    let mut joined = first.to_vec();
+    for cookie in std::iter::once(second).chain(all) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(cookie);
+    }
+    out.add(b"cookie", &joined);
 }
 
 fn options(value: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -280,6 +265,7 @@ pub(crate) fn upgrade<'f>(fields: &'f impl Fields, allowed: &[String]) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tollgate_edge::who::WhoSettings;
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
         let mut map = HeaderMap::new();
@@ -291,12 +277,16 @@ mod tests {
 
     fn passed(fields: &[(&str, &str)], is_trusted: bool, forward: Forward) -> HeaderMap {
         let peer = Peer::new("::ffff:10.0.0.9".parse().expect("an address"), false);
-        let trusted_only = [HeaderName::from_static("x-tenant")];
+        let who = WhoSettings {
+            trusted_headers: [("tenant".to_owned(), "X-Tenant".to_owned())].into(),
+            headers: [("app".to_owned(), "x_app".to_owned())].into(),
+            ..WhoSettings::default()
+        };
         let passing = Passing {
             peer: &peer,
             is_trusted,
             forward,
-            trusted_only: &trusted_only,
+            guard: &Arc::new(Guard::new(&who)),
             authority: None,
             host: None,
             traceparent: None,
@@ -306,7 +296,7 @@ mod tests {
         out
     }
 
-    const ASKED: [(&str, &str); 9] = [
+    const ASKED: [(&str, &str); 11] = [
         ("Host", "a.b"),
         ("Connection", "close, X-Private"),
         ("X-Private", "p"),
@@ -314,6 +304,8 @@ mod tests {
         ("X-Forwarded-For", "1.1.1.1"),
         ("X-Forwarded-For", "2.2.2.2"),
         ("X-Forwarded-Proto", "gopher"),
+        ("X-Forwarded-Port", "70"),
+        ("X_Forwarded_For", "3.3.3.3"),
         ("Content-Length", "3"),
         ("X-RateLimit-Degraded", "no"),
     ];
@@ -339,10 +331,90 @@ mod tests {
             ("x-tenant", "t"),
             ("x-forwarded-for", "1.1.1.1, 2.2.2.2, 10.0.0.9"),
             ("x-forwarded-proto", "gopher"),
+            ("x-forwarded-port", "70"),
             ("x-forwarded-host", "a.b"),
             ("forwarded", "for=10.0.0.9;host=\"a.b\";proto=http"),
         ]);
         assert_eq!(out, wanted);
+    }
+
+    /// A program that reads fields as variables would take them for those that are guarded.
+    #[test]
+    fn look_alikes_do_not_pass() {
+        let forged = [
+            "x_forwarded_for",
+            "X-Forwarded_Proto",
+            "x.forwarded.for",
+            "x_forwarded_port",
+            "X_RateLimit_Degraded",
+            "content_length",
+            "proxy_authorization",
+            "x_tenant",
+            "x_api_key",
+            "x-app",
+            "x.app",
+        ];
+        for name in forged {
+            for is_trusted in [false, true] {
+                let out = passed(&[("host", "a.b"), (name, "forged")], is_trusted, Forward::XForwarded);
+                assert!(out.values().all(|value| value != "forged"), "{name}: {out:?}");
+            }
+        }
+        for name in ["x_own", "x-own", "x_app", "x-api-key", "x_forward", "cookie2"] {
+            let out = passed(&[("host", "a.b"), (name, "own")], false, Forward::XForwarded);
+            assert_eq!(out.get(name).map(HeaderValue::as_bytes), Some(&b"own"[..]), "{name}");
+        }
+    }
+
+    /// Rules were told who asks: the upstream must not be told less.
+    #[test]
+    fn connection_does_not_take_away_who_asks() {
+        let asked = [
+            ("host", "a.b"),
+            ("connection", "X-API-Key, cookie, authorization, x_app, x-own, x-tenant, x-forwarded-for"),
+            ("x-api-key", "k"),
+            ("cookie", "c=1"),
+            ("authorization", "Bearer t"),
+            ("x_app", "a"),
+            ("x-own", "o"),
+            ("x-tenant", "t"),
+            ("x-forwarded-for", "1.1.1.1"),
+        ];
+        let out = passed(&asked, true, Forward::XForwarded);
+        let mut wanted = map(&asked);
+        for gone in ["connection", "x-own"] {
+            wanted.remove(gone);
+        }
+        wanted.insert("x-forwarded-for", HeaderValue::from_static("1.1.1.1, 10.0.0.9"));
+        wanted.add(b"x-forwarded-proto", b"http");
+        wanted.add(b"x-forwarded-host", b"a.b");
+        assert_eq!(out, wanted);
+    }
+
+    /// What would be believed in a head is not believed behind a body either.
+    #[test]
+    fn trailers_say_nothing_of_who_asks() {
+        let mut trailers = map(&[
+            ("x-sum", "42"),
+            ("grpc-status", "0"),
+            ("x-forwarded-for", "6.6.6.6"),
+            ("x-forwarded-port", "1"),
+            ("forwarded", "for=6.6.6.6"),
+            ("x_forwarded_for", "6.6.6.6"),
+            ("x-ratelimit-degraded", "r"),
+            ("x-ratelimit-limit", "9"),
+            ("x-tenant", "t"),
+            ("x-api-key", "k"),
+            ("cookie", "c=1"),
+            ("authorization", "b"),
+            ("content-length", "7"),
+        ]);
+        let who = WhoSettings {
+            trusted_headers: [("tenant".to_owned(), "x-tenant".to_owned())].into(),
+            ..WhoSettings::default()
+        };
+        Guard::new(&who).clean(&mut trailers);
+        assert_eq!(trailers, map(&[("x-sum", "42"), ("grpc-status", "0")]));
     }
 
     /// Both ways to the caller leave out the same.

@@ -28,10 +28,10 @@ async fn ask(pool: Arc<Pool>, at: usize, health: HealthConfig) {
     let (mut well, mut unwell) = (0, 0);
     loop {
         let probe = upstream::probe(&pool, at, &health.path, health.timeout.0);
-        if tokio::time::timeout(health.timeout.0, probe).await.unwrap_or(false) {
-            (well, unwell) = (well + 1, 0);
-        } else {
-            (well, unwell) = (0, unwell + 1);
+        match tokio::time::timeout(health.timeout.0, probe).await.unwrap_or(Some(false)) {
+            Some(true) => (well, unwell) = (well + 1, 0),
+            Some(false) => (well, unwell) = (0, unwell + 1),
+            None => {}
         }
         if well >= health.healthy_after {
             pool.endpoints[at].found(true);

@@ -12,7 +12,7 @@
 //! | `headers` | what is taken out of it and added to it? |
 //! | `hold` | what does it hold while it is under way? |
 //! | `upstream`, `pool`, `health` | who answers it, and who instead? |
-//! | `tls`, `io`, `body` | the means |
+//! | `tls`, `io`, `body`, `flow` | the means |
 //! | `finish`, `access_log`, `follow`, `problem` | what is said of it and to its caller? |
 
 mod access_log;
@@ -20,6 +20,7 @@ mod body;
 mod config;
 mod door;
 mod finish;
+mod flow;
 mod follow;
 mod gateway;
 mod h1;

@@ -4,19 +4,20 @@
 //! without a herd running to the emptiest. An endpoint is passed over while its health check fails, and for a while
 //! after it has failed several requests in a row; when all are passed over, all are tried, for a guess beats a refusal.
 
+mod kept;
+
+pub(crate) use kept::Place;
+
 use crate::config::{PoolConfig, UpstreamProtocol};
 use crate::h1::client::Connection;
 use crate::io::Io;
 use crate::tls::ClientTls;
+use kept::Kept;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
-
-/// Waiting connections are kept in several heaps, one for every few threads, so that threads rarely meet.
-const HEAPS: usize = 8;
 
 /// One upstream.
 pub(crate) struct Pool {
@@ -34,15 +35,10 @@ pub(crate) struct Endpoint {
     pub(crate) address: String,
     tls: Option<ClientTls>,
     connect: Duration,
-    keep: Duration,
-    most_waiting: usize,
     eject_after: u32,
     eject_for: Duration,
-    places: Option<Arc<Semaphore>>,
     in_flight: AtomicUsize,
-    /// In boxes: they change hands many times a request.
-    #[allow(clippy::vec_box, reason = "a box is what is handed around")]
-    waiting: [Mutex<Vec<Box<Connection>>>; HEAPS],
+    kept: Kept,
     /// What the health check found last.
     healthy: AtomicBool,
     failures: AtomicU32,
@@ -58,9 +54,20 @@ pub(crate) enum ConnectError {
     Refused(String, std::io::Error),
     #[error("connecting to {0} took too long")]
     Timeout(String),
-    /// As many connections as may be are open.
+    /// As many connections as may be are in use: that is no fault of the endpoint's.
     #[error("all connections to {0} are taken")]
     Full(String),
+}
+
+/// Which connection will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// One that waits, or a new one.
+    Any,
+    /// A new one: those that wait may be closed.
+    New,
+    /// A new one, if there is a place for it at once.
+    Spare,
 }
 
 /// A request under way at an endpoint.
@@ -92,6 +99,11 @@ impl Pool {
         };
         if config.addresses.is_empty() {
             return Err("`addresses` is empty; write at least one host:port".to_owned());
+        }
+        if config.max_connections == Some(0) {
+            return Err(
+                "`max_connections: 0` would let nobody through; write 1 or more, or leave it out".to_owned()
+            );
         }
         let authorities = authorities(config);
         let endpoints = config.addresses.iter().map(endpoint).collect::<Result<Vec<_>, String>>()?;
@@ -164,13 +176,10 @@ impl Endpoint {
             address: address.to_owned(),
             tls,
             connect: config.connect_timeout.0,
-            keep: config.keep_alive.0,
-            most_waiting: config.idle_connections,
             eject_after: config.eject.after,
             eject_for: config.eject.for_.0,
-            places: config.max_connections.map(|most| Arc::new(Semaphore::new(most))),
             in_flight: AtomicUsize::new(0),
-            waiting: Default::default(),
+            kept: Kept::new(config),
             healthy: AtomicBool::new(true),
             failures: AtomicU32::new(0),
             ejected_until: Mutex::new(None),
@@ -245,56 +254,38 @@ impl Endpoint {
         (fine, self.in_flight.load(Ordering::Relaxed))
     }
 
-    /// A connection that waits, if one is still good.
+    /// A connection that waits, if one is still good and may be used now.
     pub(crate) fn take_waiting(&self) -> Option<Box<Connection>> {
-        let own = heap();
-        for step in 0..HEAPS {
-            let heap = &self.waiting[(own + step) % HEAPS];
-            loop {
-                let Some(connection) = heap.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
-                    break;
-                };
-                if connection.is_quiet() && connection.idle_since.elapsed() < self.keep {
-                    return Some(connection);
-                }
-            }
-        }
-        None
+        self.kept.take()
     }
 
     /// Keeps a connection for the next request.
-    pub(crate) fn put_back(&self, mut connection: Box<Connection>) {
-        connection.idle_since = Instant::now();
-        let mut heap = self.waiting[heap()].lock().unwrap_or_else(PoisonError::into_inner);
-        if heap.len() < self.most_waiting {
-            heap.push(connection);
-        }
+    pub(crate) fn put_back(&self, connection: Box<Connection>) {
+        self.kept.put(connection);
     }
 
     /// Closes what has waited for too long.
     pub(crate) fn sweep(&self) {
-        for heap in &self.waiting {
-            let mut heap = heap.lock().unwrap_or_else(PoisonError::into_inner);
-            heap.retain(|connection| connection.is_quiet() && connection.idle_since.elapsed() < self.keep);
-        }
+        self.kept.sweep();
     }
 
-    /// A new connection.
-    pub(crate) async fn connect(&self) -> Result<Box<Connection>, ConnectError> {
-        let deadline = Instant::now() + self.connect;
-        let place = match &self.places {
-            None => None,
-            Some(places) => {
-                let place = tokio::time::timeout_at(deadline, Arc::clone(places).acquire_owned()).await;
-                Some(
-                    place
-                        .ok()
-                        .and_then(Result::ok)
-                        .ok_or_else(|| ConnectError::Full(self.address.clone()))?,
-                )
+    /// A connection for one request.
+    pub(crate) async fn connection(&self, wanted: Wanted) -> Result<Box<Connection>, ConnectError> {
+        if let (Wanted::Any, Some(waiting)) = (wanted, self.kept.take()) {
+            return Ok(waiting);
+        }
+        let patience = if wanted == Wanted::Spare { Duration::ZERO } else { self.connect };
+        let place = self.kept.place(patience).await;
+        let mut place = place.ok_or_else(|| ConnectError::Full(self.address.clone()))?;
+        // Come free in the meantime. Where a new one is wanted, it is opened in the stead of this.
+        if let Some(mut free) = self.kept.take_with(&mut place) {
+            if wanted == Wanted::Any {
+                return Ok(free);
             }
-        };
-        Ok(Box::new(Connection::new(self.open(deadline).await?, place)))
+            place = free.place.take();
+        }
+        // The wait for a place was ours to bear: the endpoint has its whole time.
+        Ok(Box::new(Connection::new(self.open(Instant::now() + self.connect).await?, place)))
     }
 
     /// A bare stream, for whatever protocol.
@@ -317,13 +308,4 @@ impl Endpoint {
     pub(crate) fn connect_timeout(&self) -> Duration {
         self.connect
     }
-}
-
-/// The heap of this thread.
-fn heap() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed) % HEAPS;
-    }
-    OWN.with(|own| *own)
 }

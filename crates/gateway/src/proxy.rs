@@ -326,7 +326,7 @@ async fn pass_on(
         if body.size_hint().lower() > most {
             return Err(Failure::too_large());
         }
-        body.limit(most);
+        body.limit(most, Arc::clone(passing.guard));
     }
     let upgrade = headers::upgrade(&parts.headers, &route.config.upgrades).filter(|_| body.is_none());
     let target = route.target(parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str));

@@ -5,7 +5,7 @@ use crate::config::{GatewayConfig, RouteConfig};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_edge::who::{Caller, Tokens, Who};
+use tollgate_edge::who::{Caller, Tokens, Who, normal_path};
 
 /// A route, ready for use.
 pub(crate) struct Route {
@@ -20,12 +20,34 @@ pub(crate) struct Route {
 impl Route {
     /// The target that its upstream gets.
     pub(crate) fn target<'t>(&self, whole: &'t str) -> Cow<'t, str> {
-        match self.config.strip_prefix.as_deref().and_then(|prefix| whole.strip_prefix(prefix)) {
+        let stripped = self.config.strip_prefix.as_deref().and_then(|prefix| strip(whole, prefix));
+        match stripped {
             None => Cow::Borrowed(whole),
             Some(rest) if rest.starts_with('/') => Cow::Borrowed(rest),
             Some(rest) => Cow::Owned(format!("/{rest}")),
         }
     }
+}
+
+/// What follows the first segments of a target, if these are the prefix's: read as the path was when it was matched, so that
+/// `//api/x` and `/%61pi/x` lose what `/api/x` does. No more than one slash is left at its front: with two, the next
+/// segment would pass for a host.
+fn strip<'t>(target: &'t str, prefix: &str) -> Option<&'t str> {
+    let path = target.find('?').map_or(target, |query| &target[..query]);
+    let mut end = 0;
+    for known in segments(prefix) {
+        let start = end + path[end..].find(|c| c != '/')?;
+        end = path[start..].find('/').map_or(path.len(), |slash| start + slash);
+        if !known.starts_with('{') && normal_path(&path[start..end]).trim_start_matches('/') != known {
+            return None;
+        }
+    }
+    let slashes = path[end..].bytes().take_while(|byte| *byte == b'/').count();
+    Some(&target[end + slashes.saturating_sub(1)..])
+}
+
+fn segments(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|segment| !segment.is_empty())
 }
 
 /// The routes of one host, or of a family of hosts.
@@ -186,15 +208,54 @@ fn name(route: &RouteConfig) -> String {
 }
 
 fn check(route: &RouteConfig) -> Result<(), String> {
+    let begins = |prefix: &str| {
+        let rest = route.path.strip_prefix(prefix);
+        rest.is_some_and(|rest| (rest.is_empty() || rest.starts_with('/')) && !prefix.contains("{*"))
+    };
     if let Some(prefix) = &route.strip_prefix
-        && (!prefix.starts_with('/') || prefix.ends_with('/') || !route.path.starts_with(prefix.as_str()))
+        && (!prefix.starts_with('/') || prefix.ends_with('/') || !begins(prefix))
     {
         return Err(format!(
-            "`strip_prefix: {prefix}` must be how `path` begins, without a slash at its end: /api for /api/{{*rest}}"
+            "`strip_prefix: {prefix}` must be whole segments that `path` begins with, without a slash at the end: /api for /api/{{*rest}}"
         ));
     }
     if route.upgrades.iter().any(|name| name.eq_ignore_ascii_case("h2c")) {
         return Err("`h2c` cannot be switched to: whoever tunnels it passes by every rule here".to_owned());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bare, strip};
+
+    /// Whatever spelling matched the route, the upstream gets the path that the route promises.
+    #[test]
+    fn every_spelling_loses_the_prefix() {
+        for (target, prefix, rest) in [
+            ("/api/x", "/api", Some("/x")),
+            ("//api/x", "/api", Some("/x")),
+            ("/%61pi/x", "/api", Some("/x")),
+            ("/%61p%69", "/api", Some("")),
+            ("/api?q=/api/y", "/api", Some("?q=/api/y")),
+            ("/api/?q", "/api", Some("/?q")),
+            ("/api//evil.test/x", "/api", Some("/evil.test/x")),
+            ("/a//b/%2Fc", "/a/b", Some("/%2Fc")),
+            ("/users/17/x", "/users/{id}", Some("/x")),
+            ("/a%2Fb/c", "/a/b", None),
+            ("/apix", "/api", None),
+            ("/a", "/a/b", None),
+            ("/", "/a", None),
+            ("*", "/a", None),
+        ] {
+            assert_eq!(strip(target, prefix), rest, "{target} {prefix}");
+        }
+    }
+
+    #[test]
+    fn hosts_lose_their_port() {
+        for (host, name) in [("a.b:80", "a.b"), ("a.b.", "a.b"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]")] {
+            assert_eq!(bare(host), name, "{host}");
+        }
+    }
 }

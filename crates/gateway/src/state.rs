@@ -6,10 +6,9 @@
 
 use crate::access_log::AccessLog;
 use crate::config::{Forward, GatewayConfig};
-use crate::headers::{Passing, Peer};
+use crate::headers::{Guard, Passing, Peer};
 use crate::pool::Pool;
 use crate::route::{Route, Routes};
-use http::header::HeaderName;
 use std::sync::Arc;
 use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::who::Tokens;
@@ -20,8 +19,8 @@ pub(crate) struct State {
     pub(crate) pools: Vec<Arc<Pool>>,
     pub(crate) answers: AnswerSettings,
     pub(crate) forward: Forward,
-    /// Fields that count of trusted peers alone, and that upstreams therefore get of no others.
-    pub(crate) trusted_only: Vec<HeaderName>,
+    /// Fields that callers cannot say whatever they like in.
+    pub(crate) guard: Arc<Guard>,
     pub(crate) log: Option<Arc<AccessLog>>,
     pub(crate) tokens: Option<Arc<Tokens>>,
 }
@@ -44,13 +43,12 @@ impl State {
             Some(known) => Some(Arc::clone(known)),
             None => Tokens::new(&config.who).map_err(|error| format!("who: {error}"))?,
         };
-        let trusted_only = config.who.trusted_headers.values();
         Ok(Self {
             routes: Routes::new(config, tokens.as_ref())?,
             pools: pools(config, former)?,
             answers: config.answers.clone(),
             forward: config.forward,
-            trusted_only: trusted_only.filter_map(|name| name.parse().ok()).collect(),
+            guard: Arc::new(Guard::new(&config.who)),
             log: log(config, former)?,
             tokens,
         })
@@ -68,7 +66,7 @@ impl State {
             peer,
             is_trusted,
             forward: self.forward,
-            trusted_only: &self.trusted_only,
+            guard: &self.guard,
             authority,
             host: route.host_header.as_ref(),
             traceparent: None,

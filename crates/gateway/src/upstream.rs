@@ -5,6 +5,7 @@
 
 use crate::body::{Incoming, Outgoing, Source, StreamBody};
 use crate::config::{RouteConfig, UpstreamProtocol};
+use crate::flow::{Flow, Flowing};
 use crate::h1::body::BodyError;
 use crate::h1::client::{Answered, ExchangeError, Outbound, exchange};
 use crate::h1::tunnel::Tunnel;
@@ -12,11 +13,12 @@ use crate::h1::write::{self, Frames};
 use crate::h2;
 use crate::headers;
 use crate::headers::AddFields;
-use crate::pool::{ConnectError, InFlight, Pool};
+use crate::pool::{ConnectError, InFlight, Pool, Wanted};
 use bytes::BytesMut;
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, Method, Response, StatusCode};
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// How many connections in a row may turn out to be closed.
 const STALE: u32 = 3;
@@ -99,6 +101,8 @@ pub(crate) enum Attempt {
     Nothing(Failure),
     /// A waiting connection turned out to be closed. Nobody's fault.
     Stale(Failure),
+    /// There was no place for another connection. Nothing went out, and the endpoint has done nothing wrong.
+    Full(Failure),
     Failed(Failure),
 }
 
@@ -111,17 +115,21 @@ pub(crate) async fn send(
     let idempotent = is_idempotent(sent.method);
     let bodiless = body.is_none();
     let mut retries = if idempotent { sent.route.retries } else { 0 };
-    let (mut fresh, mut stale) = (sent.is_stale, u32::from(sent.is_stale));
+    let mut stale = u32::from(sent.is_stale);
+    let mut wanted = if sent.is_stale { Wanted::New } else { Wanted::Any };
     let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
     loop {
         let Some((at, in_flight)) = pool.pick(&tried) else {
             return Err(Failure::new(StatusCode::BAD_GATEWAY, "the upstream has no address"));
         };
-        let endpoint = std::sync::Arc::clone(in_flight.endpoint());
+        let endpoint = Arc::clone(in_flight.endpoint());
         let attempt = match &sent.head {
-            Head::H1(head, frames) => attempt_h1(in_flight, sent, (head, *frames), &mut body, fresh).await,
+            Head::H1(head, frames) => attempt_h1(in_flight, sent, (head, *frames), &mut body, wanted).await,
             Head::H2(fields) => Box::pin(attempt_h2(pool, in_flight, sent, fields, &mut body)).await,
         };
+        if let Attempt::Nothing(_) = attempt {
+            endpoint.failed();
+        }
         match attempt {
             Attempt::Answered(answer) => {
                 endpoint.succeeded();
@@ -133,10 +141,9 @@ pub(crate) async fn send(
                     return Err(failure);
                 }
                 stale += 1;
-                fresh = true;
+                wanted = Wanted::New;
             }
-            Attempt::Nothing(failure) => {
-                endpoint.failed();
+            Attempt::Nothing(failure) | Attempt::Full(failure) => {
                 if retries == 0 || (body.is_none() && !bodiless) {
                     tracing::debug!(pool = pool.name, detail = failure.detail, "no answer");
                     return Err(failure);
@@ -184,18 +191,15 @@ async fn attempt_h1(
     sent: &Sent<'_>,
     (head, frames): (&[u8], Frames),
     body: &mut Option<Incoming>,
-    fresh: bool,
+    wanted: Wanted,
 ) -> Attempt {
-    let endpoint = std::sync::Arc::clone(in_flight.endpoint());
-    let waiting = if fresh { None } else { endpoint.take_waiting() };
-    let reused = waiting.is_some();
-    let connection = match waiting {
-        Some(connection) => connection,
-        None => match Box::pin(endpoint.connect()).await {
-            Ok(connection) => connection,
-            Err(error) => return Attempt::Nothing(unconnected(&error)),
-        },
+    let endpoint = Arc::clone(in_flight.endpoint());
+    let connection = match Box::pin(endpoint.connection(wanted)).await {
+        Ok(connection) => connection,
+        Err(error @ ConnectError::Full(_)) => return Attempt::Full(unconnected(&error)),
+        Err(error) => return Attempt::Nothing(unconnected(&error)),
     };
+    let reused = connection.has_waited;
     let outbound = Outbound {
         method: sent.method,
         head,
@@ -214,12 +218,12 @@ async fn attempt_h1(
             headers::strip_towards_caller(answer.headers_mut());
             Attempt::Answered(answer)
         }
-        Ok(Answered::Switched(fields, source, write)) => {
+        Ok(Answered::Switched(fields, source, write, place)) => {
             let upgrade = fields.get(UPGRADE).cloned();
             let (Some(upgrade), Some(in_flight)) = (upgrade, counted) else {
                 return Attempt::Failed(Failure::new(StatusCode::BAD_GATEWAY, &ExchangeError::Unasked));
             };
-            let tunnel = Tunnel { source, write, in_flight, idle: sent.route.idle_timeout.0 };
+            let tunnel = Tunnel { source, write, in_flight, place, idle: sent.route.idle_timeout.0 };
             let mut answer =
                 Response::new(Outgoing { source: Source::Tunnel(Box::new(tunnel)), finish: None });
             *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -258,7 +262,7 @@ async fn attempt_h2(
     fields: &HeaderMap,
     body: &mut Option<Incoming>,
 ) -> Attempt {
-    let endpoint = std::sync::Arc::clone(in_flight.endpoint());
+    let endpoint = Arc::clone(in_flight.endpoint());
     let mut streams = match endpoint.streams.open(&endpoint).await {
         Ok(streams) => streams,
         Err(error) => return Attempt::Nothing(unconnected(&error)),
@@ -271,12 +275,25 @@ async fn attempt_h2(
     }
     let scheme = if pool.config.tls.is_some() { "https" } else { "http" };
     let had_body = body.is_some();
-    let request = match h2::outbound(sent.method, sent.target, fields, scheme, body.take()) {
+    let flow = Arc::new(Flow::default());
+    let outgoing = Flowing::new(body.take(), Arc::clone(&flow));
+    let request = match h2::outbound(sent.method, sent.target, fields, scheme, outgoing) {
         Ok(request) => request,
         Err(error) => return Attempt::Failed(Failure::new(StatusCode::BAD_REQUEST, &error)),
     };
-    match tokio::time::timeout(sent.route.timeout.0, streams.send.send_request(request)).await {
-        Ok(Ok(answer)) => {
+    // Time runs from when all was sent, unless the upstream stops taking it.
+    let late = async {
+        if !had_body || flow.ended(sent.route.idle_timeout.0).await.is_ok() {
+            tokio::time::sleep(sent.route.timeout.0).await;
+        }
+    };
+    let answered = tokio::select! {
+        biased;
+        answered = streams.send.send_request(request) => Some(answered),
+        () = late => None,
+    };
+    match answered {
+        Some(Ok(answer)) => {
             let idle = sent.route.idle_timeout.0;
             let mut answer = answer.map(|body| Outgoing {
                 source: Source::H2 { body: StreamBody::new(body, idle), _in_flight: in_flight },
@@ -285,7 +302,7 @@ async fn attempt_h2(
             headers::strip_towards_caller(answer.headers_mut());
             Attempt::Answered(answer)
         }
-        Ok(Err(error)) => {
+        Some(Err(error)) => {
             let of_caller =
                 std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<BodyError>());
             if let Some(error) = of_caller {
@@ -300,14 +317,14 @@ async fn attempt_h2(
             }
             Attempt::Failed(failure)
         }
-        Err(_) => Attempt::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &ExchangeError::Timeout)),
+        None => Attempt::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &ExchangeError::Timeout)),
     }
 }
 
-/// Asks one endpoint whether it is well.
-pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: std::time::Duration) -> bool {
+/// Asks one endpoint whether it is well. Nothing is found where all its connections are in use.
+pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: std::time::Duration) -> Option<bool> {
     let in_flight = pool.at(at);
-    let endpoint = std::sync::Arc::clone(in_flight.endpoint());
+    let endpoint = Arc::clone(in_flight.endpoint());
     let route = RouteConfig::probe(timeout);
     let head = Head::new(pool.protocol(), &Method::GET, path, Frames::None, |out| {
         out.add(b"host", endpoint.address.as_bytes());
@@ -316,8 +333,14 @@ pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: std::time
     let sent =
         Sent { method: &Method::GET, target: path, head, upgrades: false, is_stale: false, route: &route };
     let attempt = match &sent.head {
-        Head::H1(head, frames) => attempt_h1(in_flight, &sent, (head, *frames), &mut None, true).await,
+        Head::H1(head, frames) => {
+            attempt_h1(in_flight, &sent, (head, *frames), &mut None, Wanted::Spare).await
+        }
         Head::H2(fields) => attempt_h2(pool, in_flight, &sent, fields, &mut None).await,
     };
-    matches!(attempt, Attempt::Answered(answer) if answer.status().as_u16() < 400)
+    match attempt {
+        Attempt::Answered(answer) => Some(answer.status().as_u16() < 400),
+        Attempt::Full(_) => None,
+        Attempt::Nothing(_) | Attempt::Stale(_) | Attempt::Failed(_) => Some(false),
+    }
 }

@@ -114,13 +114,16 @@ fn bodies_are_passed_on_while_they_come() {
     let mut seen = open.read_until(b"one\r\n").expect("the first piece comes back before the second is sent");
     open.send(b"3\r\ntwo\r\n").expect("sent");
     seen.extend(open.read_until(b"two\r\n").expect("the second piece"));
-    open.send(b"0\r\nx-sum: 42\r\ncontent-length: 7\r\n\r\n").expect("sent");
+    open.send(
+        b"0\r\nx-sum: 42\r\ncontent-length: 7\r\nx-forwarded-for: 6.6.6.6\r\nX_RateLimit_Degraded: r\r\nx-api-key: k\r\n\r\n",
+    )
+    .expect("sent");
     seen.extend(open.read_until(b"\r\n\r\n").expect("the end"));
     let text = String::from_utf8(seen).expect("text");
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
     assert!(
         text.ends_with("0\r\nx-sum: 42\r\n\r\n"),
-        "a trailer that reframes the message is dropped: {text}"
+        "trailers that reframe the message, or say who asks, are dropped: {text}"
     );
     // The connection is good for more.
     open.send(&with_key("GET", "/a", "")).expect("sent");

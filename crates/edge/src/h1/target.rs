@@ -71,11 +71,27 @@ pub fn check_path(path: &str) -> Result<(), HeadError> {
     if text.contains("%00") || hidden.next().is_some() { Err(HeadError::Target) } else { Ok(()) }
 }
 
-/// Whether a host has the characters of one, and could be quoted.
+/// Whether a host is one, `name`, `address` or `[address]`, with a port or without, and could be quoted. Nobody's name stands
+/// before it, and colons and brackets only where they belong: else readers would differ on where the host ends.
 #[must_use]
 pub fn is_host(host: &[u8]) -> bool {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte);
-    !host.is_empty() && host.iter().all(plain)
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=%".contains(byte);
+    let (name, rest) = match host.strip_prefix(b"[") {
+        Some(literal) => {
+            let Some(end) = literal.iter().position(|byte| *byte == b']') else { return false };
+            if !literal[..end].iter().all(|byte| *byte == b':' || plain(byte)) {
+                return false;
+            }
+            (&literal[..end], &literal[end + 1..])
+        }
+        None => {
+            let end = host.iter().position(|byte| !plain(byte)).unwrap_or(host.len());
+            (&host[..end], &host[end..])
+        }
+    };
+    let is_port =
+        |rest: &[u8]| rest.strip_prefix(b":").is_some_and(|port| port.iter().all(u8::is_ascii_digit));
+    !name.is_empty() && (rest.is_empty() || is_port(rest))
 }
 
 pub(super) fn check_host(
@@ -100,6 +116,31 @@ pub(super) fn check_host(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What one reader takes for the host must be what the next one does.
+    #[test]
+    fn hosts_end_where_they_seem_to() {
+        for host in ["a.b", "a.b:80", "a.b:", "a_b", "[::1]", "[::1]:80", "127.0.0.1", "xn--a.b."] {
+            assert!(is_host(host.as_bytes()), "{host}");
+        }
+        for none in [
+            "",
+            ":80",
+            "u@a.b",
+            "u:p@a.b",
+            "a.b:x",
+            "a.b:80:90",
+            "a.b:80]",
+            "[::1",
+            "[::1]x",
+            "[]",
+            "[[::1]]",
+            "a b",
+            "a/b",
+        ] {
+            assert!(!is_host(none.as_bytes()), "{none}");
+        }
+    }
 
     /// A target that passes here and is no URI would be lost on the way to whoever needs one.
     #[test]

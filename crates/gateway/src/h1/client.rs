@@ -4,7 +4,7 @@ use super::body::{BodyError, Reader, Source};
 use super::write::{self, Frames};
 use crate::body::Incoming;
 use crate::io::{Io, ReadHalf, WriteHalf};
-use crate::pool::InFlight;
+use crate::pool::{InFlight, Place};
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode};
 use http_body::{Body, Frame, SizeHint};
@@ -30,12 +30,14 @@ pub(crate) struct Connection {
     alarm: Alarm,
     /// Since when it waits.
     pub(crate) idle_since: Instant,
-    /// Its place among those that may be open at once.
-    pub(crate) _place: Option<tokio::sync::OwnedSemaphorePermit>,
+    /// Whether it has, at least once.
+    pub(crate) has_waited: bool,
+    /// Its request's place among those that may have one open.
+    pub(crate) place: Place,
 }
 
 impl Connection {
-    pub(crate) fn new(io: Io, place: Option<tokio::sync::OwnedSemaphorePermit>) -> Self {
+    pub(crate) fn new(io: Io, place: Place) -> Self {
         let (read, write) = io.split();
         Self {
             read,
@@ -44,7 +46,8 @@ impl Connection {
             out: BytesMut::new(),
             alarm: Alarm::after(Duration::from_secs(60)),
             idle_since: Instant::now(),
-            _place: place,
+            has_waited: false,
+            place,
         }
     }
 
@@ -189,7 +192,7 @@ async fn pump(
 /// What came back.
 pub(crate) enum Answered {
     Response(StatusCode, HeaderMap, UpstreamBody),
-    Switched(HeaderMap, Source, WriteHalf),
+    Switched(HeaderMap, Source, WriteHalf, Place),
 }
 
 /// Sends a request and waits for the head of its answer.
@@ -224,12 +227,12 @@ pub(crate) async fn exchange(
     let bytes = connection.buffer.split_to(end).freeze();
     let (status, headers) = (head.status, head.headers(&bytes)?);
     if status == StatusCode::SWITCHING_PROTOCOLS {
-        let Connection { read, write, buffer, .. } = *connection;
+        let Connection { read, write, buffer, place, .. } = *connection;
         let Some(write) = write.filter(|_| request.upgrades) else {
             return Err(ExchangeError::Unasked);
         };
         let source = Source { read, buffer };
-        return Ok(Answered::Switched(headers, source, write));
+        return Ok(Answered::Switched(headers, source, write, place));
     }
     let mut body = UpstreamBody::new(connection, in_flight, &head, pumping, request.idle);
     if body.reader.is_done() {

@@ -127,7 +127,7 @@ impl Line<'_> {
         let body = home.as_ref().and_then(|home| {
             let source = self.source.take()?;
             let idle = self.settings.body_timeout;
-            Some(Incoming::H1(RequestBody::new(source, framing, Arc::clone(home), idle)))
+            Some(Incoming::h1(RequestBody::new(source, framing, Arc::clone(home), idle)))
         });
         let mut request = Request::new(body);
         *request.method_mut() = method;

@@ -149,7 +149,7 @@ impl Line<'_> {
                 }
                 return Went::Nowhere;
             }
-            Attempt::Stale(failure) => failure,
+            Attempt::Stale(failure) | Attempt::Full(failure) => failure,
             Attempt::Nothing(failure) | Attempt::Failed(failure) => {
                 endpoint.failed();
                 failure

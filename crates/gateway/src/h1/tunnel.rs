@@ -2,7 +2,7 @@
 
 use super::body::Source;
 use crate::io::WriteHalf;
-use crate::pool::InFlight;
+use crate::pool::{InFlight, Place};
 use bytes::{Bytes, BytesMut};
 use std::future::poll_fn;
 use std::io;
@@ -17,6 +17,7 @@ pub(crate) struct Tunnel {
     pub(crate) source: Source,
     pub(crate) write: WriteHalf,
     pub(crate) in_flight: InFlight,
+    pub(crate) place: Place,
     /// The longest silence.
     pub(crate) idle: Duration,
 }
@@ -61,7 +62,7 @@ impl Way {
 
 /// Passes bytes both ways until both sides have ended, one has failed, or nothing has moved for too long.
 pub(crate) async fn run(caller: Source, to_caller: WriteHalf, tunnel: Tunnel) {
-    let Tunnel { source, write, in_flight, idle } = tunnel;
+    let Tunnel { source, write, in_flight, place, idle } = tunnel;
     let (mut up, mut down) = (Way::new(caller, write), Way::new(source, to_caller));
     let mut alarm = Alarm::after(idle);
     let _ = poll_fn(|cx| {
@@ -77,5 +78,7 @@ pub(crate) async fn run(caller: Source, to_caller: WriteHalf, tunnel: Tunnel) {
         Poll::Pending
     })
     .await;
-    drop(in_flight);
+    // The connection first: its place is another's from here on.
+    drop((up, down));
+    drop((in_flight, place));
 }
