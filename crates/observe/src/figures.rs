@@ -208,7 +208,7 @@ impl Observe {
             .map(|by| {
                 json!({
                     "key_masked": by.caller.shown, "key_id": format!("{:016x}", by.caller.id),
-                    "rate": by.requests as f64 / seconds, "share": by.requests as f64 / all.max(1) as f64,
+                    "actionable": by.caller.key.is_some(), "rate": by.requests as f64 / seconds, "share": by.requests as f64 / all.max(1) as f64,
                 })
             })
             .collect();
@@ -218,7 +218,7 @@ impl Observe {
             .map(|by| {
                 json!({
                     "key_masked": by.caller.shown, "key_id": format!("{:016x}", by.caller.id),
-                    "rule": by.rule, "denied": by.denied,
+                    "actionable": by.caller.key.is_some(), "rule": by.rule, "denied": by.denied,
                 })
             })
             .collect();
@@ -233,7 +233,8 @@ impl Observe {
                     .position(|slot| *slot == near.slot)
                     .and_then(|at| rules.rules().get(at));
                 json!({
-                    "key_masked": near.caller.shown, "key_id": format!("{:016x}", near.caller.id), "rule": near.rule,
+                    "key_masked": near.caller.shown, "key_id": format!("{:016x}", near.caller.id),
+                    "actionable": near.caller.key.is_some(), "rule": near.rule,
                     "utilisation": near.used, "minutes": near.minutes, "tier": tier,
                     "tier_above": rule.and_then(|rule| tier_above(rule, tier.map(|tier| &**tier))),
                 })

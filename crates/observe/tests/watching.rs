@@ -336,6 +336,7 @@ fn whoever_is_listed_can_be_acted_on_in_a_flood() {
     }
     for listed in top["by_rate"].as_array().expect("a list") {
         assert!(observe.api_key(id(listed)).is_some_and(|key| key.starts_with("sk_live_")), "{listed}");
+        assert_eq!(listed["actionable"], true);
     }
     // One who was denied once among many who were, and stands in no list: it is in the log.
     for n in 0..8_000 {

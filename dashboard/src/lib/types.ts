@@ -89,11 +89,13 @@ export interface Stats {
 
 export interface Top {
   window_s: number;
-  by_rate: { key_masked: string; key_id: string; rate: number; share: number }[];
-  by_denials: { key_masked: string; key_id: string; rule: string; denied: number }[];
+  by_rate: { key_masked: string; key_id: string; actionable: boolean; rate: number; share: number }[];
+  /** Who has an API key is actionable, by the id. */
+  by_denials: { key_masked: string; key_id: string; actionable: boolean; rule: string; denied: number }[];
   near_limit: {
     key_masked: string;
     key_id: string;
+    actionable: boolean;
     rule: string;
     utilisation: number;
     minutes: number;
