@@ -1,6 +1,6 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
-//! `cargo run --release -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
+//! `cargo run --release -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- observe-memory [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
 //! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
 //! `… -- control [--short] [--postgres]`
 
@@ -19,6 +19,7 @@ mod inprocess;
 mod leases;
 mod limiter;
 mod observe;
+mod observe_memory;
 mod process;
 mod redis;
 mod report;
@@ -34,6 +35,14 @@ fn main() -> std::process::ExitCode {
         ["inprocess", "--short"] => inprocess::run(inprocess::Length::Short),
         ["observe"] => return report::outcome(observe::run(observe::Length::Full)),
         ["observe", "--short"] => return report::outcome(observe::run(observe::Length::Short)),
+        ["observe-memory", ref how @ ..] => {
+            let length = match how {
+                [] => observe_memory::Length::Full,
+                ["--short"] => observe_memory::Length::Short,
+                _ => return report::outcome(Err("write: bench observe-memory [--short]".to_owned())),
+            };
+            return report::outcome(observe_memory::run(length).map_err(|error| error.to_string()));
+        }
         ["grpc"] => return report::outcome(grpc::run(grpc::Length::Full)),
         ["grpc", "--short"] => return report::outcome(grpc::run(grpc::Length::Short)),
         ["resp"] => return report::outcome(resp::run(resp::Length::Full)),
@@ -71,7 +80,7 @@ fn main() -> std::process::ExitCode {
         ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
             eprintln!(
-                "usage: bench inprocess | observe | grpc | resp | redis | leases | http | gateway | control, with --short for a short version"
+                "usage: bench inprocess | observe | observe-memory | grpc | resp | redis | leases | http | gateway | control, with --short for a short version"
             );
             return std::process::ExitCode::FAILURE;
         }
