@@ -140,7 +140,7 @@ fn authorities_are_hosts() {
 }
 
 /// An upstream that speaks HTTP/2: it reads what it is sent and then answers with its length, but for `/stuck`, of which it
-/// reads nothing.
+/// reads nothing, and `/silent`, which it does not answer.
 async fn upstream(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(async move {
@@ -151,7 +151,12 @@ async fn upstream(listener: TcpListener) {
                         let _ = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
                         return;
                     }
+                    let is_silent = request.uri().path() == "/silent";
                     let length = text(request.into_body()).await.expect("a body").len();
+                    if is_silent {
+                        let _ = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
+                        return;
+                    }
                     let mut body = respond.send_response(http::Response::new(()), false).expect("sent");
                     body.send_data(length.to_string().into(), true).expect("sent");
                 });
@@ -182,6 +187,10 @@ fn uploads_take_their_time() {
     open.send(b"0\r\n\r\n").expect("sent");
     let answer = open.answer().expect("an answer");
     assert_eq!((answer.status, answer.text()), (200, length.to_string()), "{}", gateway.log());
-    let stuck = gateway.exchange(&harness::request("POST", "/stuck", &[b'x'; 200_000]));
-    assert_eq!(stuck.status, 504, "{}", gateway.log());
+    for (method, path, body) in
+        [("POST", "/stuck", &[b'x'; 200_000][..]), ("POST", "/silent", b"x"), ("GET", "/silent", b"")]
+    {
+        let answer = gateway.exchange(&harness::request(method, path, body));
+        assert_eq!(answer.status, 504, "{method} {path}: {}", gateway.log());
+    }
 }

@@ -1,0 +1,175 @@
+//! What reaches upstreams and callers, field by field.
+
+use super::*;
+use tollgate_edge::who::WhoSettings;
+
+fn map(fields: &[(&str, &str)]) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    for (name, value) in fields {
+        map.add(name.as_bytes(), value.as_bytes());
+    }
+    map
+}
+
+fn passed(fields: &[(&str, &str)], is_trusted: bool, forward: Forward) -> HeaderMap {
+    let peer = Peer::new("::ffff:10.0.0.9".parse().expect("an address"), false);
+    let who = WhoSettings {
+        trusted_headers: [("tenant".to_owned(), "X-Tenant".to_owned())].into(),
+        headers: [("app".to_owned(), "x_app".to_owned())].into(),
+        ..WhoSettings::default()
+    };
+    let passing = Passing {
+        peer: &peer,
+        is_trusted,
+        forward,
+        guard: &Arc::new(Guard::new(&who)),
+        authority: None,
+        host: None,
+        traceparent: None,
+    };
+    let mut out = HeaderMap::new();
+    towards_upstream(&map(fields), &passing, &mut out);
+    out
+}
+
+const ASKED: [(&str, &str); 11] = [
+    ("Host", "a.b"),
+    ("Connection", "close, X-Private"),
+    ("X-Private", "p"),
+    ("X-Tenant", "t"),
+    ("X-Forwarded-For", "1.1.1.1"),
+    ("X-Forwarded-For", "2.2.2.2"),
+    ("X-Forwarded-Proto", "gopher"),
+    ("X-Forwarded-Port", "70"),
+    ("X_Forwarded_For", "3.3.3.3"),
+    ("Content-Length", "3"),
+    ("X-RateLimit-Degraded", "no"),
+];
+
+/// What a stranger says of itself must not reach an upstream that believes its proxy.
+#[test]
+fn strangers_are_not_believed() {
+    let out = passed(&ASKED, false, Forward::XForwarded);
+    let wanted = map(&[
+        ("host", "a.b"),
+        ("x-forwarded-for", "10.0.0.9"),
+        ("x-forwarded-proto", "http"),
+        ("x-forwarded-host", "a.b"),
+    ]);
+    assert_eq!(out, wanted);
+}
+
+#[test]
+fn trusted_peers_are() {
+    let out = passed(&ASKED, true, Forward::Both);
+    let wanted = map(&[
+        ("host", "a.b"),
+        ("x-tenant", "t"),
+        ("x-forwarded-for", "1.1.1.1, 2.2.2.2, 10.0.0.9"),
+        ("x-forwarded-proto", "gopher"),
+        ("x-forwarded-port", "70"),
+        ("x-forwarded-host", "a.b"),
+        ("forwarded", "for=10.0.0.9;host=\"a.b\";proto=http"),
+    ]);
+    assert_eq!(out, wanted);
+}
+
+/// A program that reads fields as variables would take them for those that are guarded.
+#[test]
+fn look_alikes_do_not_pass() {
+    let forged = [
+        "x_forwarded_for",
+        "X-Forwarded_Proto",
+        "x.forwarded.for",
+        "x_forwarded_port",
+        "X_RateLimit_Degraded",
+        "content_length",
+        "proxy_authorization",
+        "x_tenant",
+        "x_api_key",
+        "x-app",
+        "x.app",
+    ];
+    for name in forged {
+        for is_trusted in [false, true] {
+            let out = passed(&[("host", "a.b"), (name, "forged")], is_trusted, Forward::XForwarded);
+            assert!(out.values().all(|value| value != "forged"), "{name}: {out:?}");
+        }
+    }
+    for name in ["x_own", "x-own", "x_app", "x-api-key", "x_forward", "cookie2"] {
+        let out = passed(&[("host", "a.b"), (name, "own")], false, Forward::XForwarded);
+        assert_eq!(out.get(name).map(HeaderValue::as_bytes), Some(&b"own"[..]), "{name}");
+    }
+}
+
+/// Rules were told who asks: the upstream must not be told less.
+#[test]
+fn connection_does_not_take_away_who_asks() {
+    let asked = [
+        ("host", "a.b"),
+        ("connection", "X-API-Key, cookie, authorization, x_app, x-own, x-tenant, x-forwarded-for"),
+        ("x-api-key", "k"),
+        ("cookie", "c=1"),
+        ("authorization", "Bearer t"),
+        ("x_app", "a"),
+        ("x-own", "o"),
+        ("x-tenant", "t"),
+        ("x-forwarded-for", "1.1.1.1"),
+    ];
+    let out = passed(&asked, true, Forward::XForwarded);
+    let mut wanted = map(&asked);
+    for gone in ["connection", "x-own"] {
+        wanted.remove(gone);
+    }
+    wanted.insert("x-forwarded-for", HeaderValue::from_static("1.1.1.1, 10.0.0.9"));
+    wanted.add(b"x-forwarded-proto", b"http");
+    wanted.add(b"x-forwarded-host", b"a.b");
+    assert_eq!(out, wanted);
+}
+
+/// What would be believed in a head is not believed behind a body either.
+#[test]
+fn trailers_say_nothing_of_who_asks() {
+    let mut trailers = map(&[
+        ("x-sum", "42"),
+        ("grpc-status", "0"),
+        ("x-forwarded-for", "6.6.6.6"),
+        ("x-forwarded-port", "1"),
+        ("forwarded", "for=6.6.6.6"),
+        ("x_forwarded_for", "6.6.6.6"),
+        ("x-ratelimit-degraded", "r"),
+        ("x-ratelimit-limit", "9"),
+        ("x-tenant", "t"),
+        ("x-api-key", "k"),
+        ("cookie", "c=1"),
+        ("authorization", "b"),
+        ("content-length", "7"),
+    ]);
+    let who = WhoSettings {
+        trusted_headers: [("tenant".to_owned(), "x-tenant".to_owned())].into(),
+        ..WhoSettings::default()
+    };
+    Guard::new(&who).clean(&mut trailers);
+    assert_eq!(trailers, map(&[("x-sum", "42"), ("grpc-status", "0")]));
+}
+
+/// Both ways to the caller leave out the same.
+#[test]
+fn answers_lose_what_is_about_one_hop() {
+    let came = map(&[
+        ("connection", "keep-alive, x-private"),
+        ("keep-alive", "timeout=5"),
+        ("x-private", "p"),
+        ("proxy-authenticate", "Basic"),
+        ("ratelimit", "theirs"),
+        ("server", "s"),
+    ]);
+    let mut out = HeaderMap::new();
+    let mut own = Own::new(&mut out);
+    own.put(&HeaderName::from_static("ratelimit"), b"ours");
+    towards_caller(&came, &mut own);
+    assert_eq!(out, map(&[("ratelimit", "ours"), ("server", "s")]));
+    let mut stripped = came;
+    strip_towards_caller(&mut stripped);
+    assert_eq!(stripped, map(&[("ratelimit", "theirs"), ("server", "s")]));
+}
