@@ -8,7 +8,7 @@ use serde_json::Value;
 const RULES: &str = "
 domain: d
 descriptors:
-  - {key: api_key, name: per-key, limit: 2/hour, algorithm: fixed_window}
+  - {key: api_key, name: per-key, limit: 2 per 3650d, algorithm: fixed_window}
 ";
 
 fn start(route: &str, more: &str) -> (Gateway, Origin) {

@@ -7,7 +7,7 @@ use harness::{Folder, Gateway, Haproxy, Nginx, Origin, WebSockets, certificate, 
 const RULES: &str = "
 domain: d
 descriptors:
-  - {key: api_key, name: per-key, limit: 3/hour, algorithm: fixed_window}
+  - {key: api_key, name: per-key, limit: 3 per 3650d, algorithm: fixed_window}
 ";
 
 /// curl's own words on what it got: version, status, and where from.

@@ -106,7 +106,7 @@ fn the_queue_is_bounded_as_a_whole() {
 /// The upstream is told to serve less, and the caller is warned before it comes to that.
 #[test]
 fn degraded_and_warned_requests_are_marked_for_the_upstream() {
-    let rules = "domain: d\ndescriptors:\n  - {key: api_key, name: fair-use, limit: 2/hour, algorithm: fixed_window, action: degrade}\n  - {key: path, name: watched, limit: 100/hour, algorithm: fixed_window, soft: {at: 4, action: warn}}\n";
+    let rules = "domain: d\ndescriptors:\n  - {key: api_key, name: fair-use, limit: 2 per 3650d, algorithm: fixed_window, action: degrade}\n  - {key: path, name: watched, limit: 100/hour, algorithm: fixed_window, soft: {at: 4, action: warn}}\n";
     let origin = Origin::start();
     let gateway = Gateway::start(rules, &plain(origin.address, ""));
     let mut open = gateway.open();

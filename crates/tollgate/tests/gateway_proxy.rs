@@ -8,7 +8,7 @@ use std::net::TcpListener;
 const RULES: &str = "
 domain: d
 descriptors:
-  - {key: api_key, name: per-key, limit: 2/hour, algorithm: fixed_window}
+  - {key: api_key, name: per-key, limit: 2 per 3650d, algorithm: fixed_window}
 ";
 
 fn with_key(method: &str, path: &str, more: &str) -> Vec<u8> {

@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 const RULES: &str = "
 domain: d
 descriptors:
-  - {key: api_key, name: per-key, limit: 2/hour, algorithm: fixed_window}
+  - {key: api_key, name: per-key, limit: 2 per 3650d, algorithm: fixed_window}
 ";
 
 fn free() -> SocketAddr {

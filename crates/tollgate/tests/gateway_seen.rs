@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 const RULES: &str = "
 domain: d
 descriptors:
-  - {key: api_key, name: per-key, limit: 3/hour, algorithm: fixed_window}
+  - {key: api_key, name: per-key, limit: 3 per 3650d, algorithm: fixed_window}
 ";
 const KEY: &str = "sk_live_PLANTED0123456789abcdef";
 

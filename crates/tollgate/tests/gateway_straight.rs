@@ -8,7 +8,7 @@ use harness::{Answer, Gateway, Open, Origin, eventually, plain};
 const RULES: &str = "
 domain: d
 descriptors:
-  - {key: api_key, name: per-key, limit: 1000/hour, algorithm: fixed_window}
+  - {key: api_key, name: per-key, limit: 1000 per 3650d, algorithm: fixed_window}
   - {key: path, value: /hold/one, name: at-once, concurrency: 1}
 ";
 

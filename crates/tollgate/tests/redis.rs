@@ -65,7 +65,7 @@ fn leases_are_told_about_and_go_back_when_a_node_stops() {
     let rules = "
 domain: d
 descriptors:
-  - {key: api_key, limit: 1000/day, algorithm: fixed_window, mode: leased}
+  - {key: api_key, limit: 1000 per 3650d, algorithm: fixed_window, mode: leased}
 ";
     let rules = folder.write("rules.yaml", rules);
     let rules = rules.to_str().expect("a plain path");
@@ -127,7 +127,7 @@ domain: d
 descriptors:
   - {key: comfort, name: comfort, limit: 3/hour}
   - {key: security, name: security, class: security, algorithm: sliding_log, limit: 3 per 4s}
-  - {key: strict, name: strict, class: strict, limit: 3/day, algorithm: fixed_window}
+  - {key: strict, name: strict, class: strict, limit: 3 per 3650d, algorithm: fixed_window}
 ";
 
 /// Somebody who has used up his log-ins must not get new ones because Redis crashed; a limit that is there for comfort
@@ -289,7 +289,7 @@ const PLACES: &str = "
 domain: d
 descriptors:
   - {key: user, name: shared, limit: 5/hour}
-  - {key: host, name: own, mode: local, limit: 3/hour, algorithm: fixed_window}
+  - {key: host, name: own, mode: local, limit: 3 per 3650d, algorithm: fixed_window}
 ";
 
 /// A limit of each node and one of all: a request takes of both or of none, and what is local needs no Redis.

@@ -17,7 +17,7 @@ descriptors:
     limit: 4/hour
     tiers: {pro: 6/hour}
     descriptors:
-      - {key: endpoint, value: POST /orders, limit: 2/hour, algorithm: fixed_window, name: orders}
+      - {key: endpoint, value: POST /orders, limit: 2 per 3650d, algorithm: fixed_window, name: orders}
 ";
 
 fn told_given_back_and_granted(node: &Operator) {

