@@ -8,12 +8,13 @@
 use crate::control::Control;
 use crate::db::{ControlError, Db, at_now, on};
 use crate::desk::Desk;
-use crate::follow::{timely, within};
+use crate::follow::within;
 use crate::nodes::NodeSeen;
 use crate::tokens::fresh_id;
-use crate::wire;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tollgate_rules::{Domain, Ruleset};
 
 /// The name that questions are told under.
 pub(crate) const CHANNEL: &str = "tollgate_traffic";
@@ -27,37 +28,22 @@ const WHO: Duration = Duration::from_secs(1);
 const ALL_OF_IT: Duration = Duration::from_secs(5);
 /// How long what was told may be used for other checks: whoever writes rules has them checked every few seconds.
 const FRESH: Duration = Duration::from_secs(5);
-/// How often a file is looked at.
-const FILE: Duration = Duration::from_millis(500);
-/// A node answers at most so many times at once, and then not before this is over.
-const AT_ONCE: i64 = 4;
-const PAUSE: Duration = Duration::from_millis(250);
-/// A question that is older is nobody's any more; in milliseconds, by the database's clock.
-const OLD: i64 = 10_000;
 /// Rows that nobody has taken away go after this.
 const FORGOTTEN: i64 = 60_000;
 /// The most bytes that one may tell, and all.
-const BYTES: usize = 4 << 20;
+pub(crate) const BYTES: usize = 4 << 20;
 const BYTES_OF_ALL: usize = 32 << 20;
 /// The most requests of a slice of time that are rehearsed on.
 pub(crate) const REQUESTS: usize = 4_096;
+/// The most wildcards that others are told of, and the longest.
+const MOST_WILDCARDS: usize = 256;
+const LONGEST_WILDCARD: usize = 256;
 /// The fewest that each is asked for, however many nodes there are.
 const FEWEST: usize = 32;
 
 const ASK: [&str; 2] = at_now!(
-    "INSERT INTO traffic_asked (id, instance, bytes, requests, asked_at) VALUES ($1, $2, $3, $4, ",
+    "INSERT INTO traffic_asked (id, instance, bytes, requests, wildcards, asked_at) VALUES ($1, $2, $3, $4, $5, ",
     ")"
-);
-const QUESTIONS: [&str; 2] = at_now!(
-    "SELECT id, bytes, requests FROM traffic_asked asked WHERE instance <> $1 AND NOT EXISTS
-         (SELECT 1 FROM traffic_told told WHERE told.id = asked.id AND told.instance = $1)
-     AND asked_at > ",
-    " - $2 ORDER BY asked_at LIMIT $3"
-);
-/// Only as long as somebody waits for it.
-const TELL: [&str; 2] = at_now!(
-    "INSERT INTO traffic_told (id, instance, body, told_at) SELECT id, $2, $3, ",
-    " FROM traffic_asked WHERE id = $1 ON CONFLICT (id, instance) DO NOTHING"
 );
 const TOLD: &str = "SELECT instance FROM traffic_told WHERE id = $1";
 const READ: &str = "SELECT body FROM traffic_told WHERE id = $1 AND instance = $2 AND LENGTH(body) <= $3";
@@ -81,6 +67,8 @@ pub(crate) struct Others {
     pub(crate) unknown: bool,
     /// The most that each may have told.
     pub(crate) bytes: usize,
+    /// The wildcards that they were told of.
+    wildcards: BTreeSet<String>,
 }
 
 /// What a node is called that has not yet told of itself.
@@ -89,7 +77,14 @@ const THIS: &str = "this node";
 impl Others {
     /// Nobody is known to be there but this node.
     fn nobody(own: &str) -> Self {
-        Self { own: own.to_owned(), told: Vec::new(), silent: Vec::new(), unknown: false, bytes: 0 }
+        Self {
+            own: own.to_owned(),
+            told: Vec::new(),
+            silent: Vec::new(),
+            unknown: false,
+            bytes: 0,
+            wildcards: BTreeSet::new(),
+        }
     }
 
     /// Who is there is not known.
@@ -98,16 +93,34 @@ impl Others {
     }
 }
 
-/// How much each may tell.
-#[derive(Clone, Copy)]
-struct Share {
-    bytes: usize,
-    requests: usize,
+/// How much each may tell, and what of values that tell who asks.
+pub(crate) struct Question {
+    pub(crate) bytes: usize,
+    pub(crate) requests: usize,
+    pub(crate) wildcards: BTreeSet<String>,
+}
+
+/// The wildcards that others must know of, so that their values match these rules as they would here.
+pub(crate) fn wildcards(rules: [&Ruleset; 2]) -> BTreeSet<String> {
+    let all = rules.into_iter().flat_map(Ruleset::domains).flat_map(Domain::wildcards);
+    bounded(all.filter(|text| text.len() <= LONGEST_WILDCARD).map(str::to_owned))
+}
+
+/// No more of them than anybody need look at.
+pub(crate) fn bounded(wildcards: impl Iterator<Item = String>) -> BTreeSet<String> {
+    let mut kept = BTreeSet::new();
+    for one in wildcards {
+        if kept.len() == MOST_WILDCARDS {
+            break;
+        }
+        kept.insert(one);
+    }
+    kept
 }
 
 impl Control {
     /// Asks all other nodes that are alive. Does not fail, and does not wait for long.
-    async fn ask_others(&self) -> Others {
+    async fn ask_others(&self, wildcards: BTreeSet<String>) -> Others {
         let nodes = match within(WHO, self.nodes()).await {
             Ok(nodes) => nodes,
             Err(error) => {
@@ -118,14 +131,15 @@ impl Control {
         let own = nodes.iter().find(|node| node.own).map_or(THIS, NodeSeen::name).to_owned();
         let others: Vec<_> = nodes.iter().filter(|node| !node.own && !node.stale).collect();
         if others.is_empty() {
-            return Others::nobody(&own);
+            return Others { wildcards, ..Others::nobody(&own) };
         }
-        let share = Share {
+        let asked = Question {
             bytes: BYTES.min(BYTES_OF_ALL / others.len()),
             requests: (REQUESTS / others.len()).max(FEWEST),
+            wildcards,
         };
         let instances: Vec<&str> = others.iter().map(|node| node.instance.as_str()).collect();
-        let mut answers = self.exchange(&instances, share).await.unwrap_or_else(|error| {
+        let mut answers = self.exchange(&instances, &asked).await.unwrap_or_else(|error| {
             tracing::warn!(%error, "rules are rehearsed without the traffic of other nodes");
             vec![None; others.len()]
         });
@@ -136,20 +150,24 @@ impl Control {
                 None => silent.push(node.name().to_owned()),
             }
         }
-        Others { own, told, silent, unknown: false, bytes: share.bytes }
+        Others { own, told, silent, unknown: false, bytes: asked.bytes, wildcards: asked.wildcards }
     }
 
     /// What each of these tells.
-    async fn exchange(&self, instances: &[&str], share: Share) -> Result<Vec<Option<String>>, ControlError> {
+    async fn exchange(
+        &self,
+        instances: &[&str],
+        asked: &Question,
+    ) -> Result<Vec<Option<String>>, ControlError> {
         let id = fresh_id()?;
         let answers = within(ALL_OF_IT, async {
             self.forget_traffic().await?;
-            self.ask(&id, share).await?;
+            self.ask(&id, asked).await?;
             // Whoever has not answered when this is over has not.
             let _ = tokio::time::timeout(ANSWERING, self.wait_for(&id, instances)).await;
             let mut answers = Vec::with_capacity(instances.len());
             for instance in instances {
-                let most = i64::try_from(share.bytes).unwrap_or(i64::MAX);
+                let most = i64::try_from(asked.bytes).unwrap_or(i64::MAX);
                 let body: Option<(String,)> = on!(&self.db, pool => {
                     sqlx::query_as(READ).bind(&id).bind(*instance).bind(most).fetch_optional(pool).await?
                 });
@@ -170,11 +188,12 @@ impl Control {
         answers
     }
 
-    async fn ask(&self, id: &str, share: Share) -> Result<(), ControlError> {
+    async fn ask(&self, id: &str, asked: &Question) -> Result<(), ControlError> {
         let number = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-        let (sql, bytes, requests) = (self.own_words(ASK), number(share.bytes), number(share.requests));
+        let (sql, bytes, requests) = (self.own_words(ASK), number(asked.bytes), number(asked.requests));
+        let wildcards = serde_json::to_string(&asked.wildcards).unwrap_or_default();
         on!(&self.db, write pool => {
-            sqlx::query(sql).bind(id).bind(&self.instance).bind(bytes).bind(requests).execute(pool).await?;
+            sqlx::query(sql).bind(id).bind(&self.instance).bind(bytes).bind(requests).bind(wildcards).execute(pool).await?;
         });
         if let Db::Postgres(pool) = &self.db {
             sqlx::query("SELECT pg_notify($1, '')").bind(CHANNEL).execute(pool).await?;
@@ -201,71 +220,27 @@ impl Control {
         }
         Ok(())
     }
-
-    /// Waits until somebody may have asked.
-    async fn asked(&self) {
-        match &self.db {
-            Db::Sqlite { .. } => tokio::time::sleep(FILE).await,
-            Db::Postgres(_) => self.traffic_asked.notified().await,
-        }
-    }
-
-    /// What this node has been asked and has not yet answered.
-    async fn questions(&self) -> Result<Vec<(String, Share)>, ControlError> {
-        let sql = self.own_words(QUESTIONS);
-        let rows: Vec<(String, i64, i64)> = on!(&self.db, pool => {
-            sqlx::query_as(sql).bind(&self.instance).bind(OLD).bind(AT_ONCE).fetch_all(pool).await?
-        });
-        let number = |number: i64| usize::try_from(number).unwrap_or(0);
-        let share = |bytes, requests| Share { bytes: number(bytes).min(BYTES), requests: number(requests) };
-        Ok(rows.into_iter().map(|(id, bytes, requests)| (id, share(bytes, requests))).collect())
-    }
-
-    async fn answer(&self, id: &str, body: String) -> Result<(), ControlError> {
-        let sql = self.own_words(TELL);
-        on!(&self.db, write pool => {
-            sqlx::query(sql).bind(id).bind(&self.instance).bind(body).execute(pool).await?;
-        });
-        Ok(())
-    }
 }
 
 impl Desk {
-    /// Tells those who ask what this node remembers, one after another, for as long as it is asked to.
-    pub(crate) async fn answer_others(&self) {
-        loop {
-            self.control.asked().await;
-            if let Err(error) = timely(self.answer_all()).await {
-                tracing::debug!(%error, "could not tell another node what this one remembers");
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    async fn answer_all(&self) -> Result<(), ControlError> {
-        for (id, share) in self.control.questions().await? {
-            let (sample, control, acting) = (self.sample(), Arc::clone(&self.control), self.acting());
-            let writing = move || {
-                let (now, Share { bytes, requests }) = (control.clock.now(), share);
-                wire::write(sample.remembered(), now, (&control.hasher, &acting.rules), bytes, requests)
-            };
-            let body = tokio::task::spawn_blocking(writing).await;
-            let body = body.map_err(|error| ControlError::Broken(error.to_string()))?;
-            self.control.answer(&id, body).await?;
-        }
-        Ok(())
-    }
-
     /// What others remember: asked now, or a moment ago where that is as good. Whoever waits for it may go away: what was
     /// told is taken away all the same.
-    pub(crate) async fn hear_others(self: &Arc<Self>, how: Hearing) -> Arc<Others> {
+    pub(crate) async fn hear_others(
+        self: &Arc<Self>,
+        how: Hearing,
+        wildcards: BTreeSet<String>,
+    ) -> Arc<Others> {
         let own = Arc::clone(self);
         let hearing = tokio::spawn(async move {
             let mut heard = own.heard.lock().await;
-            if let (Hearing::Lately, Some(others)) = (how, &*heard) {
+            let lately = heard.as_ref().filter(|_| how == Hearing::Lately);
+            if let Some(others) = lately.filter(|others| wildcards.is_subset(&others.wildcards)) {
                 return Arc::clone(others);
             }
-            let others = Arc::new(own.control.ask_others().await);
+            let others = Arc::new(own.control.ask_others(wildcards).await);
+            if others.unknown {
+                return others;
+            }
             *heard = Some(Arc::clone(&others));
             drop(heard);
             let (desk, asked) = (Arc::downgrade(&own), Arc::downgrade(&others));

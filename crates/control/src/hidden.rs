@@ -1,5 +1,6 @@
 //! What stands for a value on its way to another node: values that tell who asks are not written to the database as they are,
-//! but as a word of their keyed hash, the same on every node, with the few first characters that people may see.
+//! but as a word of their keyed hash, the same on every node, with the few first characters that people may see, and the fixed
+//! parts of those wildcards around it that the value matches.
 //!
 //! Addresses stay, for rules count their networks, and so do short numbers, which rules take for costs; unless their key may
 //! hold secrets, and no rule that acts takes a cost from it. A value that another one is hidden for is hidden under every name, and so is what follows a `?`. Where the
@@ -9,25 +10,43 @@ use crate::key::{KeyHasher, prefix};
 use crate::sampled::Sampled;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use tollgate_rules::{CostFrom, Ruleset, may_be_secret, tells_who};
+use tollgate_rules::{CostFrom, Ruleset, Wildcards, may_be_secret, tells_who};
 
-/// Begins what stands for a value.
+/// Begins and ends what stands for a value.
 const MARK: char = '\u{7f}';
-/// The digits after it.
+/// The digits after it: sixteen signs that nobody writes a wildcard with.
 const DIGITS: usize = 16;
+const ZERO: u8 = 0x80;
 /// The longest number that is taken for a cost.
 const LONGEST_COST: usize = 7;
 /// The shortest value that is looked for in others.
 const SHORTEST: usize = 4;
 
+/// The word of a value's hash, and the value's first characters.
+fn read(value: &str) -> Option<(u64, &str)> {
+    let (_, rest) = value.split_once(MARK)?;
+    let (mut word, mut signs) = (0, rest.chars());
+    for _ in 0..DIGITS {
+        let digit = u32::from(signs.next()?).checked_sub(ZERO.into()).filter(|digit| *digit < 16)?;
+        word = word << 4 | u64::from(digit);
+    }
+    Some((word, signs.as_str().split(MARK).next()?))
+}
+
 /// The word that the book finds a hidden caller by.
 pub(crate) fn word(value: &str) -> Option<u64> {
-    u64::from_str_radix(value.strip_prefix(MARK)?.get(..DIGITS)?, 16).ok()
+    read(value).map(|(word, _)| word)
 }
 
 /// The first characters of what a hidden value stands for.
 pub(crate) fn first(value: &str) -> Option<&str> {
-    value.strip_prefix(MARK)?.get(DIGITS..)
+    read(value).map(|(_, first)| first)
+}
+
+fn stand_in(hasher: &KeyHasher, value: &str) -> String {
+    let word = hasher.hash(value).word().to_be_bytes();
+    let digits = word.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(ZERO + digit));
+    format!("{MARK}{}{}{MARK}", digits.collect::<String>(), prefix(value))
 }
 
 /// Hides the values of a sample.
@@ -35,17 +54,19 @@ pub(crate) struct Hiding<'a> {
     hasher: &'a KeyHasher,
     /// The attributes that rules take costs from.
     costs: HashSet<&'a str>,
+    /// The wildcards that the asking node has rules with.
+    wildcards: Wildcards,
     /// Most values come many times.
-    words: HashMap<String, u64>,
+    known: HashMap<String, String>,
 }
 
 impl<'a> Hiding<'a> {
-    pub(crate) fn new(hasher: &'a KeyHasher, rules: &'a Ruleset) -> Self {
+    pub(crate) fn new(hasher: &'a KeyHasher, rules: &'a Ruleset, wildcards: Wildcards) -> Self {
         let costs = rules.rules().iter().filter_map(|rule| match &rule.cost {
             CostFrom::Attribute(name) => Some(name.as_str()),
             _ => None,
         });
-        Self { hasher, costs: costs.collect(), words: HashMap::new() }
+        Self { hasher, costs: costs.collect(), wildcards, known: HashMap::new() }
     }
 
     /// Whether a value is hidden for its own sake.
@@ -59,13 +80,13 @@ impl<'a> Hiding<'a> {
         value.contains(MARK) || tells_who(key) && !stays()
     }
 
-    fn word(&mut self, value: &str) -> u64 {
-        if let Some(word) = self.words.get(value) {
-            return *word;
+    fn disguised(&mut self, value: &str) -> String {
+        if let Some(known) = self.known.get(value) {
+            return known.clone();
         }
-        let word = self.hasher.hash(value).word();
-        self.words.insert(value.to_owned(), word);
-        word
+        let disguised = self.wildcards.disguise(value, &stand_in(self.hasher, value));
+        self.known.insert(value.to_owned(), disguised.clone());
+        disguised
     }
 
     /// The values of a request as others may read them, in order.
@@ -80,9 +101,9 @@ impl<'a> Hiding<'a> {
         let mut one = |((_, value), hides): ((&str, &str), &bool)| {
             let (open, more) = value.split_once('?').map_or((value, false), |(open, _)| (open, true));
             if *hides || told(open) {
-                format!("{MARK}{:0DIGITS$x}{}", self.word(value), prefix(value))
+                self.disguised(value)
             } else if more {
-                format!("{open}?{MARK}{:0DIGITS$x}", self.word(value))
+                format!("{open}?{}", stand_in(self.hasher, value))
             } else {
                 value.to_owned()
             }
@@ -108,9 +129,7 @@ impl Known {
 
     /// The value itself, where it is known.
     pub(crate) fn reveal(&self, told: String) -> Box<str> {
-        let word =
-            told.split_once(MARK).and_then(|(_, rest)| u64::from_str_radix(rest.get(..DIGITS)?, 16).ok());
-        word.and_then(|word| self.0.get(&word)).cloned().unwrap_or_else(|| told.into())
+        word(&told).and_then(|word| self.0.get(&word)).cloned().unwrap_or_else(|| told.into())
     }
 }
 
@@ -129,7 +148,7 @@ mod tests {
             Sampled::new(&Check::attributes("d", pairs), Timestamp::from_secs(1), 1, 1).expect("short");
         let text = "{domain: d, descriptors: [{key: user, value: bob, tiers: {gold: 2/minute}, limit: 1/minute, cost: tokens}]}";
         let rules = Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules");
-        Hiding::new(&hasher, &rules).values(&request)
+        Hiding::new(&hasher, &rules, Wildcards::new(["bot-*", "sk_*_42*"])).values(&request)
     }
 
     /// Whoever reads the database must not be able to call as somebody else.
@@ -147,7 +166,7 @@ mod tests {
         for secret in [&KEY[7..], "alice@", "1234", "abcdef"] {
             assert!(!all.contains(secret), "{secret}: {all}");
         }
-        assert_eq!((first(&told[0]), word(&told[4])), (Some("sk_liv"), None), "{all}");
+        assert_eq!((first(&told[0]), first(&told[4])), (Some("sk_liv"), Some("/o?")), "{all}");
         assert!(told[4].starts_with("/o?"), "{all}");
     }
 

@@ -11,9 +11,9 @@
 //! | `bulk` | many of them at once |
 //! | `revision`, `published` | a revision of the rules; how all of them are kept |
 //! | [`desk`](Desk) | the rules that act on this node, and how others come in their place |
-//! | `publish` | what must be known of rules before they act |
+//! | `publish`, `look` | publishing rules; what must be known of them before they act |
 //! | [`sample`](Sample), [`sampled`](Sampled), [`rehearsal`](Rehearsal) | the last traffic; what other rules would have done to it |
-//! | `gather`, `wire`, `hidden`, `merge` | the traffic of other nodes: how it is asked for, how it is written, what stands in it for those who ask, how it becomes one sample |
+//! | `gather`, `answer`, `wire`, `hidden`, `merge` | the traffic of other nodes: how it is asked for, how it is written, what stands in it for those who ask, how it becomes one sample |
 //! | [`denials`](Denials), [`guard`](Guardrails) | what new rules do to callers, and going back where it is too much |
 //! | `caller` | who asks, for those who watch |
 //! | `emergency`, `emergencies` | what operators decide in an emergency; how it is kept |
@@ -27,6 +27,7 @@
 //! | `tokens`, `lately` | who may do what; who may look while the database is away |
 //! | `audit` | what was changed, by whom, in a chain that shows what was tampered with |
 
+mod answer;
 mod audit;
 mod book;
 mod bulk;
@@ -47,6 +48,7 @@ mod hidden;
 mod key;
 mod lag;
 mod lately;
+mod look;
 mod merge;
 mod migrate;
 mod nodes;

@@ -3,16 +3,13 @@
 
 use crate::change::Actor;
 use crate::db::ControlError;
-use crate::desk::{Acting, Desk, RulesFrom};
-use crate::gather::{Hearing, Others, REQUESTS};
-use crate::hidden::Known;
-use crate::merge::{Room, merge};
-use crate::rehearsal::{Rehearsal, rehearse};
+use crate::desk::{Desk, RulesFrom};
+use crate::gather::Hearing;
+use crate::rehearsal::Rehearsal;
 use crate::revision::{RuleDraft, RuleFile};
-use crate::wire;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tollgate_rules::{Diagnostic, Ruleset, Source};
+use tollgate_rules::Diagnostic;
 
 /// The most files of a revision.
 const MOST_FILES: usize = 1_000;
@@ -213,88 +210,9 @@ impl Desk {
         let own = Arc::clone(self);
         let _ = tokio::task::spawn_blocking(move || own.take_published()).await;
     }
-
-    /// Reads rules, compares them with what acts, and rehearses them.
-    async fn look(
-        self: &Arc<Self>,
-        files: Vec<RuleFile>,
-        acting: Arc<Acting>,
-        hearing: Hearing,
-    ) -> Result<(Report, Option<Arc<Ruleset>>), Refusal> {
-        check_files(&files)?;
-        let (own, before) = (Arc::clone(self), Arc::clone(&acting));
-        let (mut report, candidate) = aside(move || own.read(&files, &before)).await?;
-        let Some(candidate) = candidate else { return Ok((report, None)) };
-        let others = self.hear_others(hearing).await;
-        let _one = self.rehearsing.lock().await;
-        let (own, new) = (Arc::clone(self), Arc::clone(&candidate));
-        report.rehearsal = Some(aside(move || own.rehearse(&acting.rules, &new, &others)).await?);
-        Ok((report, Some(candidate)))
-    }
-
-    fn read(&self, files: &[RuleFile], acting: &Acting) -> (Report, Option<Arc<Ruleset>>) {
-        let sources: Vec<Source> = files.iter().map(Source::from).collect();
-        let candidate = match Ruleset::load(&sources, &self.options) {
-            Ok(candidate) => Arc::new(candidate),
-            Err(errors) => {
-                let errors = errors.all().iter().map(Remark::from).collect();
-                return (Report { errors, ..Report::default() }, None);
-            }
-        };
-        let change = |change: tollgate_rules::RuleChange| Change {
-            rule: change.rule,
-            change: match (&change.before, &change.after) {
-                (None, _) => "added",
-                (_, None) => "removed",
-                _ => "changed",
-            },
-            before: change.before,
-            after: change.after,
-        };
-        let report = Report {
-            errors: Vec::new(),
-            warnings: candidate.warnings().iter().map(Remark::from).collect(),
-            diff: acting.rules.diff(&candidate).into_iter().map(change).collect(),
-            rehearsal: None,
-        };
-        (report, Some(candidate))
-    }
-
-    /// Rehearses on what this node and the others remember.
-    fn rehearse(&self, live: &Arc<Ruleset>, candidate: &Arc<Ruleset>, others: &Others) -> Rehearsal {
-        let own = self.sample.remembered();
-        let (mut nodes, mut nodes_silent) = (vec![others.own.clone()], others.silent.clone());
-        let mut told = Vec::new();
-        if !others.told.is_empty() {
-            let (hasher, now) = (&self.control.hasher, self.control.clock.now());
-            let requests = own.iter().flat_map(|slice| &slice.requests);
-            let known = Known::new(hasher, requests, &[live, candidate]);
-            for (name, text) in &others.told {
-                match wire::read(text, now, &known, others.bytes) {
-                    Ok(remembered) => {
-                        told.push(remembered);
-                        nodes.push(name.clone());
-                    }
-                    Err(error) => {
-                        tracing::warn!(node = name, error, "what a node told of its traffic cannot be read");
-                        nodes_silent.push(name.clone());
-                    }
-                }
-            }
-        }
-        let sample = merge(std::iter::once(own).chain(told), Room { requests: REQUESTS, bytes: usize::MAX });
-        let rehearsal = rehearse(&sample, live, candidate, Some(&self.control.book()), self.counters);
-        Rehearsal { nodes, nodes_silent, nodes_unknown: others.unknown, ..rehearsal }
-    }
 }
 
-/// Does what takes a while where nobody waits for the thread.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| Refusal::Control(ControlError::Broken(error.to_string())))
-}
-
-fn check_files(files: &[RuleFile]) -> Result<(), Refusal> {
+pub(crate) fn check_files(files: &[RuleFile]) -> Result<(), Refusal> {
     let wrong = |why: String| Err(Refusal::Malformed("files", why));
     if files.is_empty() {
         return wrong("there is none: a revision is all rules that are to act".to_owned());

@@ -3,7 +3,6 @@
 //! written it.
 
 use crate::hidden::{Hiding, Known};
-use crate::key::KeyHasher;
 use crate::merge::{Room, WIDEST};
 use crate::sample::{Remembered, SLICE, SLICES};
 use crate::sampled::{Entries, Form, OneDescriptor, Sampled};
@@ -11,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::HashMap;
 use tollgate_core::{Cost, Timestamp};
-use tollgate_rules::{Ruleset, Unit};
+use tollgate_rules::Unit;
 
 /// Goes up when nodes of another version could not read it.
 const VERSION: u32 = 1;
@@ -87,14 +86,14 @@ impl Words {
 pub(crate) fn write(
     mut remembered: Vec<Remembered>,
     now: Timestamp,
-    (hasher, rules): (&KeyHasher, &Ruleset),
+    hiding: &mut Hiding<'_>,
     most: usize,
     requests: usize,
 ) -> String {
     let mut room = Room { requests, bytes: most * UNFOLDS / (SLICES + 1) };
     loop {
         remembered.iter_mut().for_each(|slice| slice.fit(room));
-        let text = write_all(&remembered, now, Hiding::new(hasher, rules));
+        let text = write_all(&remembered, now, hiding);
         if text.len() <= most {
             return text;
         }
@@ -106,7 +105,7 @@ pub(crate) fn write(
     }
 }
 
-fn write_all(remembered: &[Remembered], now: Timestamp, mut hiding: Hiding<'_>) -> String {
+fn write_all(remembered: &[Remembered], now: Timestamp, hiding: &mut Hiding<'_>) -> String {
     let mut words = Words::default();
     let slices = remembered.iter().map(|slice| {
         let requests = slice.requests.iter().map(|one| {

@@ -48,6 +48,7 @@ pub use diff::RuleChange;
 pub use explain::{Clause, Explained, Explanation, Finding};
 pub use naming::{may_be_secret, tells_who};
 pub use outline::Outlined;
+pub use pattern::Wildcards;
 pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
 pub use rule::{
     Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, Soft, SoftAction,

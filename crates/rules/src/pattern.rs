@@ -1,8 +1,10 @@
 //! Values with `*` in them: fixed parts with anything between them.
 
 mod index;
+mod wildcards;
 
 pub(crate) use index::PatternIndex;
+pub use wildcards::Wildcards;
 
 /// A value with wildcards: `*` is zero or more characters.
 #[derive(Clone, Debug)]
@@ -41,6 +43,10 @@ impl Pattern {
 
     fn prefix(&self) -> &[u8] {
         &self.text.as_bytes()[..self.prefix]
+    }
+
+    fn middles(&self) -> impl Iterator<Item = &str> {
+        self.middles.iter().map(|(start, end)| &self.text[*start..*end])
     }
 
     /// The first fixed part between the outer ones.

@@ -6,6 +6,7 @@ use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::draft::FileDraft;
 use crate::keeping;
 use crate::lint;
+use crate::naming::tells_who;
 use crate::read::Reader;
 use crate::rule::{Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
@@ -222,6 +223,16 @@ impl Domain {
             _ => None,
         });
         named.chain(self.own_rules().flat_map(|rule| rule.tiers.iter().map(|(tier, _)| tier.as_str())))
+    }
+
+    /// The wildcards that its rules have for values that tell who asks.
+    pub fn wildcards(&self) -> impl Iterator<Item = &str> {
+        self.tree.iter().filter(|node| tells_who(&node.element.key)).filter_map(|node| {
+            match &node.element.test {
+                Test::Like(pattern) | Test::Shared(pattern) if !pattern.takes_all() => Some(pattern.text()),
+                _ => None,
+            }
+        })
     }
 
     /// Its rules, in the order of the file.

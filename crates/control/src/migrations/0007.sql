@@ -5,7 +5,8 @@ CREATE TABLE traffic_asked (
     instance       TEXT NOT NULL,
     asked_at       BIGINT NOT NULL,
     bytes          BIGINT NOT NULL,
-    requests       BIGINT NOT NULL
+    requests       BIGINT NOT NULL,
+    wildcards      TEXT NOT NULL
 );
 CREATE TABLE traffic_told (
     id             TEXT NOT NULL,

@@ -1,9 +1,10 @@
 //! What another node reads must be what this one remembers, and nothing that is written there may harm it.
 
 use super::*;
+use crate::key::KeyHasher;
 use proptest::prelude::*;
 use tollgate_engine::{Check, Request};
-use tollgate_rules::Descriptor;
+use tollgate_rules::{Descriptor, Ruleset, Wildcards};
 
 const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 const MOST: usize = 1 << 20;
@@ -41,7 +42,7 @@ proptest! {
     ) {
         let requests: Vec<Sampled> = keys.iter().map(|(key, path, cost)| asked(key, path, *cost)).collect();
         let known = Known::new(&hasher(), requests.iter(), &[]);
-        let text = write(slice(requests.clone()), NOW, (&hasher(), &rules()), MOST, 1_000);
+        let text = write(slice(requests.clone()), NOW, &mut Hiding::new(&hasher(), &rules(), Wildcards::default()), MOST, 1_000);
         let back = read(&text, NOW, &known, MOST).expect("a text");
         prop_assert_eq!((back.len(), back[0].mask), (1, 3));
         let back: Vec<String> = back[0].requests.iter().map(shown).collect();
@@ -51,7 +52,7 @@ proptest! {
     /// Whatever stands there, it is read or refused.
     #[test]
     fn nothing_that_is_written_there_does_harm(at in 0_usize..400, byte in 0_u8..128) {
-        let mut text = write(slice(vec![asked("k", "/", 1); 3]), NOW, (&hasher(), &rules()), MOST, 10).into_bytes();
+        let mut text = write(slice(vec![asked("k", "/", 1); 3]), NOW, &mut Hiding::new(&hasher(), &rules(), Wildcards::default()), MOST, 10).into_bytes();
         let at = at % text.len();
         text[at] = byte;
         let known = Known::new(&hasher(), std::iter::empty(), &[]);
@@ -71,7 +72,13 @@ fn descriptors_come_back_with_their_hits_and_limits() {
     ];
     let request = Sampled::new(&Check::descriptors("d", &all), NOW, 1, 1).expect("a short request");
     let known = Known::new(&hasher(), [&request].into_iter(), &[]);
-    let text = write(slice(vec![request.clone()]), NOW, (&hasher(), &rules()), MOST, 10);
+    let text = write(
+        slice(vec![request.clone()]),
+        NOW,
+        &mut Hiding::new(&hasher(), &rules(), Wildcards::default()),
+        MOST,
+        10,
+    );
     let back = read(&text, NOW, &known, MOST).expect("a text");
     assert_eq!(shown(&back[0].requests[0]), shown(&request));
 }
@@ -82,7 +89,13 @@ fn it_is_as_short_as_it_must_be() {
         (0..2_000).map(|i| Sampled { caller: i << 22, ..asked(&format!("key-{i}"), "/", 1) }).collect();
     let known = Known::new(&hasher(), std::iter::empty(), &[]);
     for most in [0, 100, 2_000, 200_000] {
-        let text = write(slice(requests.clone()), NOW, (&hasher(), &rules()), most, 1_000);
+        let text = write(
+            slice(requests.clone()),
+            NOW,
+            &mut Hiding::new(&hasher(), &rules(), Wildcards::default()),
+            most,
+            1_000,
+        );
         assert!(text.len() <= most, "{} of {most}", text.len());
         if most == 200_000 {
             let back = read(&text, NOW, &known, most).expect("a text");
@@ -96,14 +109,20 @@ fn it_is_as_short_as_it_must_be() {
 fn a_clock_that_is_wrong_by_hours_is_made_up_for() {
     let known = Known::new(&hasher(), std::iter::empty(), &[]);
     let wrong = Timestamp::from_secs(1_000_000 - 7_200);
-    let text = write(slice(vec![asked("k", "/", 1)]), NOW, (&hasher(), &rules()), MOST, 10);
+    let text = write(
+        slice(vec![asked("k", "/", 1)]),
+        NOW,
+        &mut Hiding::new(&hasher(), &rules(), Wildcards::default()),
+        MOST,
+        10,
+    );
     let back = read(&text, wrong, &known, MOST).expect("a text");
     assert_eq!(back[0].requests[0].at, wrong);
     // And what is too old by its own clock is none of the last traffic.
     let text = write(
         slice(vec![asked("k", "/", 1)]),
         Timestamp::from_secs(1_000_400),
-        (&hasher(), &rules()),
+        &mut Hiding::new(&hasher(), &rules(), Wildcards::default()),
         MOST,
         10,
     );

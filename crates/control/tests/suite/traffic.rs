@@ -18,7 +18,8 @@ const KEY: &str = "sk_live_0123456789abcdef";
 fn rules(limit: &str) -> String {
     format!(
         "domain: d\ndescriptors:\n  - key: api_key\n    limit: {limit}\n    tiers: {{pro: 1000/hour}}\n  \
-         - key: user\n    value: carol@example.com\n    limit: {limit}\n"
+         - key: user\n    value: carol@example.com\n    limit: {limit}\n  \
+         - key: client\n    value: \"bot-*\"\n    share_threshold: true\n    limit: {limit}\n"
     )
 }
 
@@ -90,8 +91,11 @@ pub(crate) async fn what_all_nodes_remember_is_rehearsed_on(address: String) {
     two.asked(8, &[("api_key", KEY), ("path", "/")]);
     // One whom the asking node has never seen, and rules name.
     two.asked(12, &[("user", "carol@example.com")]);
+    // Two who share a counter by a wildcard.
+    two.asked(6, &[("client", "bot-of-erin"), ("path", "/")]);
+    two.asked(6, &[("client", "bot-of-frank"), ("path", "/")]);
     let told = one.check("10/hour").await;
-    assert_eq!((told.requests, denied(&told)), (28, 8.0), "{told:?}");
+    assert_eq!((told.requests, denied(&told)), (40, 10.0), "{told:?}");
     assert_eq!(
         (&told.nodes[..], &told.nodes_silent[..]),
         (&["one".to_owned(), "two".to_owned()][..], &[][..])
@@ -99,9 +103,9 @@ pub(crate) async fn what_all_nodes_remember_is_rehearsed_on(address: String) {
     assert!(!told.nodes_unknown);
     let mut top: Vec<_> = told.top.iter().map(|one| (one.key_masked.as_str(), one.after_denied)).collect();
     top.sort_unstable();
-    assert_eq!(top, [("api_key=sk_liv…", 6), ("user=caro…", 2)]);
+    assert_eq!(top, [("api_key=sk_liv…", 6), ("client=bot…", 1), ("client=bo…", 1), ("user=caro…", 2)]);
     // Asked of the other it is the same.
-    assert_eq!(denied(&two.check("10/hour").await), 8.0);
+    assert_eq!(denied(&two.check("10/hour").await), 10.0);
 
     // One that is alive and does not answer is named, and publishing goes on.
     two.deafen();

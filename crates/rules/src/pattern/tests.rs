@@ -1,6 +1,6 @@
 //! The patterns against the plainest matcher there is: try every way to stretch each star.
 
-use super::{Pattern, PatternIndex};
+use super::{Pattern, PatternIndex, Wildcards};
 use proptest::prelude::*;
 
 /// Recursive, exponential, obviously right.
@@ -49,6 +49,22 @@ proptest! {
     fn a_pattern_agrees_with_the_oracle(pattern in pattern_text(), value in "[abé]{0,8}") {
         let compiled = Pattern::new(&pattern).unwrap();
         prop_assert_eq!(compiled.matches(&value), oracle(pattern.as_bytes(), value.as_bytes()));
+    }
+
+    /// What stands for a value meets the rules that the value meets.
+    #[test]
+    fn a_disguise_matches_what_the_value_matches(
+        patterns in proptest::collection::vec(pattern_text(), 0..6), value in "[abé]{0,8}",
+    ) {
+        let all = Wildcards::new(patterns.iter().map(String::as_str));
+        let disguised = all.disguise(&value, "\u{7f}");
+        for pattern in &patterns {
+            let pattern = Pattern::new(pattern).unwrap();
+            prop_assert!(!pattern.matches(&value) || pattern.matches(&disguised), "{} {disguised}", pattern.text());
+            // One without inner parts matches nothing else.
+            let ends = pattern.middles().next().is_none();
+            prop_assert!(!ends || pattern.matches(&value) == pattern.matches(&disguised), "{} {disguised}", pattern.text());
+        }
     }
 
     #[test]
