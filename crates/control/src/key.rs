@@ -117,6 +117,15 @@ impl KeyHasher {
         u64::from_le_bytes(tag.as_ref()[..8].try_into().unwrap_or_default())
     }
 
+    /// What a token's secret is told from wrong ones by. It is no key's hash: what is signed is longer than any key.
+    pub(crate) fn token(&self, id: &str, secret: &str) -> [u8; 32] {
+        let mut signing = hmac::Context::with_key(&self.0);
+        signing.update(&[b't'; LONGEST + 1]);
+        signing.update(id.as_bytes());
+        signing.update(secret.as_bytes());
+        signing.sign().as_ref().try_into().unwrap_or_default()
+    }
+
     /// A word that tells installations apart, so that ids of one are not taken for another's. It gives no key away: what is
     /// signed is longer than any.
     pub(crate) fn installation(&self) -> String {

@@ -24,7 +24,7 @@
 //! | `nodes` | which nodes share the database, and what they are at |
 //! | `snapshot` | what is known, in a file beside, for a start without the database |
 //! | `purge` | when rows go that were deleted |
-//! | `tokens`, `lately` | who may do what; who may look while the database is away |
+//! | `tokens`, `proof`, `lately` | who may do what; how a token proves it; who may look while the database is away |
 //! | `audit` | what was changed, by whom, in a chain that shows what was tampered with |
 
 mod answer;
@@ -52,6 +52,7 @@ mod look;
 mod merge;
 mod migrate;
 mod nodes;
+mod proof;
 mod publish;
 mod published;
 mod purge;
@@ -80,6 +81,7 @@ pub use guard::Guardrails;
 pub use key::{Caller, KeyHash, KeyHasher};
 pub use lag::{LAG_CLASSES, Lag};
 pub use nodes::NodeSeen;
+pub use proof::{Claim, Claimed};
 pub use publish::{Change, Proposal, Publication, Refusal, Remark, Report};
 pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, rfc3339};
 pub use quotas::{Cursor, Page, Wanted};

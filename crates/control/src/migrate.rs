@@ -20,7 +20,7 @@ impl Step {
     }
 }
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     Step {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -40,6 +40,7 @@ const STEPS: [Step; 7] = [
         sqlite: "",
         postgres: include_str!("migrations/0007.postgres.sql"),
     },
+    Step::alike(include_str!("migrations/0008.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";

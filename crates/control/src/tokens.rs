@@ -1,24 +1,17 @@
 //! Who may do what: tokens with a role, shown once, kept as an argon2id hash.
 //!
-//! A token is `tg_ID_SECRET`: the id finds its row, the secret of 256 random bits proves it. A token that has been proven
-//! once is known again by its SHA-256 in this process, so that argon2 is not paid for by every request; whether it is still
-//! valid is asked of the database every time, so that revoking acts at once (while it is away: [`crate::lately`]). At most two proofs are worked out at a time:
-//! who sends wrong tokens can neither take the machine nor lock anybody out, since nothing is ever counted against a token.
+//! A token is `tg_ID_SECRET`: the id finds its row, the secret of 256 random bits proves it ([`crate::proof`]). Whether it is
+//! still valid is asked of the database every time, so that revoking acts at once (while it is away: [`crate::lately`]).
 
 use crate::change::{Actor, Changed, record, writing};
 use crate::control::Control;
 use crate::db::{ControlError, on};
+use crate::proof::stretch;
 use crate::quota::tell_millis;
-use argon2::{Algorithm, Argon2, Params, Version};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ring::digest;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::Serialize;
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-use subtle::ConstantTimeEq;
-use tokio::sync::Semaphore;
 use tollgate_core::Span;
 
 /// What somebody may do; each may do what those before may.
@@ -89,32 +82,14 @@ pub struct Token {
     pub revoked_at: Option<String>,
 }
 
-/// The hash that proved a token, and the token's SHA-256.
-type Proof = (Vec<u8>, [u8; 32]);
-
-/// Tokens that have been proven, by their ids.
-pub(crate) struct Proven {
-    known: Mutex<HashMap<String, Proof>>,
-    proving: Semaphore,
-}
-
-impl Default for Proven {
-    fn default() -> Self {
-        Self { known: Mutex::default(), proving: Semaphore::new(2) }
-    }
-}
-
-const INSERT: &str = "INSERT INTO tokens (id, name, role, salt, hash, created_at, expires_at)
-     VALUES ($1, $2, $3, $4, $5, $6, $7)";
-const VALID: &str = "SELECT name, role, expires_at, salt, hash FROM tokens
-     WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
+const INSERT: &str = "INSERT INTO tokens (id, name, role, salt, hash, created_at, expires_at, digest)
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
 const HOLDER: &str = "SELECT name, role, expires_at FROM tokens
      WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
 const LIST: &str =
     "SELECT id, name, role, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id";
 
 type Row = (String, String, String, i64, Option<i64>, Option<i64>);
-type ValidRow = (String, String, Option<i64>, Vec<u8>, Vec<u8>);
 
 impl Control {
     /// Makes a token. What is returned cannot be had again.
@@ -131,6 +106,7 @@ impl Control {
         let (id, salt, secret) = (random::<8>()?, random::<16>()?, random::<32>()?);
         let (id, secret) = (hex(&id), URL_SAFE_NO_PAD.encode(secret));
         let hash = stretch(secret.as_bytes(), &salt)?;
+        let digest = self.hasher.token(&id, &secret);
         let now = self.now_millis();
         let expires_at =
             lasts.map(|lasts| now.saturating_add(i64::try_from(lasts.ceil_millis()).unwrap_or(i64::MAX)));
@@ -143,6 +119,7 @@ impl Control {
                 .bind(hash.clone())
                 .bind(now)
                 .bind(expires_at)
+                .bind(digest.to_vec())
                 .execute(&mut *tx)
                 .await?;
             let after = serde_json::json!({
@@ -218,40 +195,6 @@ impl Control {
         Ok(())
     }
 
-    /// Whether this token has been proven in this process: whoever sends it is no stranger, though it may be revoked by now.
-    #[must_use]
-    pub fn has_proven(&self, token: &str) -> bool {
-        let parts = token.strip_prefix("tg_").and_then(|rest| rest.split_once('_'));
-        let Some((id, secret)) = parts else { return false };
-        let known = self.proven.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(id).is_some_and(|(_, known)| bool::from(known.ct_eq(&short(secret))))
-    }
-
-    /// Who has this token; nobody, if it is not valid.
-    ///
-    /// # Errors
-    /// [`ControlError`] if the database does not answer.
-    pub async fn identify(&self, token: &str) -> Result<Option<Identity>, ControlError> {
-        let parts = token.strip_prefix("tg_").and_then(|rest| rest.split_once('_'));
-        let Some((id, secret)) = parts.filter(|(id, secret)| id.len() == 16 && secret.len() == 43) else {
-            return Ok(None);
-        };
-        let now = self.now_millis();
-        let row: Option<ValidRow> = on!(&self.db, pool => {
-            sqlx::query_as(VALID).bind(id.to_owned()).bind(now).fetch_optional(pool).await?
-        });
-        let Some((name, role, expires_at, salt, hash)) = row else {
-            self.lately.note(id, None, now);
-            return Ok(None);
-        };
-        let who = Identity { name, role: role.parse().map_err(ControlError::Broken)? };
-        if !self.is_proven(id, secret, salt, hash).await? {
-            return Ok(None);
-        }
-        self.lately.note(id, Some((&who, expires_at)), now);
-        Ok(Some(who))
-    }
-
     /// Who has the token with this id, which was proven before; nobody, if it is not valid any more.
     ///
     /// # Errors
@@ -269,51 +212,6 @@ impl Control {
         self.lately.note(id, Some((&who, expires_at)), now);
         Ok(Some(who))
     }
-
-    async fn is_proven(
-        &self,
-        id: &str,
-        secret: &str,
-        salt: Vec<u8>,
-        hash: Vec<u8>,
-    ) -> Result<bool, ControlError> {
-        let short = short(secret);
-        {
-            let known = self.proven.known.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((by, known)) = known.get(id)
-                && *by == hash
-                && bool::from(known.ct_eq(&short))
-            {
-                return Ok(true);
-            }
-        }
-        let Ok(_turn) = self.proven.proving.acquire().await else { return Ok(false) };
-        let secret = secret.to_owned();
-        let worked_out = tokio::task::spawn_blocking(move || stretch(secret.as_bytes(), &salt)).await;
-        let worked_out = worked_out.map_err(|error| ControlError::Broken(error.to_string()))??;
-        let proven = bool::from(worked_out.ct_eq(&hash));
-        if proven {
-            let mut known = self.proven.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.insert(id.to_owned(), (hash, short));
-        }
-        Ok(proven)
-    }
-}
-
-/// What a secret is known again by.
-fn short(secret: &str) -> [u8; 32] {
-    digest::digest(&digest::SHA256, secret.as_bytes()).as_ref().try_into().unwrap_or_default()
-}
-
-/// Argon2id with 19 MiB and two passes.
-fn stretch(secret: &[u8], salt: &[u8]) -> Result<Vec<u8>, ControlError> {
-    let broken = |error: argon2::Error| ControlError::Broken(error.to_string());
-    let params = Params::new(19_456, 2, 1, Some(32)).map_err(broken)?;
-    let mut hash = vec![0; 32];
-    Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
-        .hash_password_into(secret, salt, &mut hash)
-        .map_err(broken)?;
-    Ok(hash)
 }
 
 /// A name that nothing else has.

@@ -2,7 +2,7 @@
 
 use crate::{draft, open, rules, somebody};
 use serde_json::json;
-use tollgate_control::{ControlError, Db, Expected, Role, Verified};
+use tollgate_control::{Claim, ControlError, Db, Expected, Role, Verified};
 use tollgate_core::Span;
 
 pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String) {
@@ -42,6 +42,45 @@ pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String
     assert!(
         control.had_tokens().await.expect("an answer") && !control.has_tokens().await.expect("an answer")
     );
+}
+
+/// Right and wrong tokens are told apart at a look, and yet nothing but the proof lets anybody in.
+pub(crate) async fn a_look_tells_right_tokens_from_wrong_ones(address: String) {
+    let (control, clock) = open(&address).await;
+    let made = control.create_token("ada", Role::Operator, None, &somebody()).await.expect("a token");
+    let (minute, me) = (Some(Span::from_secs(60)), somebody());
+    let brief = control.create_token("bob", Role::Viewer, minute, &me).await.expect("a token");
+    let claim = async |token: &str| control.claim(token).await.expect("an answer");
+    let forged = format!("{}{}", &made.secret[..20], &brief.secret[20..]);
+    assert!(matches!(claim(&made.secret).await, Claim::Right(_)));
+    for wrong in [
+        &forged,
+        &made.secret.replace("tg_", "tg_0"),
+        &format!("tg_{}_{}", "0".repeat(16), &made.secret[20..]),
+    ] {
+        assert!(matches!(claim(wrong).await, Claim::Wrong), "{wrong}");
+    }
+    clock.advance(Span::from_secs(60));
+    assert!(matches!(claim(&brief.secret).await, Claim::Over), "its holder is no guesser");
+
+    // A token of before digests were kept: proven once, it is told at a look.
+    let db = Db::open(&address).await.expect("a database");
+    let forget = "UPDATE tokens SET digest = NULL";
+    execute(&db, forget, forget).await.expect("an alteration");
+    assert!(matches!(claim(&made.secret).await, Claim::Unclear(_)));
+    assert!(matches!(claim(&forged).await, Claim::Unclear(_)));
+    assert_eq!(control.identify(&forged).await.expect("an answer"), None);
+    assert!(matches!(claim(&made.secret).await, Claim::Unclear(_)), "a wrong one leaves nothing behind");
+    assert_eq!(control.identify(&made.secret).await.expect("an answer").expect("somebody").name, "ada");
+    assert!(matches!(claim(&made.secret).await, Claim::Right(_)));
+    assert!(matches!(claim(&forged).await, Claim::Wrong));
+
+    // Who can write to the table and puts the digest of their own token there is not let in as somebody else.
+    let mine = control.create_token("eve", Role::Viewer, None, &somebody()).await.expect("a token");
+    let swap = "UPDATE tokens SET digest = (SELECT digest FROM tokens AS own WHERE own.name = 'eve') WHERE name = 'ada'";
+    execute(&db, swap, swap).await.expect("an alteration");
+    let posing = format!("{}{}", &made.secret[..20], &mine.secret[20..]);
+    assert_eq!(control.identify(&posing).await.expect("an answer"), None);
 }
 
 async fn execute(db: &Db, sqlite: &'static str, postgres: &'static str) -> Result<(), sqlx::Error> {

@@ -61,6 +61,7 @@ fn cases() -> Vec<(&'static str, Case)> {
         traffic::no_key_is_written_for_others,
         traffic::agreements_act_on_callers_whom_another_node_has_seen,
         access::tokens_prove_who_asks_until_they_are_revoked,
+        access::a_look_tells_right_tokens_from_wrong_ones,
         access::the_audit_chain_shows_what_was_tampered_with,
     ]
     .to_vec()

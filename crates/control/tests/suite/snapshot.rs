@@ -9,7 +9,7 @@ use tollgate_control::{Control, Expected};
 use tollgate_core::{ManualClock, Span, Timestamp};
 use tollgate_engine::Tenants;
 
-/// What version 6 of the tables was made from.
+/// What the tables were before version 5.
 const BEFORE: &str = "
     DROP INDEX quotas_by_tier_and_change;
     DROP INDEX quotas_by_prefix_and_change;
@@ -19,6 +19,7 @@ const BEFORE: &str = "
     DROP TABLE nodes;
     DROP TABLE traffic_asked;
     DROP TABLE traffic_told;
+    ALTER TABLE tokens DROP COLUMN digest;
     DELETE FROM tollgate_schema WHERE version >= 5";
 
 const WRITE: &str =

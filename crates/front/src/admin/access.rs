@@ -12,7 +12,7 @@ use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
 use hyper::http::request::Parts;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use tollgate_control::{Actor, Identity, Role};
+use tollgate_control::{Actor, Claim, Identity, Role};
 
 /// Who is let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,26 +56,34 @@ fn refused(detail: &str) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail)
 }
 
-/// Who has this token. Whoever sends wrong ones is slowed down, by where they come from.
+/// Who has this token. Whoever sends wrong ones is slowed down, by where they come from; a right one never waits for them.
 pub(super) async fn prove(admin: &Admin, head: &Parts, token: &str) -> Result<Identity, Problem> {
     let control = admin.control()?;
-    if control.has_proven(token) {
-        let found = control.identify(token).await.map_err(problem)?;
-        return found.ok_or_else(|| refused("the token has expired or is revoked"));
-    }
     let peer =
         head.extensions.get().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |caller: &Caller| caller.address);
-    let attempt = admin.attempts.begin(peer).map_err(|wait| {
-        let detail = format!("too many wrong tokens came from {peer}; try again in {} s", wait.as_secs());
-        Problem::new(StatusCode::TOO_MANY_REQUESTS, "Too many wrong tokens", detail)
-    })?;
-    match control.identify(token).await.map_err(problem)? {
-        Some(who) => Ok(who),
-        None => {
-            attempt.failed().await;
-            Err(refused("the token is wrong, has expired or is revoked"))
+    let attempt = || {
+        admin.attempts.begin(peer).map_err(|wait| {
+            let detail = format!("too many wrong tokens came from {peer}; try again in {} s", wait.as_secs());
+            Problem::new(StatusCode::TOO_MANY_REQUESTS, "Too many wrong tokens", detail)
+        })
+    };
+    let failed = match control.claim(token).await.map_err(problem)? {
+        Claim::Over => return Err(refused("the token has expired or is revoked")),
+        Claim::Right(claimed) => {
+            let found = control.prove(claimed).await.map_err(problem)?;
+            return found.ok_or_else(|| refused("the token is wrong"));
         }
-    }
+        Claim::Unclear(claimed) => {
+            let attempt = attempt()?;
+            if let Some(who) = control.prove(claimed).await.map_err(problem)? {
+                return Ok(who);
+            }
+            attempt
+        }
+        Claim::Wrong => attempt()?,
+    };
+    failed.failed().await;
+    Err(refused("the token is wrong, has expired or is revoked"))
 }
 
 /// Who a certificate stands for, if one was shown.

@@ -1,6 +1,6 @@
 //! Those who send wrong tokens are slowed down, by where they come from: an address, or the /64 of an IPv6 one. Nothing is
-//! counted against a token or a name, so nobody can lock somebody else out; and whoever has sent a right token before is let
-//! in without waiting, even from an address that others try from.
+//! counted against a token or a name, and whoever sends a right token does not come by here, so nobody can lock somebody else
+//! out, not even from an address that both share.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,7 +15,7 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 /// What the first wrong token beyond those waits for its answer; each further one twice as long, up to the longest.
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
-/// So many from one place may wait at once; more are turned away without a look at their tokens.
+/// So many from one place may wait at once; more are turned away.
 const WAITING: usize = 4;
 /// Places that are remembered. When there are more, those with the least against them are forgotten.
 const PLACES: usize = 4_096;
@@ -38,7 +38,7 @@ impl Place {
     }
 }
 
-/// Somebody whose token is being looked at.
+/// Somebody whose token is wrong, or may be. As long as there is one, its place is remembered and counts it.
 #[derive(Debug)]
 pub(super) struct Attempt {
     places: Arc<Mutex<HashMap<IpAddr, Place>>>,
@@ -49,13 +49,16 @@ impl Attempts {
     /// Lets somebody try; else says for how long to wait.
     pub(super) fn begin(&self, peer: IpAddr) -> Result<Attempt, Duration> {
         let place = prefix(peer);
+        let now = Instant::now();
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = places.get_mut(&place) {
-            if known.waiting >= WAITING {
-                return Err(LONGEST);
-            }
-            known.waiting += 1;
+        if places.len() >= PLACES && !places.contains_key(&place) {
+            forget(&mut places, now);
         }
+        let known = places.entry(place).or_insert(Place { failures: 0.0, at: now, waiting: 0 });
+        if known.waiting >= WAITING {
+            return Err(LONGEST);
+        }
+        known.waiting += 1;
         drop(places);
         Ok(Attempt { places: Arc::clone(&self.0), place })
     }
@@ -70,11 +73,7 @@ impl Attempt {
 
     fn note(&self, now: Instant) -> Duration {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        if places.len() >= PLACES && !places.contains_key(&self.place) {
-            forget(&mut places, now);
-        }
-        // Whoever is new here waits like all others from now on, so is counted among them.
-        let place = places.entry(self.place).or_insert(Place { failures: 0.0, at: now, waiting: 1 });
+        let Some(place) = places.get_mut(&self.place) else { return Duration::ZERO };
         place.failures = place.left(now) + 1.0;
         place.at = now;
         let beyond = place.failures - FREE;
@@ -87,6 +86,9 @@ impl Drop for Attempt {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = places.get_mut(&self.place) {
             place.waiting = place.waiting.saturating_sub(1);
+            if place.waiting == 0 && place.failures == 0.0 {
+                places.remove(&self.place);
+            }
         }
     }
 }
@@ -102,7 +104,7 @@ fn forget(places: &mut HashMap<IpAddr, Place>, now: Instant) {
 }
 
 /// Where an address counts to: whoever has one IPv6 address has the /64 it is of.
-fn prefix(peer: IpAddr) -> IpAddr {
+pub(super) fn prefix(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V4(four) => IpAddr::V4(four),
         IpAddr::V6(six) => IpAddr::V6(Ipv6Addr::from_bits(six.to_bits() & (u128::MAX << 64))),
@@ -137,13 +139,28 @@ mod tests {
     #[test]
     fn only_so_many_wait_at_once() {
         let attempts = Attempts::default();
-        let _ = attempts.begin(address("10.0.0.1")).map(|first| first.note(Instant::now()));
         let waiting: Vec<_> =
             (0..WAITING).map(|_| attempts.begin(address("10.0.0.1")).expect("a turn")).collect();
         assert!(attempts.begin(address("10.0.0.1")).is_err());
         assert!(attempts.begin(address("10.0.0.2")).is_ok());
         drop(waiting);
         assert!(attempts.begin(address("10.0.0.1")).is_ok());
+        assert!(attempts.0.lock().expect("places").is_empty(), "nobody was wrong");
+    }
+
+    /// Who comes first to a place counts like those who come later: none of them leaves for another.
+    #[test]
+    fn whoever_leaves_leaves_for_themselves() {
+        let attempts = Attempts::default();
+        let begin = || attempts.begin(address("10.0.0.1"));
+        let mut here: Vec<_> = (0..WAITING).map(|_| begin().expect("a turn")).collect();
+        // A wrong token is noted while others wait, whichever of them it is.
+        here[WAITING - 1].note(Instant::now());
+        for _ in 0..WAITING {
+            drop(here.remove(0));
+            here.push(begin().expect("one has left"));
+            assert!(begin().is_err(), "one has left, and one has come");
+        }
     }
 
     #[test]
