@@ -1,9 +1,11 @@
-//! Connections to the admin address, plain or over TLS: bounded in number, handshakes and heads in bounded time, drained
-//! before the end. Who comes while others are drained is answered too, so that a probe can read that the process ends.
+//! Connections to the admin address, plain or over TLS: bounded in number (`seats`), handshakes and heads in bounded time,
+//! drained before the end. Who comes while others are drained is answered too, so that a probe can read that the process ends.
 
 use super::routes::Reply;
+use super::seats::{Seat, Seats};
 use super::tls::{AdminTls, Caller};
-use crate::http::listen::accept;
+use crate::http::listen::accept_any;
+use http_body_util::BodyExt;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -17,11 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
-/// Operators are few.
-const CONNECTIONS: usize = 512;
-/// The time that a handshake may take, and a head, the wait for the next request included.
+/// The time that a head may take, the wait for the next request included.
 const HEAD: Duration = Duration::from_secs(30);
 /// How long requests under way may take to end when the process is told to.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -39,16 +38,16 @@ pub(super) async fn serve<F, A>(
     F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Reply> + Send + 'static,
 {
-    let (places, tls) = (Arc::new(Semaphore::new(CONNECTIONS)), tls.map(Arc::new));
+    let (seats, tls) = (Seats::default(), tls.map(Arc::new));
     let (early, late) = (GracefulShutdown::new(), GracefulShutdown::new());
     tokio::select! {
         () = drain => {}
-        () = accept_all(&listener, tls.as_ref(), &answer, &places, &early) => {}
+        () = accept_all(&listener, tls.as_ref(), &answer, &seats, &early) => {}
         () = watched(tls.as_deref()) => {}
     }
     tokio::select! {
         _ = tokio::time::timeout(DRAIN, early.shutdown()) => {}
-        () = accept_all(&listener, tls.as_ref(), &answer, &places, &late) => {}
+        () = accept_all(&listener, tls.as_ref(), &answer, &seats, &late) => {}
     }
     drop(listener);
     let _ = tokio::time::timeout(LATE, late.shutdown()).await;
@@ -66,41 +65,60 @@ async fn accept_all<F, A>(
     listener: &TcpListener,
     tls: Option<&Arc<AdminTls>>,
     answer: &F,
-    places: &Arc<Semaphore>,
+    seats: &Seats,
     open: &GracefulShutdown,
 ) where
     F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Reply> + Send + 'static,
 {
     loop {
-        let Some((stream, peer, place)) = accept(listener, places).await else { continue };
+        let Some((stream, peer)) = accept_any(listener).await else { continue };
+        let Some(seat) = seats.take(peer).map(Arc::new) else { continue };
         let (answer, tls, watcher) = (answer.clone(), tls.cloned(), open.watcher());
         tokio::spawn(async move {
-            match tls {
-                None => speak(stream, Caller::plain(peer), answer, watcher).await,
-                Some(tls) => {
-                    // A connection that ends badly is its caller's affair.
-                    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD, tls.acceptor().accept(stream)).await {
-                        let caller = Caller::over_tls(peer, stream.get_ref().1.peer_certificates());
-                        speak(stream, caller, answer, watcher).await;
+            let own = Arc::clone(&seat);
+            let serving = async move {
+                match tls {
+                    None => speak(stream, Caller::plain(peer), own, answer, watcher).await,
+                    Some(tls) => {
+                        // A connection that ends badly is its caller's affair.
+                        if let Ok(stream) = tls.acceptor().accept(stream).await {
+                            let caller = Caller::over_tls(peer, stream.get_ref().1.peer_certificates());
+                            speak(stream, caller, own, answer, watcher).await;
+                        }
                     }
                 }
+            };
+            tokio::select! {
+                () = serving => {}
+                () = seat.given_up() => {}
             }
-            drop(place);
         });
     }
 }
 
-async fn speak<S, F, A>(stream: S, caller: Caller, answer: F, watcher: Watcher)
+async fn speak<S, F, A>(stream: S, caller: Caller, seat: Arc<Seat>, answer: F, watcher: Watcher)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Fn(IpAddr, Request<Incoming>) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Reply> + Send + 'static,
 {
     let service = service_fn(move |mut request: Request<Incoming>| {
+        let under_way = seat.answering();
         request.extensions_mut().insert(caller.clone());
+        request.extensions_mut().insert(Arc::clone(&seat));
         let answering = answer(caller.address, request);
-        async move { Ok::<_, Infallible>(answering.await) }
+        // Until the last of its body has been taken.
+        let mark = |answer: Reply| {
+            answer.map(|body| {
+                body.map_err(move |error| {
+                    let _ = &under_way;
+                    error
+                })
+                .boxed_unsync()
+            })
+        };
+        async move { Ok::<_, Infallible>(mark(answering.await)) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

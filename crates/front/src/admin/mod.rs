@@ -22,7 +22,7 @@
 //! | `GET /healthz`, `/readyz` | `process` | anybody | is it well? |
 //!
 //! `routes` matches paths, `access` says who asks and what they may do, `sessions` remembers browsers, `query` reads what
-//! stands in the address, `lines` answers one JSON text a line, `shared` answers many by one reading, `listener` and `tls` take connections, `attempts` slows down
+//! stands in the address, `lines` answers one JSON text a line, `shared` answers many by one reading, `listener`, `seats` and `tls` take connections, `attempts` slows down
 //! who sends wrong tokens.
 
 mod access;
@@ -42,6 +42,7 @@ mod query;
 mod quotas;
 mod routes;
 mod rules;
+mod seats;
 mod session;
 mod sessions;
 mod shared;
@@ -168,6 +169,9 @@ async fn answer(admin: Arc<Admin>, peer: IpAddr, request: Request<Incoming>) -> 
     let (route, named) = routes::find(ROUTES.iter().copied().flatten(), &head.method, head.uri.path())?;
     let answering = async {
         let actor = access::enter(&admin, peer, &head, route.role).await?;
+        if let (Some(_), Some(seat)) = (route.role, head.extensions.get::<Arc<seats::Seat>>()) {
+            seat.let_in();
+        }
         (route.handler)(Asked { admin, head, template: route.path, named, body, actor }).await
     };
     tokio::time::timeout(route.patience, answering).await.unwrap_or_else(|_| Err(away()))

@@ -107,15 +107,21 @@ async fn accept_all<V: Service>(
     }
 }
 
-pub(crate) async fn accept(
+async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
 ) -> Option<(tokio::net::TcpStream, IpAddr, tokio::sync::OwnedSemaphorePermit)> {
     let place = Arc::clone(places).acquire_owned().await.ok()?;
+    let (stream, peer) = accept_any(listener).await?;
+    Some((stream, peer, place))
+}
+
+/// The next who comes, however many there are.
+pub(crate) async fn accept_any(listener: &TcpListener) -> Option<(tokio::net::TcpStream, IpAddr)> {
     match listener.accept().await {
         Ok((stream, peer)) => {
             let _ = stream.set_nodelay(true);
-            Some((stream, peer.ip(), place))
+            Some((stream, peer.ip()))
         }
         Err(error) => {
             // Out of file descriptors, most likely: wait for some to come back rather than spin.

@@ -7,6 +7,7 @@ mod harness;
 
 mod bulk;
 mod command_line;
+mod crowd;
 mod described;
 mod listed;
 mod nodes;
