@@ -37,8 +37,8 @@ async fn serve(
     logs: Arc<Logs>,
 ) -> anyhow::Result<()> {
     let section = config.gateway()?;
-    // Before the files are read: a change in between must not be missed.
-    let seen = sources::glimpse(&config.rules);
+    // Before the files are loaded: a change in between must not be missed.
+    let said = sources::said(&config.rules);
     // Probes, metrics and programs that ask come in where somebody wants them to.
     let Built { limiter, status, fronts, operators, sending } = build(&config, Unsaid::Closed).await?;
     let gateway = Gateway::bind(&section, Arc::clone(&limiter));
@@ -71,7 +71,7 @@ async fn serve(
     let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let settings = tokio::spawn(settings.watch());
     let reloading =
-        tokio::spawn(reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status), desk));
+        tokio::spawn(reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk));
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
     let proxy = tokio::spawn(gateway.serve(drain()));

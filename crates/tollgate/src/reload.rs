@@ -2,16 +2,17 @@
 //!
 //! Directories are watched, not files: an editor that renames and a ConfigMap that swaps a link leave a watched file
 //! behind. A glance at sizes and times every half second catches what notifications miss (network file systems, lost
-//! events). What does not load changes nothing but the status and the log; the last good stays.
+//! events). Other files live beside them, a log or a database: only what the rule files say counts, or each message about
+//! them would be the cause of the next. What does not load changes nothing but the status and the log; the last good stays.
 
 use crate::config::Config;
-use crate::sources::{self, Glimpse};
+use crate::sources::{self, Glimpse, Said};
 use crate::status::{Part, ServerStatus};
 use crate::store::Store;
 use notify::{RecursiveMode, Watcher};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -33,17 +34,26 @@ pub(crate) enum Why {
     Asked,
 }
 
-/// Watches for changes of the rules from `seen` on: what the files looked like before they were loaded.
+/// Watches for changes of the rules from `said` on: what the files said before they were loaded.
 pub(crate) async fn watch(
     config: Config,
-    seen: Glimpse,
+    said: Said,
     limiter: Arc<Limiter<Store>>,
     status: Arc<ServerStatus>,
     desk: Option<Arc<Desk>>,
 ) {
     let paths = config.rules.clone();
-    let act = move |_| reload(&config, &limiter, &status, desk.as_deref());
-    watch_files(paths, seen, act).await;
+    let last = Mutex::new(said);
+    let act = move |why| {
+        let said = sources::said(&config.rules);
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        if why == Why::Asked || *last != said {
+            last.clone_from(&said);
+            reload(&config, said, &limiter, &status, desk.as_deref());
+        }
+    };
+    // A change since then shows at the first glance.
+    watch_files(paths, Glimpse::default(), act).await;
 }
 
 /// Calls `act` whenever these files may have changed, one call at a time.
@@ -76,8 +86,8 @@ pub(crate) async fn watch_files(
     }
 }
 
-/// Loads the files and, if they are good and say something new, puts their rules in force.
-fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus, desk: Option<&Desk>) {
+/// Loads what the files say and, if it is good and new, puts it in force.
+fn reload(config: &Config, said: Said, limiter: &Limiter<Store>, status: &ServerStatus, desk: Option<&Desk>) {
     if config.rules.is_empty() {
         return;
     }
@@ -88,7 +98,7 @@ fn reload(config: &Config, limiter: &Limiter<Store>, status: &ServerStatus, desk
         );
         return;
     }
-    let loaded = sources::read(&config.rules).map_err(|error| format!("{error:#}")).and_then(|sources| {
+    let loaded = said.and_then(|sources| {
         let rules = Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())?;
         Ok((sources, Arc::new(rules)))
     });

@@ -41,8 +41,8 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
-    // Before the files are read: a change in between must not be missed.
-    let seen = sources::glimpse(&config.rules);
+    // Before the files are loaded: a change in between must not be missed.
+    let said = sources::said(&config.rules);
     let Built { limiter, status, fronts, operators, sending } = build(&config, Unsaid::Usual).await?;
     anyhow::ensure!(
         !fronts.is_empty(),
@@ -60,7 +60,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     let desk = operators.desk.clone();
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
-    let reloading = reload::watch(config, seen, Arc::clone(&limiter), Arc::clone(&status), desk);
+    let reloading = reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk);
     let reloading = tokio::spawn(reloading);
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));

@@ -58,6 +58,14 @@ pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
     files(paths)?.into_iter().map(read).collect()
 }
 
+/// What rule files say, or why they cannot be read.
+pub(crate) type Said = Result<Vec<Source>, String>;
+
+/// What stands in these paths just now.
+pub(crate) fn said(paths: &[PathBuf]) -> Said {
+    read(paths).map_err(|error| format!("{error:#}"))
+}
+
 /// What stands in these paths; the sample, where none are given.
 pub(crate) fn given(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
     if paths.is_empty() { Ok(vec![sample()]) } else { read(paths) }

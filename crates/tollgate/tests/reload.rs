@@ -178,7 +178,18 @@ fn a_broken_file_is_refused_and_the_last_good_rules_stay() {
         "a log that no terminal shows has no colours: {}",
         server.log()
     );
-    assert!(server.get("/metrics").text().contains("ratelimit_rule_refusals_total 1"));
+    // What happens beside it does not make it any more wrong.
+    for i in 0..40 {
+        folder.write("server.log", format!("line {i}"));
+        assert_eq!(limit_in_force(&server), 60);
+    }
+    let same = folder.write("rules.yaml.new", std::fs::read(&path).expect("rules"));
+    std::fs::rename(same, &path).expect("the same once more");
+    server.signal("HUP");
+    let refusals = || server.log().matches("cannot be used").count();
+    eventually("an answer to who asked", || (refusals() > 1).then_some(()));
+    assert_eq!(refusals(), 2, "one for the change, one for who asked: {}", server.log());
+    assert!(server.get("/metrics").text().contains("ratelimit_rule_refusals_total 2"));
 
     std::fs::remove_file(&path).expect("removed");
     eventually("the missing file", || {

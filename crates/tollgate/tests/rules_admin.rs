@@ -5,7 +5,7 @@ mod databases;
 mod harness;
 
 use databases::{Place, Postgres};
-use harness::{Answer, Node, eventually, run};
+use harness::{Answer, Folder, Node, Server, eventually, run};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -189,6 +189,33 @@ fn rules_are_rehearsed_on_what_all_nodes_remember() {
     two.server.wait();
     let told = publish(&one, &sent("3/hour")).json()["rehearsal"].clone();
     assert_eq!((&told["nodes"], &told["nodes_silent"]), (&json!(["one"]), &json!(["two"])), "{told}");
+}
+
+/// A log or a database beside the rule file stirs its folder all the time: only what the file says is worth a word.
+#[test]
+fn rule_files_have_changed_only_where_they_say_something_else() {
+    let folder = Folder::new();
+    let path = folder.write("rules.yaml", rules("3/hour"));
+    let db = format!("sqlite:{}", folder.join("tollgate.db").display());
+    let flags = ["--rules", path.to_str().expect("a plain path"), "--db", &db];
+    let node = Node::from(Server::start(&flags), folder);
+    assert_eq!(publish(&node, &sent("5/hour")).status, 201);
+    let warned = || node.server.log().matches("rule files have changed").count();
+    let stir = || {
+        for _ in 0..40 {
+            assert_eq!(node.put("k", &json!({"tier": "pro", "reason": "again"})).status, 200);
+            let new = node.rules.write("rules.yaml.new", std::fs::read(&path).expect("rules"));
+            std::fs::rename(new, &path).expect("the same once more");
+        }
+    };
+    stir();
+    node.rules.write("rules.yaml", rules("4/hour"));
+    eventually("a word about it", || (warned() > 0).then_some(()));
+    stir();
+    node.server.signal("HUP");
+    eventually("an answer to who asked", || (warned() > 1).then_some(()));
+    assert_eq!(warned(), 2, "{}", node.server.log());
+    assert_eq!(node.passes("d", &json!({"api_key": "k"})), 5, "what was published acts");
 }
 
 /// Two requests of each of ten callers.
