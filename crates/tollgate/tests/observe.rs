@@ -45,6 +45,20 @@ fn figure(text: &str, name: &str) -> f64 {
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))
 }
 
+/// Every figure has its line in the documentation, by its name or by how a family begins.
+fn documented(text: &str) {
+    let page = include_str!("../../../docs/observe.md");
+    let names: Vec<&str> = page.split(['`', '{']).filter(|word| word.contains('_')).collect();
+    let known = |name: &str| {
+        names.iter().any(|known| {
+            known.strip_suffix('*').map_or(*known == name, |beginning| name.starts_with(beginning))
+        })
+    };
+    let told = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let unknown: Vec<&str> = told.filter(|name| !known(name)).collect();
+    assert!(unknown.is_empty(), "docs/observe.md does not say what these are: {unknown:?}");
+}
+
 #[test]
 fn metrics_are_what_happened_and_clean() {
     let server = Server::with_rules(RULES);
@@ -73,6 +87,7 @@ fn metrics_are_what_happened_and_clean() {
     assert_eq!(figure(&text, "ratelimit_remaining_count{tier=\"pro\"}"), 1.0);
     assert!(figure(&text, "process_resident_memory_bytes") > 1e6);
     promtool(&text);
+    documented(&text);
     let open = ask(&server, "/metrics", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
     assert!(open.header("content-type").is_some_and(|kind| kind.starts_with("application/openmetrics-text")));
     assert!(open.text().ends_with("# EOF\n") && open.text().contains("# TYPE ratelimit_decisions counter"));
@@ -102,6 +117,7 @@ fn a_store_that_is_away_shows() {
     });
     assert!(errors.iter().sum::<f64>() >= 1.0, "{text}");
     promtool(&text);
+    documented(&text);
     let stats = get(&server, "/admin/v1/stats");
     assert_eq!(
         (&stats["node"]["store"], &stats["node"]["breakers"][0]["shard"]),
