@@ -1,7 +1,8 @@
 //! The name of a counter: the scope that a rule gives it, and the values that a request brings.
 //!
 //! Parts are kept apart, never joined: `[a=b_c]` and `[a_b=c]` are two counters. Each store encodes them as it needs
-//! (a seeded hash in memory, escaped text in Redis).
+//! (a seeded hash in memory, escaped text in Redis). A value that may be a secret says so, so that whoever writes it down
+//! or shows it can do otherwise than with the rest.
 
 use std::fmt;
 
@@ -96,10 +97,20 @@ fn hash_of(name: &str) -> u64 {
 }
 
 /// One value in a counter's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+///
+/// ```
+/// use tollgate_core::Part;
+/// let part = Part::Secret("sk_live_4242424242424242");
+/// assert_eq!((part.to_string().as_str(), format!("{part:?}").as_str()), ("sk_liv…", "Secret(sk_liv…)"));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part<'a> {
     /// A value as the caller gave it.
     Text(&'a str),
+    /// The same of what may be a secret, such as an API key: it is compared as it is, kept outside of this process only as
+    /// a hash, and shown as its first characters. What a name's value is follows from its key, so one name is never once
+    /// the one and once the other.
+    Secret(&'a str),
     /// A network: the address with the host bits cleared, and the prefix length (IPv4 as ::ffff:0:0/96 and longer).
     Network {
         /// The address as a number.
@@ -113,6 +124,7 @@ impl fmt::Display for Part<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(text),
+            Self::Secret(text) => write!(f, "{}…", beginning(text)),
             Self::Network { address, prefix } => {
                 let v6 = std::net::Ipv6Addr::from(*address);
                 match v6.to_ipv4_mapped() {
@@ -121,6 +133,67 @@ impl fmt::Display for Part<'_> {
                 }
             }
         }
+    }
+}
+
+impl fmt::Debug for Part<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.debug_tuple("Text").field(text).finish(),
+            Self::Secret(_) => write!(f, "Secret({self})"),
+            Self::Network { .. } => write!(f, "Network({self})"),
+        }
+    }
+}
+
+/// What may be shown of a secret: enough to recognise it, not enough to use it. A quarter of it, six characters at most.
+#[must_use]
+pub fn beginning(secret: &str) -> &str {
+    let shown = (secret.chars().count() / 4).min(6);
+    secret.char_indices().nth(shown).map_or(secret, |(end, _)| &secret[..end])
+}
+
+/// A [`Part`] that outlives its request.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum OwnedPart {
+    /// See [`Part::Text`].
+    Text(Box<str>),
+    /// See [`Part::Secret`].
+    Secret(Box<str>),
+    /// See [`Part::Network`].
+    Network {
+        /// The address as a number.
+        address: u128,
+        /// Bits of prefix, out of 128.
+        prefix: u8,
+    },
+}
+
+impl OwnedPart {
+    /// The part.
+    #[must_use]
+    pub fn borrowed(&self) -> Part<'_> {
+        match self {
+            Self::Text(text) => Part::Text(text),
+            Self::Secret(text) => Part::Secret(text),
+            Self::Network { address, prefix } => Part::Network { address: *address, prefix: *prefix },
+        }
+    }
+}
+
+impl From<&Part<'_>> for OwnedPart {
+    fn from(part: &Part<'_>) -> Self {
+        match part {
+            Part::Text(text) => Self::Text((*text).into()),
+            Part::Secret(text) => Self::Secret((*text).into()),
+            Part::Network { address, prefix } => Self::Network { address: *address, prefix: *prefix },
+        }
+    }
+}
+
+impl fmt::Debug for OwnedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.borrowed(), f)
     }
 }
 
@@ -148,7 +221,7 @@ impl CounterKey<'_> {
         hasher.number(self.scope.id);
         for part in self.parts {
             match part {
-                Part::Text(text) => hasher.bytes(text.as_bytes()),
+                Part::Text(text) | Part::Secret(text) => hasher.bytes(text.as_bytes()),
                 Part::Network { address, prefix } => {
                     // A length that no text has: a network is never taken for its own bytes as text.
                     hasher.number(u64::MAX);

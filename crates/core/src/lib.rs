@@ -48,7 +48,7 @@ pub use charge::{Admission, AfterLoss, Charge, Enforcement, GiveBack, Mode, Outc
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
 pub use escrow::Escrow;
-pub use key::{CounterKey, Part, Scope, StableHasher};
+pub use key::{CounterKey, OwnedPart, Part, Scope, StableHasher, beginning};
 pub use limit::Limit;
 pub use log::AdmissionLog;
 pub use measures::Measures;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `settings` | what an operator can say |
 //! | `address` | the client's address, through trusted proxies only |
-//! | `key` | an API key, never as it was sent |
+//! | `key` | an API key, of which there is one |
 //! | `token` | a user, from a JSON Web Token; `keys` holds what verifies it, `verified` what has been |
 //! | `routes` | the endpoint, as a template: `/users/1` and `/users/2` are one |
 //! | `path` | a path as an upstream would read it |
@@ -25,7 +25,7 @@
 //! let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
 //! headers.insert("x-forwarded-for", "198.51.100.7".parse()?);
 //! let asked = Asked::new("203.0.113.9".parse()?, &Method::GET, &uri, &headers);
-//! let caller = who.direct(&asked, Timestamp::ZERO);
+//! let caller = who.direct(&asked, Timestamp::ZERO)?;
 //! assert_eq!(caller.get("remote_address"), Some("203.0.113.9")); // the peer is nobody that we trust
 //! assert_eq!(caller.get("endpoint"), Some("GET /users/{id}"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -55,7 +55,8 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::Timestamp;
+use tollgate_core::{Timestamp, beginning};
+use tollgate_rules::{TENANT_KEY, may_be_secret};
 
 /// The head of a request, and who handed it to us.
 #[derive(Clone, Copy, Debug)]
@@ -100,19 +101,44 @@ struct Mapped {
     only_trusted: bool,
 }
 
-/// Two headers name different requests, and only one of them can be the proxy's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` and `{1}` disagree: let the proxy remove the one that it does not set, or set `original`")]
-pub struct Ambiguous(&'static str, &'static str);
+/// A request that says two things of which only one can be so. Whoever wrote the other may be anyone, so it is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Ambiguous {
+    /// Two headers name different requests, and only one of them can be the proxy's.
+    #[error("`{0}` and `{1}` disagree: let the proxy remove the one that it does not set, or set `original`")]
+    Original(&'static str, &'static str),
+    /// A field that tells who asks is there with two values.
+    #[error("`{0}` tells who asks and is there more than once, with different values: send one of them")]
+    Twice(HeaderName),
+    /// The field of API keys holds one, and a bearer token is another.
+    #[error(
+        "`{0}` and `authorization: Bearer` are different API keys: send one of them; where only one of the two holds \
+         keys, say so with `who.api_key.bearer: false`, or with another `who.api_key.header`"
+    )]
+    Keys(HeaderName),
+}
 
 /// What is known of a caller, borrowed from its request where it can be.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Caller<'r> {
     /// Its whole address, for logs.
     pub address: IpAddr,
     /// Whether its request came by a peer that we trust.
     pub is_trusted: bool,
     pairs: SmallVec<[(&'r str, Cow<'r, str>); 10]>,
+}
+
+impl std::fmt::Debug for Caller<'_> {
+    /// Without what may be a secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown = |value: &str| format!("{}…", beginning(value));
+        let pairs = self.pairs.iter();
+        let pairs = pairs.map(|(name, value)| {
+            (name, if may_be_secret(name) { Cow::Owned(shown(value)) } else { Cow::Borrowed(&**value) })
+        });
+        f.debug_map().entry(&"address", &self.address).entries(pairs).finish()
+    }
 }
 
 impl<'r> Caller<'r> {
@@ -197,13 +223,22 @@ impl Who {
     }
 
     /// Who asks for this very request: for a gateway, which is what the caller wanted to reach.
-    #[must_use]
-    pub fn direct<'r>(&'r self, asked: &Asked<'r, impl Fields>, now: Timestamp) -> Caller<'r> {
+    ///
+    /// # Errors
+    /// What says two things of who asks; a 400 is the answer to it.
+    pub fn direct<'r>(
+        &'r self,
+        asked: &Asked<'r, impl Fields>,
+        now: Timestamp,
+    ) -> Result<Caller<'r>, Ambiguous> {
         let target = Target { method: asked.method, path: asked.path, host: asked.host() };
         self.read(asked, &target, self.trusts(asked.peer), now)
     }
 
     /// Who asks for the request that a proxy tells about; `prefix` is where the proxy was sent to ask.
+    ///
+    /// # Errors
+    /// What says two things of who asks, or for what.
     pub fn forwarded<'r>(
         &'r self,
         asked: &Asked<'r, impl Fields>,
@@ -226,7 +261,7 @@ impl Who {
                 target.host = Some(host);
             }
         }
-        Ok(self.read(asked, &target, is_trusted, now))
+        self.read(asked, &target, is_trusted, now)
     }
 
     /// Which spelling is the proxy's: the one that it tells the path in. The other's headers are then its callers' own.
@@ -249,7 +284,7 @@ impl Who {
         target: &Target<'r>,
         is_trusted: bool,
         now: Timestamp,
-    ) -> Caller<'r> {
+    ) -> Result<Caller<'r>, Ambiguous> {
         let address = self.address.client(asked.peer, is_trusted, asked.headers);
         let mut caller = Caller { address, is_trusted, pairs: SmallVec::new() };
         caller.add("remote_address", self.address.attribute(address));
@@ -265,17 +300,18 @@ impl Who {
             caller.add("host", path::host(host));
         }
         if let Some(tokens) = &self.tokens {
-            tokens.read(asked.headers, is_trusted, now, &mut caller);
+            tokens.read(asked.headers, is_trusted, now, &mut caller)?;
         }
-        if let Some(key) = self.key.read(asked.headers, self.tokens.is_some()) {
-            caller.add("api_key", key);
+        if let Some(key) = self.key.read(asked.headers, self.tokens.is_some())? {
+            // Bounded already; nothing else can be called so.
+            caller.pairs.push((TENANT_KEY, key));
         }
         for mapped in self.headers.iter().filter(|mapped| is_trusted || !mapped.only_trusted) {
             if let Some(value) = asked.headers.last(&mapped.header) {
                 caller.add(&mapped.attribute, String::from_utf8_lossy(value));
             }
         }
-        caller
+        Ok(caller)
     }
 }
 
@@ -289,7 +325,7 @@ impl OriginalRequest {
             Self::XOriginal => Ok(last(&names.original)),
             Self::Auto => match (last(&names.forwarded), last(&names.original)) {
                 (Some(one), Some(other)) if one != other => {
-                    Err(Ambiguous(names.forwarded.as_str(), names.original.as_str()))
+                    Err(Ambiguous::Original(names.forwarded.as_str(), names.original.as_str()))
                 }
                 (one, other) => Ok(one.or(other)),
             },

@@ -60,19 +60,20 @@ fn an_answer_allocates_its_values_and_nothing_for_their_parts() {
     }
 }
 
-/// A caller's address is written once; its method, path, host and endpoint are borrowed.
+/// A caller's address is written once; its method, path, host, endpoint and key are borrowed.
 #[test]
-fn a_caller_without_a_key_allocates_its_address_alone() {
+fn a_caller_allocates_its_address_alone() {
     let settings = WhoSettings { routes: vec!["GET /users/{id}".to_owned()], ..WhoSettings::default() };
     let who = Who::new(&settings).expect("settings");
     let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
     headers.insert("host", "api.example".parse().expect("a value"));
     headers.insert("x-forwarded-for", "198.51.100.7, 203.0.113.9".parse().expect("a value"));
+    headers.insert("x-api-key", "sk_live_4242424242424242".parse().expect("a value"));
     let peer = "127.0.0.1".parse().expect("an address");
     let asked = Asked::new(peer, &Method::GET, &uri, &headers);
     let made = allocations(|| {
-        let caller = who.direct(&asked, Timestamp::ZERO);
-        assert_eq!(caller.attributes().len(), 6);
+        let caller = who.direct(&asked, Timestamp::ZERO).expect("one caller");
+        assert_eq!(caller.attributes().len(), 7);
         caller
     });
     assert!(made <= 2, "{made} allocations");

@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use proptest::prelude::*;
 use std::net::IpAddr;
 use tollgate_core::Timestamp;
-use tollgate_edge::who::{Asked, Who, WhoSettings};
+use tollgate_edge::who::{Ambiguous, ApiKeySettings, Asked, Caller, Who, WhoSettings};
 
 fn settings(text: &str) -> WhoSettings {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
@@ -28,7 +28,7 @@ fn read(who: &Who, peer: &str, method: &str, uri: &str, lines: &[(&str, &str)]) 
     let headers = headers(lines);
     let (method, uri): (Method, Uri) = (method.parse().expect("a method"), uri.parse().expect("a target"));
     let asked = Asked::new(peer.parse().expect("an address"), &method, &uri, &headers);
-    let caller = who.direct(&asked, Timestamp::from_secs(1_001_000));
+    let caller = who.direct(&asked, Timestamp::from_secs(1_001_000)).expect("one caller");
     caller.attributes().iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
@@ -138,35 +138,88 @@ fn addresses_are_folded_to_what_a_caller_owns() {
     assert_eq!(one(&off, "127.0.0.1", "/", &spoken, "remote_address").as_deref(), Some("127.0.0.1"));
 }
 
-/// A key in a log or a counter's name is a leak. The hash is what anyone's sha256sum says, the same on every node.
+/// What is agreed with a key is found by the key: every front must call its owner the same.
 #[test]
-fn api_keys_are_hashed_and_found_where_they_may_be() {
+fn api_keys_are_told_as_they_are_sent_and_found_where_they_may_be() {
     let plain = who("{}");
-    let hash = "2bb80d537b1da3e38bd30361aa855686"; // printf %s secret | sha256sum | cut -c1-32
     for line in
         [("x-api-key", "secret"), ("authorization", "Bearer secret"), ("authorization", "bearer  secret ")]
     {
-        let found = read(&plain, "192.0.2.1", "GET", "/", &[line]);
-        assert_eq!(
-            found.iter().find(|(key, _)| key == "api_key").map(|(_, key)| key.as_str()),
-            Some(hash),
-            "{line:?}"
-        );
-        assert!(!format!("{found:?}").contains("secret"));
+        assert_eq!(one(&plain, "192.0.2.1", "/", &[line], "api_key").as_deref(), Some("secret"), "{line:?}");
     }
     assert_eq!(one(&plain, "192.0.2.1", "/", &[("authorization", "Basic secret")], "api_key"), None);
     assert_eq!(one(&plain, "192.0.2.1", "/", &[("x-api-key", "")], "api_key"), None);
     let elsewhere = who("{api_key: {header: x-token, bearer: false}}");
     assert_eq!(one(&elsewhere, "192.0.2.1", "/", &[("authorization", "Bearer secret")], "api_key"), None);
-    assert_eq!(one(&elsewhere, "192.0.2.1", "/", &[("x-token", "secret")], "api_key").as_deref(), Some(hash));
+    let found = one(&elsewhere, "192.0.2.1", "/", &[("x-token", "secret")], "api_key");
+    assert_eq!(found.as_deref(), Some("secret"));
+    // As long as an operator can name one; beyond that told apart all the same.
+    let (longest, longer) = ("k".repeat(512), "k".repeat(513));
+    let found = |key: &str| one(&plain, "192.0.2.1", "/", &[("x-api-key", key)], "api_key");
+    assert_eq!(found(&longest).as_deref(), Some(longest.as_str()));
+    assert!(found(&longer).is_some_and(|key| key.starts_with("sha256:") && key.len() == 39));
+    assert_ne!(found(&longer), found(&"k".repeat(514)));
+    let mut odd = HeaderMap::new();
+    odd.insert("x-api-key", HeaderValue::from_bytes(b"caf\xe9").expect("a value"));
+    let uri = Uri::from_static("/");
+    let asked = Asked::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &odd);
+    let caller = plain.direct(&asked, Timestamp::ZERO).expect("one caller");
+    assert!(caller.get("api_key").is_some_and(|key| key.starts_with("sha256:")), "{caller:?}");
+    let lines = headers(&[("x-api-key", "sk_live_42424242")]);
+    let asked = Asked::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &lines);
+    let shown = format!("{:?}", plain.direct(&asked, Timestamp::ZERO));
+    assert!(shown.contains("sk_l…") && !shown.contains("sk_live"), "{shown}");
+}
 
-    let path = std::env::temp_dir().join(format!("tollgate-edge-secret-{}", std::process::id()));
-    std::fs::write(&path, "0123456789abcdef\n").expect("a file");
-    let keyed = who(&format!("{{api_key: {{secret_file: '{}'}}}}", path.display()));
-    // printf %s secret | openssl dgst -sha256 -hmac 0123456789abcdef | cut -c1-32
-    let found = one(&keyed, "192.0.2.1", "/", &[("x-api-key", "secret")], "api_key");
-    std::fs::remove_file(&path).expect("removed");
-    assert_eq!(found.as_deref(), Some("59fa6a4dccc441a2ceb3d563296276a0"));
+/// Otherwise a made-up key beside the real one is a fresh limit for each request.
+#[test]
+fn a_request_has_one_api_key() {
+    let ask = |settings: &str, lines: &[(&str, &str)]| {
+        let (who, headers, uri) = (who(settings), headers(lines), Uri::from_static("/check/a"));
+        let asked = Asked::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &headers);
+        let direct = who.direct(&asked, Timestamp::ZERO);
+        let forwarded = who.forwarded(&asked, "/check", Timestamp::ZERO);
+        let told = |caller: Result<Caller<'_>, Ambiguous>| {
+            caller.map(|caller| caller.get("api_key").map(str::to_owned)).map_err(|error| error.to_string())
+        };
+        let (direct, forwarded) = (told(direct), told(forwarded));
+        assert_eq!(direct, forwarded, "{lines:?}");
+        direct
+    };
+    let (own, bearer) = (("x-api-key", "real"), ("authorization", "Bearer real"));
+    let (other, made_up) = (("x-api-key", "x1"), ("authorization", "Bearer x1"));
+    for (settings, lines, says) in [
+        ("{}", [bearer, other], "who.api_key.bearer"),
+        ("{}", [own, made_up], "who.api_key.header"),
+        ("{}", [own, other], "`x-api-key`"),
+        ("{}", [bearer, made_up], "`authorization`"),
+        ("{api_key: {bearer: false}}", [other, own], "`x-api-key`"),
+        ("{api_key: {header: x-token}}", [made_up, bearer], "`authorization`"),
+        // What is no token that is read is a key, whatever it looks like.
+        ("{}", [own, ("authorization", "Bearer eyJhbGciOiJub25lIn0.e30.")], "who.api_key.bearer"),
+    ] {
+        let error = ask(settings, &lines).expect_err("two keys");
+        assert!(
+            error.contains(says) && !error.contains("real") && !error.contains("x1"),
+            "{lines:?}: {error}"
+        );
+    }
+    let token = ("authorization", "Bearer eyJhbGciOiJub25lIn0.e30.");
+    for (settings, lines) in [
+        ("{}", [own, bearer]),
+        ("{}", [own, own]),
+        ("{}", [bearer, bearer]),
+        ("{}", [own, ("x-api-key", "")]),
+        ("{}", [bearer, ("x-api-key", " ")]),
+        ("{}", [own, ("authorization", "Basic x1")]),
+        ("{}", [("authorization", "Basic x1"), bearer]),
+        ("{api_key: {bearer: false}}", [own, made_up]),
+        ("{api_key: {header: x-token}}", [other, bearer]),
+        ("{api_key: {header: null}}", [other, bearer]),
+        ("{jwt: {verified_by_proxy: true}}", [own, token]),
+    ] {
+        assert_eq!(ask(settings, &lines), Ok(Some("real".to_owned())), "{settings} {lines:?}");
+    }
 }
 
 /// A route that does not match is a limit that does not bite.
@@ -178,6 +231,9 @@ fn paths_are_told_by_their_templates() {
         ("GET", "/users/17", "GET /users/{id}"),
         ("GET", "/users/17/", "GET /users/{id}"),
         ("GET", "//users/%31%37?x=/users/me", "GET /users/{id}"),
+        ("GET", "/users;v=1/17;x=/users/me", "GET other"),
+        ("GET", "/users;v=1/17;x=2", "GET /users/{id}"),
+        ("POST", "/users/9;a/posts;b=c", "POST /users/{id}/posts"),
         ("GET", "/users/me", "GET /users/me"),
         ("GET", "/users/me/posts", "GET /users/{id}/posts"),
         ("POST", "/users/9/posts", "POST /users/{id}/posts"),
@@ -197,7 +253,13 @@ fn paths_are_told_by_their_templates() {
         assert_eq!(found, Some(endpoint), "{method} {path}");
     }
     let by_path = self::who("{unmatched: path}");
-    assert_eq!(one(&by_path, "192.0.2.1", "/login/", &[], "endpoint").as_deref(), Some("GET /login"));
+    for path in ["/login/", "/login;jsessionid=1", "/;a/login;b=c;d/"] {
+        assert_eq!(
+            one(&by_path, "192.0.2.1", path, &[], "endpoint").as_deref(),
+            Some("GET /login"),
+            "{path}"
+        );
+    }
 }
 
 /// A rule on an endpoint that no route tells would never bite, and nobody would know.
@@ -307,13 +369,13 @@ fn settings_that_cannot_be_are_refused_with_what_to_write() {
         ("{routes: [users]}", "GET /path"),
         ("{routes: ['get /users']}", "capitals"),
         ("{routes: ['/a{b}']}", "{id}"),
+        ("{routes: ['/a;b']}", "`a;b` is no segment"),
         ("{routes: ['/{*rest}/a']}", "stands last"),
         ("{routes: ['/users/{id}', '/users/{name}']}", "same requests"),
         ("{routes: ['GET /a', 'POST /a', 'GET /a']}", "same requests"),
         ("{jwt: {}}", "verified_by_proxy"),
         ("{jwt: {jwks: /no/such/file}}", "/no/such/file"),
         ("{jwt: {jwks: /no/such/file, verified_by_proxy: true}}", "either"),
-        ("{api_key: {secret_file: /no/such/file}}", "/no/such/file"),
     ] {
         let error = match serde_saphyr::from_str::<WhoSettings>(text) {
             Ok(settings) => Who::new(&settings).expect_err(text).to_string(),
@@ -321,4 +383,23 @@ fn settings_that_cannot_be_are_refused_with_what_to_write() {
         };
         assert!(error.contains(says), "{text}: {error}");
     }
+}
+
+/// Hashing by a secret that is not there is hashing by none.
+#[test]
+fn a_secret_is_read_or_refused() {
+    let path = std::env::temp_dir().join(format!("tollgate-edge-secret-{}", std::process::id()));
+    let settings = ApiKeySettings { secret_file: Some(path.clone()), ..ApiKeySettings::default() };
+    let missing = settings.secret().expect_err("no file").to_string();
+    std::fs::write(&path, "0123456789abcde\n").expect("a file");
+    let short = settings.secret().expect_err("too short").to_string();
+    std::fs::write(&path, "0123456789abcdef\n").expect("a file");
+    let read = settings.secret();
+    std::fs::remove_file(&path).expect("removed");
+    assert!(
+        missing.contains(path.to_str().expect("text")) && short.contains("16 bytes"),
+        "{missing} {short}"
+    );
+    assert_eq!(read.expect("a secret").as_deref(), Some(b"0123456789abcdef".as_slice()));
+    assert_eq!(ApiKeySettings::default().secret().expect("none"), None);
 }

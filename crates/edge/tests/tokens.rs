@@ -38,7 +38,7 @@ fn user(who: &Who, peer: &str, token: &str, now: u64) -> [Option<String>; 3] {
     headers.insert("authorization", format!("Bearer {token}").parse().expect("a value"));
     let (uri, peer) = (Uri::from_static("/"), peer.parse().expect("an address"));
     let asked = Asked::new(peer, &Method::GET, &uri, &headers);
-    let caller = who.direct(&asked, Timestamp::from_secs(now));
+    let caller = who.direct(&asked, Timestamp::from_secs(now)).expect("one caller");
     ["user_id", "tier", "api_key"].map(|name| caller.get(name).map(str::to_owned))
 }
 
@@ -54,6 +54,30 @@ fn a_token_of_each_algorithm_is_believed() {
     let who = verifying("{claims: {tier: plan}, issuer: 'https://issuer.test', audience: api}");
     for algorithm in ["RS256", "ES256", "EdDSA", "HS256"] {
         assert_eq!(user(&who, "192.0.2.1", &token(algorithm), NOW), alice(), "{algorithm}");
+    }
+}
+
+/// A made-up token before the real one would make a user a stranger here, and itself at an upstream that reads the last.
+#[test]
+fn a_request_has_one_token() {
+    let who = verifying("{}");
+    let good = format!("Bearer {}", token("HS256"));
+    let uri = Uri::from_static("/");
+    let ask = |lines: &[&str]| {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append("authorization", line.parse().expect("a value"));
+        }
+        let asked = Asked::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &headers);
+        let caller = who.direct(&asked, Timestamp::from_secs(NOW));
+        caller.map(|caller| caller.get("user_id").map(str::to_owned)).map_err(|error| error.to_string())
+    };
+    assert_eq!(ask(&[&good, &good]), Ok(Some("alice".to_owned())));
+    for other in ["Bearer eyJh.e30.", "Basic x", "Bearer key"] {
+        for lines in [[other, &good], [&good, other]] {
+            let error = ask(&lines).expect_err("two tokens");
+            assert!(error.contains("`authorization`"), "{error}");
+        }
     }
 }
 

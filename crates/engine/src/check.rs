@@ -1,6 +1,7 @@
 //! What is asked of the limiter.
 
 use crate::trace::Trace;
+use std::net::IpAddr;
 use tollgate_core::Cost;
 use tollgate_rules::{Attributes, Descriptor};
 
@@ -17,6 +18,9 @@ pub struct Check<'a> {
     pub front: &'static str,
     /// The trace that it is part of, where somebody follows it.
     pub trace: Option<&'a Trace>,
+    /// The client's whole address, where the front knows more of it than the attribute `remote_address` tells: rules know
+    /// an IPv6 client by its network, but a measure may be about one address of it.
+    pub address: Option<IpAddr>,
 }
 
 /// The two forms that a request comes in.
@@ -32,13 +36,17 @@ impl<'a> Check<'a> {
     /// A request of cost one, described by attributes.
     #[must_use]
     pub const fn attributes(domain: &'a str, attributes: &'a Attributes<'a>) -> Self {
-        Self { domain, request: Request::Attributes(attributes), cost: Cost::ONE, front: "", trace: None }
+        Self::new(domain, Request::Attributes(attributes))
     }
 
     /// A request of cost one, described by descriptors.
     #[must_use]
     pub const fn descriptors(domain: &'a str, descriptors: &'a [Descriptor<'a>]) -> Self {
-        Self { domain, request: Request::Descriptors(descriptors), cost: Cost::ONE, front: "", trace: None }
+        Self::new(domain, Request::Descriptors(descriptors))
+    }
+
+    const fn new(domain: &'a str, request: Request<'a>) -> Self {
+        Self { domain, request, cost: Cost::ONE, front: "", trace: None, address: None }
     }
 
     /// The same request at another cost.
@@ -59,6 +67,13 @@ impl<'a> Check<'a> {
     #[must_use]
     pub const fn traced(mut self, trace: Option<&'a Trace>) -> Self {
         self.trace = trace;
+        self
+    }
+
+    /// The same request, of a client at this address.
+    #[must_use]
+    pub const fn from_address(mut self, address: IpAddr) -> Self {
+        self.address = Some(address);
         self
     }
 }

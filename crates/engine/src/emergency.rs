@@ -44,7 +44,8 @@ pub enum Target {
     ApiKey(u64),
     /// The value of the attribute `tenant`.
     Tenant(Box<str>),
-    /// A network that the attribute `remote_address` lies in.
+    /// A network that the client's address lies in: the whole one, where the front knows it, else the attribute
+    /// `remote_address`.
     Address(Network),
     /// The value of the attribute `endpoint`; with a `*` at its end all that begin so.
     Endpoint(Box<str>),
@@ -139,6 +140,17 @@ struct Active {
     last: Timestamp,
 }
 
+impl Active {
+    fn by_address(&self, address: IpAddr, effect: &mut Effect) {
+        let address = Network::of(address);
+        for (network, measure) in &self.networks {
+            if network.holds(address) {
+                effect.take(measure);
+            }
+        }
+    }
+}
+
 /// All measures that are on, for a limiter to look at and for others to change.
 pub struct Emergencies {
     on: AtomicBool,
@@ -209,10 +221,13 @@ impl Emergencies {
         let active = active.as_ref()?;
         let mut effect = Effect { at: now, ..Effect::default() };
         effect.take_all(&active.all);
+        if let Some(address) = check.address {
+            active.by_address(address, &mut effect);
+        }
         match check.request {
-            Request::Attributes(attributes) => self.by_values(active, attributes, &mut effect),
+            Request::Attributes(attributes) => self.by_values(active, check, attributes, &mut effect),
             Request::Descriptors(descriptors) => {
-                descriptors.iter().for_each(|one| self.by_values(active, one.entries, &mut effect));
+                descriptors.iter().for_each(|one| self.by_values(active, check, one.entries, &mut effect));
             }
         }
         // In shadow it is counted and told what would become of everybody else; a block is none of that.
@@ -231,7 +246,7 @@ impl Emergencies {
         bears.then(|| Box::new(effect))
     }
 
-    fn by_values(&self, active: &Active, values: &[(&str, &str)], effect: &mut Effect) {
+    fn by_values(&self, active: &Active, check: &Check<'_>, values: &[(&str, &str)], effect: &mut Effect) {
         for (key, value) in values {
             match *key {
                 TENANT_KEY if !active.keys.is_empty() => {
@@ -246,13 +261,9 @@ impl Emergencies {
                         }
                     }
                 }
-                ADDRESS if !active.networks.is_empty() => {
-                    let Ok(address) = value.parse::<IpAddr>() else { continue };
-                    let address = Network::of(address);
-                    for (network, measure) in &active.networks {
-                        if network.holds(address) {
-                            effect.take(measure);
-                        }
+                ADDRESS if check.address.is_none() && !active.networks.is_empty() => {
+                    if let Ok(address) = value.parse() {
+                        active.by_address(address, effect);
                     }
                 }
                 _ => {}

@@ -1,6 +1,6 @@
 //! A charge that outlives its request: what a reservation took, or what this node let through while the store was away.
 
-use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Limit, Mode, Part, Scope};
+use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Limit, Mode, OwnedPart, Part, Scope};
 
 /// What was taken from one counter, with everything that names it.
 #[derive(Clone, Debug)]
@@ -11,12 +11,6 @@ pub(crate) struct Holding {
     pub(crate) units: u64,
     after_loss: AfterLoss,
     mode: Mode,
-}
-
-#[derive(Clone, Debug)]
-enum OwnedPart {
-    Text(String),
-    Network { address: u128, prefix: u8 },
 }
 
 impl Holding {
@@ -35,15 +29,7 @@ impl Holding {
 
     /// The values of the counter's name; [`Holding::key`] borrows them.
     pub(crate) fn parts(&self) -> Vec<Part<'_>> {
-        self.parts
-            .iter()
-            .map(|part| match part {
-                OwnedPart::Text(text) => Part::Text(text),
-                OwnedPart::Network { address, prefix } => {
-                    Part::Network { address: *address, prefix: *prefix }
-                }
-            })
-            .collect()
+        self.parts.iter().map(OwnedPart::borrowed).collect()
     }
 
     pub(crate) fn key<'a>(&'a self, parts: &'a [Part<'a>]) -> CounterKey<'a> {
@@ -54,14 +40,5 @@ impl Holding {
     pub(crate) fn charge<'a>(&'a self, parts: &'a [Part<'a>], cost: Cost) -> Charge<'a> {
         let (after_loss, mode) = (self.after_loss, self.mode);
         Charge { after_loss, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
-    }
-}
-
-impl From<&Part<'_>> for OwnedPart {
-    fn from(part: &Part<'_>) -> Self {
-        match part {
-            Part::Text(text) => Self::Text((*text).to_owned()),
-            Part::Network { address, prefix } => Self::Network { address: *address, prefix: *prefix },
-        }
     }
 }

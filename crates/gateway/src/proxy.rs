@@ -27,7 +27,7 @@ use tollgate_edge::answer::{self, Facts};
 use tollgate_edge::fields::Fields;
 use tollgate_edge::h1::Answer;
 use tollgate_edge::trace;
-use tollgate_edge::who::Asked;
+use tollgate_edge::who::{Ambiguous, Asked};
 use tollgate_engine::{Check, Decision, Limiter, Trace};
 
 /// Everything that requests share.
@@ -59,14 +59,29 @@ pub(crate) enum Judged {
     Denied(Answer),
     /// It is decided, and told where it was asked to be.
     Ruled,
-    /// It will have to be looked at again: it leads nowhere, or the store has to be waited for.
+    /// It will have to be looked at again: it leads nowhere, is ambiguous, or the store has to be waited for.
     Open,
 }
 
-/// Why a request is not decided yet.
+/// Why a request is not decided yet, or never will be.
 enum Unruled {
     Nowhere,
     Waits,
+    /// It says two things of who asks.
+    Ambiguous(Ambiguous),
+}
+
+impl Unruled {
+    /// What its caller is told.
+    fn problem(&self) -> Response<Outgoing> {
+        match self {
+            Self::Ambiguous(error) => problem::answer(StatusCode::BAD_REQUEST, &error.to_string()),
+            Self::Nowhere | Self::Waits => {
+                let detail = "no route leads there; see `routes` of the gateway";
+                problem::answer(StatusCode::NOT_FOUND, detail)
+            }
+        }
+    }
 }
 
 /// Whether a decision says more than yes or no.
@@ -140,12 +155,14 @@ impl<S: CounterStore + 'static> Proxy<S> {
             Err(Unruled::Waits) => Box::pin(self.rule_later(state, &asked, now)).await,
             ruled => ruled,
         };
-        let Ok(Ruled { route, decision, held, remote, is_trusted, trace, is_stale, .. }) = ruled else {
-            if let Some(line) = &mut line {
-                line.entry.remote = state.routes.nobody().address(peer.address, &parts.headers);
+        let Ruled { route, decision, held, remote, is_trusted, trace, is_stale, .. } = match ruled {
+            Ok(ruled) => ruled,
+            Err(unruled) => {
+                if let Some(line) = &mut line {
+                    line.entry.remote = state.routes.nobody().address(peer.address, &parts.headers);
+                }
+                return self.finish(unruled.problem(), line, None, None);
             }
-            let detail = "no route leads there; see `routes` of the gateway";
-            return self.finish(problem::answer(StatusCode::NOT_FOUND, detail), line, None, None);
         };
         let span = trace.map(|trace| Followed::new(&self.limiter, trace, &parts.method, route));
         if let Some(line) = &mut line {
@@ -235,7 +252,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         now: Timestamp,
     ) -> Result<Ruled<'s>, Unruled> {
         let site = state.routes.site(asked.host()).ok_or(Unruled::Nowhere)?;
-        let caller = site.who.direct(asked, now);
+        let caller = site.who.direct(asked, now).map_err(Unruled::Ambiguous)?;
         let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
         let trace = trace::of(&self.limiter, asked.headers, || now);
@@ -244,8 +261,10 @@ impl<S: CounterStore + 'static> Proxy<S> {
             Some(domain) => {
                 let attributes = caller.attributes();
                 let within = trace.map(|trace| trace.within(now));
-                let check =
-                    Check::attributes(domain, &attributes).asked_by("gateway").traced(within.as_ref());
+                let check = Check::attributes(domain, &attributes)
+                    .asked_by("gateway")
+                    .traced(within.as_ref())
+                    .from_address(remote);
                 let (decision, held) = self.limiter.admit_now(&check).ok_or(Unruled::Waits)?;
                 self.limiter.took("gateway", 1, self.clock.now().since(now));
                 (Some(decision), held)
@@ -263,14 +282,17 @@ impl<S: CounterStore + 'static> Proxy<S> {
         now: Timestamp,
     ) -> Result<Ruled<'s>, Unruled> {
         let site = state.routes.site(asked.host()).ok_or(Unruled::Nowhere)?;
-        let caller = site.who.direct(asked, now);
+        let caller = site.who.direct(asked, now).map_err(Unruled::Ambiguous)?;
         let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
         let attributes = caller.attributes();
         let domain = route.config.domain.as_deref().unwrap_or_default();
         let trace = trace::of(&self.limiter, asked.headers, || now);
         let within = trace.map(|trace| trace.within(now));
-        let check = Check::attributes(domain, &attributes).asked_by("gateway").traced(within.as_ref());
+        let check = Check::attributes(domain, &attributes)
+            .asked_by("gateway")
+            .traced(within.as_ref())
+            .from_address(remote);
         let (decision, held) = self.limiter.admit(&check).await;
         self.limiter.took("gateway", 1, self.clock.now().since(now));
         Ok(Ruled {

@@ -7,6 +7,7 @@ use ring::rand::SystemRandom;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
+use tollgate_core::beginning;
 use tollgate_rules::{TENANT_KEY, may_be_secret};
 
 /// The attributes that tell who asks, the first that is there.
@@ -156,8 +157,7 @@ impl Mask {
     }
 
     fn hidden(&self, value: &str, id: u64) -> String {
-        let length = value.chars().count();
-        let first: String = value.chars().take((length / 4).min(6)).collect();
+        let first = beginning(value);
         match self.form {
             HiddenAs::Hash => format!("{first}…{:08x}", id >> 32),
             HiddenAs::Mask => format!("{first}…"),

@@ -3,6 +3,7 @@
 mod limits;
 
 use crate::draft::{CostDraft, FileDraft, RuleDraft, ShapeDraft};
+use crate::naming::may_be_secret;
 use crate::network;
 use crate::pattern::Pattern;
 use crate::read::{Placed, Reader};
@@ -35,6 +36,7 @@ pub(crate) fn domain(
     let name = file.domain?.value;
     let root = TreeNode {
         element: Element { key: "".into(), test: Test::Any },
+        is_secret: false,
         parent: 0,
         rule: None,
         children: Level::default(),
@@ -160,7 +162,8 @@ impl Compiler<'_, '_> {
             soft: draft.soft.map(|soft| soft.at),
             limits: Vec::new(),
         });
-        self.tree.push(TreeNode { element, parent, rule: None, children: Level::default() });
+        let is_secret = may_be_secret(&element.key);
+        self.tree.push(TreeNode { element, is_secret, parent, rule: None, children: Level::default() });
         self.tree[id as usize].rule = self.rule(draft, &scope, &path, children.is_empty());
         self.level(children, id, &scope, &path);
     }

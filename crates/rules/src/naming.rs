@@ -24,14 +24,18 @@ pub fn tells_who(key: &str) -> bool {
     !NOBODYS.contains(&key)
 }
 
-/// Whether values of this key may be secrets.
+/// Whether values of this key may be secrets. Keys that do not tell who asks hold none, whatever they are called: the
+/// `generic_key` of Envoy is a word of its configuration.
 ///
 /// ```
-/// assert!(tollgate_rules::may_be_secret("X-Auth-Token"));
-/// assert!(!tollgate_rules::may_be_secret("user"));
+/// use tollgate_rules::may_be_secret;
+/// assert!(may_be_secret("api_key") && may_be_secret("X-Auth-Token"));
+/// assert!(!may_be_secret("user") && !may_be_secret("generic_key"));
 /// ```
 #[must_use]
 pub fn may_be_secret(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
-    SECRET.iter().any(|word| key.contains(word))
+    let holds = |word: &str| {
+        key.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()))
+    };
+    tells_who(key) && SECRET.iter().any(|word| holds(word))
 }

@@ -46,6 +46,8 @@ impl std::fmt::Display for Element {
 #[derive(Clone, Debug)]
 pub(crate) struct TreeNode {
     pub(crate) element: Element,
+    /// Whether what the key tells may be a secret.
+    pub(crate) is_secret: bool,
     /// The node above; the root is its own.
     pub(crate) parent: u32,
     /// Its rule, if it limits or exempts anything.

@@ -4,6 +4,7 @@
 //! node at which its last entry ends. Both take, at each level and for each key, the exact value before wildcards in
 //! the order of the file before the key alone, and never go back.
 
+use crate::naming::may_be_secret;
 use crate::plan::{Attributes, Descriptor, Hit, HitLimit, Match, Plan};
 use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
@@ -157,7 +158,8 @@ impl Domain {
         };
         // A count that the domain's algorithm cannot hold (a log of millions) is still held, by windows.
         let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (Match::None, None) };
-        let values: Path<'p> = descriptor.entries.iter().map(|(_, value)| Part::Text(value)).collect();
+        let values: Path<'p> =
+            descriptor.entries.iter().map(|(key, value)| valued(may_be_secret(key), value)).collect();
         let Some(parts) = push_parts(plan, &values) else {
             return (Match::None, None);
         };
@@ -253,10 +255,15 @@ impl<'p> BagWalk<'_, 'p> {
 #[inline]
 fn part<'p>(node: &TreeNode, value: &'p str) -> Option<Part<'p>> {
     match &node.element.test {
-        Test::Any | Test::Like(_) => Some(Part::Text(value)),
+        Test::Any | Test::Like(_) => Some(valued(node.is_secret, value)),
         Test::Exact(_) | Test::Shared(_) => None,
         Test::Network(prefix) => prefix.network(value),
     }
+}
+
+#[inline]
+const fn valued(is_secret: bool, value: &str) -> Part<'_> {
+    if is_secret { Part::Secret(value) } else { Part::Text(value) }
 }
 
 /// What a rule's cost is worked out from.

@@ -409,3 +409,27 @@ fn a_ruleset_can_be_shared() {
     fn shared<T: Send + Sync + 'static>() {}
     shared::<Ruleset>();
 }
+
+/// A store must be able to tell what it may not write down, whichever way the request came.
+#[test]
+fn values_that_may_be_secrets_are_told_as_such() {
+    let rules = load(
+        "domain: d
+descriptors:
+  - {key: api_key, limit: 1/s}
+  - key: user
+    descriptors: [{key: X-Session-Id, value: 'a*', limit: 1/s}]
+  - {key: generic_key, limit: 1/s}
+",
+    );
+    let domain = rules.domain("d").unwrap();
+    let bag = [("api_key", "k"), ("user", "u"), ("X-Session-Id", "abc"), ("generic_key", "g")];
+    let wanted = [Part::Secret("k"), Part::Text("u"), Part::Secret("abc"), Part::Text("g")];
+    assert_eq!(domain.plan(&bag, Cost::ONE).parts.as_slice(), wanted);
+    let (one, two, three) = (&bag[..1], &bag[1..3], &bag[3..]);
+    let by = |limit| [one, two, three].map(|entries| Descriptor { entries, hits: None, limit });
+    let matched = by(None);
+    assert_eq!(domain.plan_descriptors(&matched, Cost::ONE).parts.as_slice(), wanted);
+    let brought = by(Some((5, Unit::Hour)));
+    assert_eq!(domain.plan_descriptors(&brought, Cost::ONE).parts.as_slice(), wanted);
+}

@@ -1,6 +1,6 @@
 //! The two rule files of the project's own brief load as they stand and mean what was said of them.
 
-use tollgate_core::{Algorithm, Cost, Enforcement};
+use tollgate_core::{Algorithm, Cost, Enforcement, Part};
 use tollgate_rules::{Action, Domain, Options, Ruleset, Source};
 
 fn load(name: &str) -> Ruleset {
@@ -19,7 +19,11 @@ fn met(domain: &Domain, request: &[(&str, &str)]) -> Vec<String> {
         .iter()
         .map(|hit| {
             let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-            let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
+            let told = |part: &Part<'_>| match part {
+                Part::Secret(text) => format!("secret {text}"),
+                part => part.to_string(),
+            };
+            let parts: Vec<String> = parts.iter().map(told).collect();
             format!("{} {} [{}]", hit.rule.unwrap().name, hit.limit.limit.quota(), parts.join(","))
         })
         .collect()
@@ -33,13 +37,13 @@ fn the_platform_limits_keys_writes_addresses_and_all_traffic() {
     assert_eq!(
         met(domain, &order),
         [
-            "api_key 100/1m [abc]",
-            "api_key/endpoint=POST /api/v1/orders 20/1m [abc]",
+            "api_key 100/1m [secret abc]",
+            "api_key/endpoint=POST /api/v1/orders 20/1m [secret abc]",
             "global=aggregate 10000/1s []"
         ]
     );
     let read = [("global", "aggregate"), ("api_key", "abc"), ("endpoint", "GET /api/v1/orders")];
-    assert_eq!(met(domain, &read), ["api_key 100/1m [abc]", "global=aggregate 10000/1s []"]);
+    assert_eq!(met(domain, &read), ["api_key 100/1m [secret abc]", "global=aggregate 10000/1s []"]);
     assert_eq!(met(domain, &[("remote_address", "192.0.2.1")]), ["remote_address 30/1m [192.0.2.1]"]);
 }
 

@@ -101,7 +101,7 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
                 // Every request is part of the total.
                 let bag: SmallVec<[(&str, &str); 8]> = own.chain([("global", "aggregate")]).collect();
                 let request = Request::Attributes(&bag);
-                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace };
+                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace, address: None };
                 self.limiter.admit(&check).await
             }
             Form::Descriptors(all) => {
@@ -110,7 +110,7 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
                 let descriptors: Vec<Descriptor<'_>> =
                     entries.iter().map(|entries| Descriptor { entries, hits: None, limit: None }).collect();
                 let request = Request::Descriptors(&descriptors);
-                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace };
+                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace, address: None };
                 self.limiter.admit(&check).await
             }
         };

@@ -5,15 +5,15 @@ use crate::Bug;
 use std::collections::VecDeque;
 use tollgate_core::conformance::Ledger;
 use tollgate_core::{
-    Admission, Charge, Cost, CounterKey, Enforcement, GiveBack, Limit, Outcomes, Part, PermitId, Scope,
-    Timestamp,
+    Admission, Charge, Cost, CounterKey, Enforcement, GiveBack, Limit, Outcomes, OwnedPart, Part, PermitId,
+    Scope, Timestamp,
 };
 
 /// A charge that travels.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     scope: Scope,
-    parts: Vec<String>,
+    parts: Vec<OwnedPart>,
     limit: Limit,
     cost: Cost,
     enforcement: Enforcement,
@@ -31,7 +31,7 @@ impl Sent {
     pub(crate) fn charge(charge: &Charge<'_>) -> Self {
         Self {
             scope: charge.key.scope.clone(),
-            parts: charge.key.parts.iter().map(ToString::to_string).collect(),
+            parts: charge.key.parts.iter().map(OwnedPart::from).collect(),
             limit: charge.limit.clone(),
             cost: charge.cost,
             enforcement: charge.enforcement,
@@ -47,7 +47,7 @@ impl Sent {
 /// Does something with charges as they were before they travelled.
 fn arrived<T>(sent: &[Sent], with: impl FnOnce(&[Charge<'_>]) -> T) -> T {
     let parts: Vec<Vec<Part<'_>>> =
-        sent.iter().map(|sent| sent.parts.iter().map(|part| Part::Text(part)).collect()).collect();
+        sent.iter().map(|sent| sent.parts.iter().map(OwnedPart::borrowed).collect()).collect();
     let charges: Vec<Charge<'_>> = sent
         .iter()
         .zip(&parts)

@@ -86,7 +86,7 @@ impl<S, C: Clock> DenyCache<S, C> {
             hasher.write_u64(limit.quota().period.length().as_micros());
             for part in key.parts {
                 match part {
-                    Part::Text(text) => {
+                    Part::Text(text) | Part::Secret(text) => {
                         hasher.write_u64(text.len() as u64);
                         hasher.write(text.as_bytes());
                     }

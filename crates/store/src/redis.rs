@@ -110,7 +110,7 @@ impl RedisStore {
         charges: &[Charge<'_>],
         left: Duration,
     ) -> Result<Outcomes, StoreError> {
-        let mut parts = request::from_charges(charges, self.place());
+        let mut parts = request::from_charges(charges, self.place(), &self.shared.config.hashing);
         let until = self.until(left);
         match parts.len() {
             0 => Ok(Outcomes {
@@ -254,17 +254,17 @@ impl CounterStore for RedisStore {
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let parts = request::from_charges(charges, self.place());
+        let parts = request::from_charges(charges, self.place(), &self.shared.config.hashing);
         self.settle(Work::Debit, parts, self.until(Duration::MAX)).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        let parts = request::from_permits(permits, self.place());
+        let parts = request::from_permits(permits, self.place(), &self.shared.config.hashing);
         self.settle(Work::Release, parts, self.until(Duration::MAX)).await
     }
 
     async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        let parts = request::from_give_back(back, self.place());
+        let parts = request::from_give_back(back, self.place(), &self.shared.config.hashing);
         self.settle(
             Work::Return { taken: back.taken, full_at: back.full_at },
             parts,

@@ -44,6 +44,7 @@ fn limiter(
     for warning in rules.warnings() {
         tracing::warn!("{warning}");
     }
+    let secret = config.who.api_key.secret().context("`who.api_key.secret_file`")?;
     let clock = SystemClock::new();
     let memory = MemoryConfig::with_bytes(config.memory);
     let time: Arc<dyn Clock> = Arc::new(clock);
@@ -58,7 +59,11 @@ fn limiter(
             let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::LEAST));
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
-            let store = Store::redis(&RedisStore::connect(redis.clone()), local, leases, clock);
+            let redis = match &secret {
+                Some(secret) => redis.clone().with_key_secret(secret),
+                None => redis.clone(),
+            };
+            let store = Store::redis(&RedisStore::connect(redis), local, leases, clock);
             Limiter::new(rules, store, time).with_fallback(fallback)
         }
     };

@@ -229,7 +229,7 @@ impl Config {
     }
 
     /// Settings of which another value takes a restart, with their values (secrets are not shown).
-    pub(crate) fn fixed(&self) -> [(&'static str, String); 14] {
+    pub(crate) fn fixed(&self) -> [(&'static str, String); 15] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
@@ -245,6 +245,7 @@ impl Config {
             ("otlp", format!("{:?}", self.otlp)),
             ("profile", format!("{:?}", self.profile)),
             ("global_shadow", self.global_shadow.to_string()),
+            ("who.api_key.secret_file", format!("{:?}", self.who.api_key.secret_file)),
         ]
     }
 

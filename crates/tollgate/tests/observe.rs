@@ -270,7 +270,8 @@ fn no_key_is_told_anywhere() {
         "GET /check/orders?api_key={KEY} HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-api-key: {KEY}\r\n\
          traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\ntracestate: k={KEY}\r\n\r\n"
     );
-    assert_eq!(server.exchange(traced.as_bytes()).status, 200);
+    // The same caller, who has nothing left.
+    assert_eq!(server.exchange(traced.as_bytes()).status, 429);
     let lines = eventually("ten lines", || {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
         (text.lines().count() >= 10).then_some(text)

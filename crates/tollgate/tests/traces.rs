@@ -64,7 +64,8 @@ fn sampled_requests_have_spans_and_others_have_none() {
     let (status, denied) = post("/v1/check", &parent("07", "01"), &asked("d"));
     assert_eq!(status, 429);
     assert_eq!(post("/v1/check", &parent("08", "01"), &asked(KEY)).0, 200);
-    assert_eq!(server.exchange(&traced("GET", "/check/orders", &parent("09", "01"), "")).status, 200);
+    // The same caller, who has nothing left.
+    assert_eq!(server.exchange(&traced("GET", "/check/orders", &parent("09", "01"), "")).status, 429);
     let envoy = json!({"domain": "d", "descriptors": [{"entries": [{"key": "nobody", "value": KEY}]}]});
     assert_eq!(post("/json", &parent("10", "01"), &envoy.to_string()).0, 200);
     collector.wait_for(7);

@@ -12,7 +12,7 @@ use axum::{Router, serve};
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use tollgate_edge::who::{Asked, Who, WhoSettings};
+use tollgate_edge::who::{ApiKeySettings, Asked, Who, WhoSettings};
 use tollgate_sdk::{Ask, InProcess, TollgateLayer};
 
 const RULES: &str = "
@@ -29,7 +29,9 @@ descriptors:
 /// The service: two handlers and one layer.
 fn app() -> Result<Router, Box<dyn Error>> {
     let routes = ["POST /login", "GET /report/{id}"].map(str::to_owned).to_vec();
-    let settings = WhoSettings { routes, ..WhoSettings::default() };
+    // No rule here is by API key. Where one is, a request with two keys is ambiguous: answer it with 400.
+    let api_key = ApiKeySettings { header: None, bearer: false, secret_file: None };
+    let settings = WhoSettings { routes, api_key, ..WhoSettings::default() };
     let who = Arc::new(Who::new(&settings)?);
     let limits = InProcess::from_rules(RULES, "shop")?;
     let time = Arc::clone(limits.limiter());
@@ -37,7 +39,8 @@ fn app() -> Result<Router, Box<dyn Error>> {
         let peer = request.extensions.get::<ConnectInfo<SocketAddr>>();
         let peer = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |info| info.0.ip());
         let asked = Asked::new(peer, &request.method, &request.uri, &request.headers);
-        let caller = who.direct(&asked, time.clock().now());
+        let caller =
+            who.direct(&asked, time.clock().now()).expect("without keys and tokens nothing is ambiguous");
         let attributes = caller.attributes();
         Some(Ask::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))
     });

@@ -327,6 +327,11 @@ async fn keys<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
         vec![text("10.0.0.0/8")],
         vec![network(0, 0)],
         vec![network(0, 0), text("")],
+        vec![Part::Secret("key one")],
+        vec![Part::Secret("key two")],
+        vec![Part::Secret("key one"), text("")],
+        vec![Part::Secret("key one"), Part::Secret("key two")],
+        vec![Part::Secret("key two"), Part::Secret("key one")],
     ];
     for limit in [per_minute(Algorithm::Gcra, 1), per_minute(Algorithm::SlidingLog, 1)] {
         for scope in [format!("keys/{}", limit.algorithm()), format!("keys/{}/", limit.algorithm())] {

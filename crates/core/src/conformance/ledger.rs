@@ -9,7 +9,7 @@
 use crate::charge::{Admission, Charge, Enforcement, GiveBack, Outcomes, Permit};
 use crate::clock::Clock;
 use crate::cost::Cost;
-use crate::key::{CounterKey, Part};
+use crate::key::{CounterKey, OwnedPart};
 use crate::outcome::Outcome;
 use crate::state::State;
 use crate::store::{CounterStore, StoreError};
@@ -25,19 +25,9 @@ struct Name {
     parts: Vec<OwnedPart>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum OwnedPart {
-    Text(String),
-    Network(u128, u8),
-}
-
 impl Name {
     fn of(key: CounterKey<'_>) -> Self {
-        let own = |part: &Part<'_>| match part {
-            Part::Text(text) => OwnedPart::Text((*text).to_owned()),
-            Part::Network { address, prefix } => OwnedPart::Network(*address, *prefix),
-        };
-        Self { scope: key.scope.label().to_owned(), parts: key.parts.iter().map(own).collect() }
+        Self { scope: key.scope.label().to_owned(), parts: key.parts.iter().map(OwnedPart::from).collect() }
     }
 }
 

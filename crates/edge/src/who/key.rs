@@ -1,81 +1,86 @@
-//! API keys. A key is a secret: only its hash is ever stored, logged or shown.
+//! API keys. A key is the caller's name on every front alike: rules, quotas and emergencies speak of it as it was sent. It
+//! is a secret as well, so it is hashed where it is written down (`store`'s names in Redis) and masked where it is shown
+//! (`observe`). Hashing it here was rejected: what an operator agrees with a key would then be about somebody else.
 //!
-//! The hash is the first 16 bytes of SHA-256, or of HMAC-SHA-256 where a secret is set, in hexadecimal. It is the same on
-//! every node, since nodes share counters; rules that name a key name its hash (`printf %s KEY | sha256sum | cut -c1-32`).
-//! A hash seeded by each process was rejected for that reason. Half of SHA-256 still leaves 2^64 tries to find two keys
-//! that share a counter, and no use in finding them.
+//! A request has one key. With two of them whoever reads the first is told another caller than whoever reads the last, and
+//! a made-up one beside the real one would be a fresh limit for each request; so such a request is refused.
 
+use super::Ambiguous;
 use super::settings::{self, ApiKeySettings, WhoError};
 use super::token;
 use crate::fields::Fields;
 use http::header::{AUTHORIZATION, HeaderName};
-use ring::{digest, hmac};
+use ring::digest;
 use std::borrow::Cow;
 
 /// The longest value that is kept as it came; longer ones are told apart by their hash.
 const LONGEST: usize = 256;
-const SHORTEST_SECRET: usize = 16;
+/// The same of an API key: as long as one that something can be agreed with.
+const LONGEST_KEY: usize = 512;
 
+#[derive(Debug)]
 pub(super) struct ApiKey {
     header: Option<HeaderName>,
     bearer: bool,
-    secret: Option<hmac::Key>,
-}
-
-impl std::fmt::Debug for ApiKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ApiKey")
-            .field("header", &self.header)
-            .field("bearer", &self.bearer)
-            .finish_non_exhaustive()
-    }
 }
 
 impl ApiKey {
     pub(super) fn new(settings: &ApiKeySettings) -> Result<Self, WhoError> {
-        let secret = settings.secret_file.as_ref().map(|path| {
-            let bytes = settings::read_file(path)?;
-            let secret = bytes.trim_ascii();
-            if secret.len() < SHORTEST_SECRET {
-                let wrong = format!("a secret has at least {SHORTEST_SECRET} bytes");
-                return Err(WhoError::File { path: path.clone(), wrong });
-            }
-            Ok(hmac::Key::new(hmac::HMAC_SHA256, secret))
-        });
-        Ok(Self {
-            header: settings.header.as_deref().map(settings::header).transpose()?,
-            bearer: settings.bearer,
-            secret: secret.transpose()?,
-        })
+        let header = settings.header.as_deref().map(settings::header).transpose()?;
+        Ok(Self { header, bearer: settings.bearer })
     }
 
-    /// The hash of the caller's key. Where tokens are read, what looks like one is no key.
-    pub(super) fn read(&self, headers: &impl Fields, tokens: bool) -> Option<String> {
-        let own = self.header.as_ref().and_then(|name| headers.first(name));
-        let bearer = || {
-            let value = token::bearer(headers.first(&AUTHORIZATION).filter(|_| self.bearer)?)?;
-            (!(tokens && token::looks_like_one(value))).then_some(value)
-        };
-        let key = own.map(<[u8]>::trim_ascii).filter(|key| !key.is_empty()).or_else(bearer)?;
-        Some(match &self.secret {
-            Some(secret) => hex(hmac::sign(secret, key).as_ref()),
-            None => hex(digest::digest(&digest::SHA256, key).as_ref()),
-        })
+    /// The caller's key. Where tokens are read, what looks like one is no key.
+    pub(super) fn read<'r>(
+        &self,
+        headers: &'r impl Fields,
+        tokens: bool,
+    ) -> Result<Option<Cow<'r, str>>, Ambiguous> {
+        let mut key = None;
+        if let Some(name) = &self.header {
+            let own = headers.all(name).map(<[u8]>::trim_ascii).filter(|key| !key.is_empty());
+            only(&mut key, own).map_err(|_| Ambiguous::Twice(name.clone()))?;
+        }
+        if self.bearer {
+            let bearers = headers.all(&AUTHORIZATION).filter_map(token::bearer);
+            let mut bearer = None;
+            only(&mut bearer, bearers.filter(|value| !(tokens && token::looks_like_one(value))))
+                .map_err(|_| Ambiguous::Twice(AUTHORIZATION))?;
+            only(&mut key, bearer.into_iter())
+                .map_err(|_| Ambiguous::Keys(self.header.clone().unwrap_or(AUTHORIZATION)))?;
+        }
+        Ok(key.map(|key| match std::str::from_utf8(key) {
+            Ok(text) if text.len() <= LONGEST_KEY => Cow::Borrowed(text),
+            _ => Cow::Owned(hashed(key)),
+        }))
     }
 }
 
-/// The first 16 bytes as text.
-fn hex(bytes: &[u8]) -> String {
-    let mut text = Vec::with_capacity(32);
-    crate::hex::put(&mut text, &bytes[..16]);
+/// Values that differ.
+pub(super) struct Several;
+
+/// The one value that there is, in however many places.
+pub(super) fn only<'r>(
+    found: &mut Option<&'r [u8]>,
+    values: impl Iterator<Item = &'r [u8]>,
+) -> Result<(), Several> {
+    for value in values {
+        if *found.get_or_insert(value) != value {
+            return Err(Several);
+        }
+    }
+    Ok(())
+}
+
+/// What stands for a value that cannot be part of a key: the first 16 bytes of its SHA-256.
+fn hashed(value: &[u8]) -> String {
+    let mut text = b"sha256:".to_vec();
+    crate::hex::put(&mut text, &digest::digest(&digest::SHA256, value).as_ref()[..16]);
     // Digits are ASCII.
     String::from_utf8(text).unwrap_or_default()
 }
 
 /// The value, or its hash where it is too long to be part of a key.
 pub(super) fn bounded(value: Cow<'_, str>) -> Cow<'_, str> {
-    if value.len() <= LONGEST {
-        return value;
-    }
-    Cow::Owned(format!("sha256:{}", hex(digest::digest(&digest::SHA256, value.as_bytes()).as_ref())))
+    if value.len() <= LONGEST { value } else { Cow::Owned(hashed(value.as_bytes())) }
 }

@@ -134,7 +134,7 @@ impl Node {
                 Some(name) if !name.is_empty() && !name.contains(['{', '}']) => {
                     node = node.any.get_or_insert_default();
                 }
-                None if !segment.contains(['{', '}', '*', '?', '#', '%']) => {
+                None if !segment.contains(['{', '}', '*', '?', '#', '%', ';']) => {
                     node = node.literals.entry((*segment).into()).or_default();
                 }
                 _ => {

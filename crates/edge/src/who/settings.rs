@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+const SHORTEST_SECRET: usize = 16;
+
 /// How callers are told apart.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -123,9 +125,26 @@ pub struct ApiKeySettings {
     pub header: Option<String>,
     /// Whether `Authorization: Bearer …` holds one where that header is missing.
     pub bearer: bool,
-    /// A file with a secret of at least 16 bytes, the same on every node: keys are then hashed with it, so that who sees
-    /// the hashes cannot try guesses.
+    /// A file with a secret of at least 16 bytes, the same on every node: where keys become part of what a store writes
+    /// down, they are hashed with it, so that who sees the hashes cannot try guesses.
     pub secret_file: Option<PathBuf>,
+}
+
+impl ApiKeySettings {
+    /// What `secret_file` holds, for the store.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or whose secret is too short.
+    pub fn secret(&self) -> Result<Option<Vec<u8>>, WhoError> {
+        let Some(path) = &self.secret_file else { return Ok(None) };
+        let bytes = read_file(path)?;
+        let secret = bytes.trim_ascii();
+        if secret.len() < SHORTEST_SECRET {
+            let wrong = format!("a secret has at least {SHORTEST_SECRET} bytes");
+            return Err(WhoError::File { path: path.clone(), wrong });
+        }
+        Ok(Some(secret.to_vec()))
+    }
 }
 
 impl Default for ApiKeySettings {

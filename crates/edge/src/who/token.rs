@@ -5,11 +5,11 @@
 //! Keys are read again when their file changes, and what the former ones verified is forgotten with them: a token of a key
 //! that was removed is worth nothing from then on.
 
-use super::Caller;
 use super::key;
 use super::keys::Keys;
 use super::settings::{self, JwtSettings, WhoError, WhoSettings};
 use super::verified::{Validity, Values, Verified};
+use super::{Ambiguous, Caller};
 use crate::fields::Fields;
 use arc_swap::ArcSwap;
 use base64::Engine;
@@ -139,18 +139,23 @@ impl Tokens {
         is_trusted: bool,
         now: Timestamp,
         caller: &mut Caller<'r>,
-    ) {
+    ) -> Result<(), Ambiguous> {
         if self.verification.is_none() && !is_trusted {
-            return;
+            return Ok(());
         }
-        let Some(value) = headers.first(&self.header) else { return };
+        // A made-up one before the real one would make its caller a stranger here and itself behind us.
+        let mut found = None;
+        key::only(&mut found, headers.all(&self.header))
+            .map_err(|_| Ambiguous::Twice(self.header.clone()))?;
+        let Some(value) = found else { return Ok(()) };
         let token = bearer(value).unwrap_or(value);
-        let Some(values) = self.values_of(token, now.as_secs()) else { return };
+        let Some(values) = self.values_of(token, now.as_secs()) else { return Ok(()) };
         for ((attribute, _), value) in self.claims.iter().zip(values.iter()) {
             if let Some(value) = value {
                 caller.add(attribute, value.clone());
             }
         }
+        Ok(())
     }
 
     /// What a token says that is believed.

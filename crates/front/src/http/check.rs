@@ -237,7 +237,7 @@ impl Laid<'_> {
             Some(_) => Request::Descriptors(descriptors),
             None => Request::Attributes(&self.pairs),
         };
-        Check { domain: self.domain, request, cost: self.cost, front: "http", trace: None }
+        Check { domain: self.domain, request, cost: self.cost, front: "http", trace: None, address: None }
     }
 }
 

@@ -148,7 +148,6 @@ impl Forward {
                 self.reader.store(Some(Arc::clone(&reader)));
                 Ok(reader)
             }
-            // A secret's file that has gone since: callers are still read by what it held.
             Err(error) => {
                 tracing::warn!(%error, "callers are still read by the former rules");
                 former.ok_or_else(|| {
@@ -206,7 +205,8 @@ pub(crate) fn answer_now<S: CounterStore + 'static>(
     let caller = reader.caller(&asked, now)?;
     let domain = app.forward.domain(&reader.rules)?;
     let attributes = caller.attributes();
-    let check = Check::attributes(domain, &attributes).asked_by("http").traced(trace);
+    let check =
+        Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
     Ok(match app.limiter.admit_now(&check) {
         None => Err(None),
         Some((decision, Some(held))) if decision.delay() > Span::ZERO => {
@@ -234,7 +234,8 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
     let caller = reader.caller(&asked, now)?;
     let domain = app.forward.domain(&reader.rules)?;
     let attributes = caller.attributes();
-    let check = Check::attributes(domain, &attributes).asked_by("http").traced(trace);
+    let check =
+        Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
     match Box::pin(app.limiter.admit(&check)).await {
         (decision, Some(held)) if decision.delay() > Span::ZERO => {
             Ok(Box::pin(in_turn(app, request, &decision, held, now)).await)

@@ -5,8 +5,8 @@ use super::pocket::Pocket;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, AfterLoss, Charge, CounterKey, Limit, Measures, Outcome, Outcomes, Part, PermitId, Scope,
-    Span, Timestamp, Verdict,
+    Admission, AfterLoss, Charge, CounterKey, Limit, Measures, Outcome, Outcomes, OwnedPart, Part, PermitId,
+    Scope, Span, Timestamp, Verdict,
 };
 
 /// Everything that names a counter, to ask about it when no request is at hand.
@@ -27,23 +27,13 @@ pub(super) struct Named {
     worth: Span,
 }
 
-#[derive(Clone, Debug)]
-enum OwnedPart {
-    Text(Box<str>),
-    Network { address: u128, prefix: u8 },
-}
-
 impl Named {
     /// `None` for a limit that is too small to be leased.
     pub(super) fn of(charge: &Charge<'_>, config: &LeaseConfig) -> Option<Self> {
         let escrow = config.escrow(config.most_out(charge.limit)?)?;
-        let own = |part: &Part<'_>| match part {
-            Part::Text(text) => OwnedPart::Text((*text).into()),
-            Part::Network { address, prefix } => OwnedPart::Network { address: *address, prefix: *prefix },
-        };
         Some(Self {
             scope: charge.key.scope.clone(),
-            parts: charge.key.parts.iter().map(own).collect(),
+            parts: charge.key.parts.iter().map(OwnedPart::from).collect(),
             limit: charge.limit.clone(),
             escrow: (charge.key.scope.beside("|escrow"), escrow),
             mark: (charge.key.scope.beside(crate::MARK_SUFFIX), config.mark(true)?),
@@ -55,15 +45,7 @@ impl Named {
 
     /// The values of the name.
     pub(super) fn parts(&self) -> SmallVec<[Part<'_>; 4]> {
-        self.parts
-            .iter()
-            .map(|part| match part {
-                OwnedPart::Text(text) => Part::Text(text),
-                OwnedPart::Network { address, prefix } => {
-                    Part::Network { address: *address, prefix: *prefix }
-                }
-            })
-            .collect()
+        self.parts.iter().map(OwnedPart::borrowed).collect()
     }
 
     pub(super) fn key<'a>(&'a self, parts: &'a [Part<'a>]) -> CounterKey<'a> {

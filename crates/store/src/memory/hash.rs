@@ -57,7 +57,7 @@ impl KeyHasher {
         hasher.write_u64(key.scope.id());
         for part in key.parts {
             match part {
-                Part::Text(text) => {
+                Part::Text(text) | Part::Secret(text) => {
                     hasher.write_u64(text.len() as u64);
                     hasher.write(text.as_bytes());
                 }

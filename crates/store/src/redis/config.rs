@@ -1,5 +1,6 @@
 //! Where Redis is and how long a check may wait for it. Passwords never show in `Debug` or errors.
 
+use super::names::Hashing;
 use crate::breaker::BreakerConfig;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use std::fmt;
@@ -47,6 +48,8 @@ pub struct RedisConfig {
     user: Option<String>,
     password: Option<String>,
     database: i64,
+    /// How values that may be secrets are written into names.
+    pub(super) hashing: Hashing,
 }
 
 /// Why a configuration cannot be.
@@ -124,6 +127,7 @@ impl RedisConfig {
             user,
             password,
             database,
+            hashing: Hashing::default(),
         })
     }
 
@@ -132,6 +136,15 @@ impl RedisConfig {
     pub fn with_credentials(mut self, user: Option<String>, password: Option<String>) -> Self {
         self.user = user.or(self.user);
         self.password = password.or(self.password);
+        self
+    }
+
+    /// The same, where API keys and other values that may be secrets are hashed with this secret before they become part
+    /// of a counter's name, so that whoever reads the names cannot try guesses. It is the same on every node, or nodes do
+    /// not share those counters.
+    #[must_use]
+    pub fn with_key_secret(mut self, secret: &[u8]) -> Self {
+        self.hashing = Hashing::with(secret);
         self
     }
 

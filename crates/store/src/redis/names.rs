@@ -2,10 +2,13 @@
 //!
 //! `tg1:{alice}Xk3_9aQz:POST /login` is the bundle of all counters whose values are `alice` and `POST /login`, by the
 //! names that the group `Xk3_9aQz` has. The first value is the hash tag, so that a tenant's bundles share a slot of a
-//! cluster. Values are escaped, never joined: what ends one cannot stand in another.
+//! cluster. Values are escaped, never joined: what ends one cannot stand in another. Of a value that may be a secret only
+//! 128 bits of a hash are written: Redis, its backups and its logs are read by more people than may call as somebody else.
 
+use ring::{digest, hmac};
 use smallvec::SmallVec;
 use std::fmt::Write;
+use std::sync::Arc;
 use tollgate_core::{CounterKey, Part, Scope};
 
 /// A counter's name within its bundle, in as many bytes as it needs.
@@ -13,14 +16,38 @@ pub(super) type Name = SmallVec<[u8; 12]>;
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
+/// How values are hashed that may be secrets: by SHA-256, or by HMAC-SHA-256 with a secret of the operator's, so that
+/// nobody can try guesses. The same on every node, since nodes share counters.
+#[derive(Clone, Default)]
+pub(super) struct Hashing(Option<Arc<hmac::Key>>);
+
+impl Hashing {
+    pub(super) fn with(secret: &[u8]) -> Self {
+        Self(Some(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret))))
+    }
+
+    /// Half of the hash: that leaves 2^64 tries to find two values that share a counter, and no use in finding them.
+    fn put(&self, name: &mut String, value: &str) {
+        let mut half = |hash: &[u8]| {
+            for word in hash[..16].chunks(8) {
+                digits(name, u64::from_le_bytes(word.try_into().unwrap_or_default()), 11);
+            }
+        };
+        match &self.0 {
+            Some(key) => half(hmac::sign(key, value.as_bytes()).as_ref()),
+            None => half(digest::digest(&digest::SHA256, value.as_bytes()).as_ref()),
+        }
+    }
+}
+
 /// The key of the bundle that a counter lives in.
-pub(super) fn bundle(key: &CounterKey<'_>) -> String {
+pub(super) fn bundle(key: &CounterKey<'_>, hashing: &Hashing) -> String {
     let mut name = String::with_capacity(48);
     name.push_str("tg1:{");
     let mut values = key.parts.iter();
     match values.next() {
         Some(first) => {
-            part(&mut name, first);
+            part(&mut name, first, hashing);
             name.push('}');
             digits(&mut name, key.scope.group(), 8);
         }
@@ -31,7 +58,7 @@ pub(super) fn bundle(key: &CounterKey<'_>) -> String {
     }
     for value in values {
         name.push(':');
-        part(&mut name, value);
+        part(&mut name, value, hashing);
     }
     name
 }
@@ -67,7 +94,7 @@ fn code(member: &str) -> Option<u16> {
     }
 }
 
-fn part(name: &mut String, part: &Part<'_>) {
+fn part(name: &mut String, part: &Part<'_>, hashing: &Hashing) {
     match part {
         // An empty tag would be none; a lone sign stands for nothing else.
         Part::Text("") => name.push('%'),
@@ -79,6 +106,11 @@ fn part(name: &mut String, part: &Part<'_>) {
                     name.push(c);
                 }
             }
+        }
+        // No network is without a slash, and no hash has one.
+        Part::Secret(value) => {
+            name.push('@');
+            hashing.put(name, value);
         }
         Part::Network { .. } => {
             name.push('@');
@@ -116,8 +148,31 @@ mod tests {
     use super::*;
 
     fn named(group: &str, parts: &[Part<'_>]) -> String {
-        bundle(&CounterKey { scope: &Scope::new(group), parts })
+        bundle(&CounterKey { scope: &Scope::new(group), parts }, &Hashing::default())
     }
+
+    /// Whoever can read names must not be able to call as somebody else; and nodes that write them must agree.
+    #[test]
+    fn secrets_are_written_as_their_hash_alone() {
+        let key = "sk_live_4242424242424242";
+        let plain = named("g", &[Part::Secret(key), Part::Secret("")]);
+        // As `printf %s KEY | sha256sum` has it: eight bytes at a time, lowest bits first.
+        assert!(plain.starts_with(PINNED), "{plain}");
+        assert_eq!(plain.len(), "tg1:{@}:@".len() + 8 + 2 * 22, "{plain}");
+        assert_ne!(named("g", &[Part::Secret("a")]), named("g", &[Part::Secret("b")]));
+        let parts = [Part::Secret(key)];
+        let keyed = |secret: &[u8]| {
+            bundle(&CounterKey { scope: &Scope::new("g"), parts: &parts }, &Hashing::with(secret))
+        };
+        assert_ne!(keyed(b"one"), keyed(b"two"));
+        assert_ne!(keyed(b"one"), named("g", &parts));
+        assert_eq!(keyed(b"one"), keyed(b"one"));
+        // A value that is spelled like a hash is not taken for one.
+        let spelled = plain["tg1:{".len()..][..23].to_owned();
+        assert!(named("g", &[Part::Text(&spelled)]).starts_with("tg1:{%40"), "{spelled}");
+    }
+
+    const PINNED: &str = "tg1:{@xY4StNj3ocKWUOcEXem8XP}";
 
     #[test]
     fn values_never_run_into_each_other() {

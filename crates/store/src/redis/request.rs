@@ -1,7 +1,7 @@
 //! A request as the lanes carry it: owned, its counters told apart, its charges in the order that scripts take them.
 
 use super::loss::Loss;
-use super::names::{self, Name};
+use super::names::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
     AfterLoss, Charge, Cost, Enforcement, GiveBack, Limit, Measures, Mode, Permit, PermitId, Span, Timestamp,
@@ -75,7 +75,11 @@ impl Request {
 }
 
 /// The charges by slot; all in one where `clustered` is not.
-pub(super) fn from_charges(charges: &[Charge<'_>], place: Place) -> SmallVec<[(u16, Request); 1]> {
+pub(super) fn from_charges(
+    charges: &[Charge<'_>],
+    place: Place,
+    hashing: &Hashing,
+) -> SmallVec<[(u16, Request); 1]> {
     let mut parts = SmallVec::new();
     let independent = |charge: &Charge<'_>| charge.enforcement == Enforcement::Independent;
     for first in [true, false] {
@@ -85,7 +89,7 @@ pub(super) fn from_charges(charges: &[Charge<'_>], place: Place) -> SmallVec<[(u
             } else {
                 Span::ZERO
             };
-            let bundle = names::bundle(&charge.key);
+            let bundle = names::bundle(&charge.key, hashing);
             let part = at(&mut parts, place.slot(&bundle));
             part.add(bundle, names::member(charge.key.scope), |counter| Want {
                 limit: charge.limit.clone(),
@@ -119,9 +123,13 @@ fn mark(charge: &Charge<'_>) -> Name {
 }
 
 /// Units to give back, and the mark that it has been done, which lies in the same slot.
-pub(super) fn from_give_back(back: &GiveBack<'_>, place: Place) -> SmallVec<[(u16, Request); 1]> {
+pub(super) fn from_give_back(
+    back: &GiveBack<'_>,
+    place: Place,
+    hashing: &Hashing,
+) -> SmallVec<[(u16, Request); 1]> {
     let charge = Charge::new(back.key, back.limit, Cost::take(back.units));
-    let mut parts = from_charges(&[charge], place);
+    let mut parts = from_charges(&[charge], place, hashing);
     for (_, part) in &mut parts {
         let mark = format!("{}~{:x}", part.bundles[0], back.id.0);
         part.bundles.push(mark);
@@ -130,12 +138,16 @@ pub(super) fn from_give_back(back: &GiveBack<'_>, place: Place) -> SmallVec<[(u1
 }
 
 /// Permits to give back, by slot.
-pub(super) fn from_permits(permits: &[Permit<'_>], place: Place) -> SmallVec<[(u16, Request); 1]> {
+pub(super) fn from_permits(
+    permits: &[Permit<'_>],
+    place: Place,
+    hashing: &Hashing,
+) -> SmallVec<[(u16, Request); 1]> {
     let charges: SmallVec<[Charge<'_>; 4]> = permits
         .iter()
         .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::LOOK) })
         .collect();
-    from_charges(&charges, place)
+    from_charges(&charges, place, hashing)
 }
 
 /// Whether keys live in slots.

@@ -80,7 +80,7 @@ async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualC
     let people: Vec<Vec<Part<'_>>> = vec![
         vec![Part::Text("alice")],
         vec![Part::Text("alice"), Part::Text("POST /login")],
-        vec![Part::Text("bob")],
+        vec![Part::Secret("bob's key")],
         vec![],
     ];
     for turn in 0..steps {

@@ -1,6 +1,6 @@
 //! A real Redis server on a free port of loopback, that can die and come back.
 
-use super::server::Ended;
+use super::server::{Ended, Said};
 use super::{Folder, eventually};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,6 +16,18 @@ pub(crate) struct Redis {
 pub(crate) struct Dead {
     port: u16,
     folder: Folder,
+}
+
+/// What a server is seen to do.
+pub(crate) struct Monitor {
+    _child: Ended,
+    seen: Said,
+}
+
+impl Monitor {
+    pub(crate) fn text(&self) -> String {
+        self.seen.text()
+    }
 }
 
 impl Redis {
@@ -43,6 +55,27 @@ impl Redis {
         let mut answer = [0; 3];
         stream.read_exact(&mut answer).expect("an answer");
         assert_eq!(&answer, b"+OK", "{words}");
+    }
+
+    /// What Redis' own client says to a command.
+    pub(crate) fn said(&self, words: &[&str]) -> String {
+        let port = self.port.to_string();
+        super::foreign("redis-cli", &[&["-p", &port], words].concat())
+    }
+
+    /// Every command that it runs from now on, by its `MONITOR`.
+    pub(crate) fn monitor(&self) -> Monitor {
+        let mut child = Ended(
+            Command::new("redis-cli")
+                .args(["-p", &self.port.to_string(), "MONITOR"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("redis-cli is installed: make setup"),
+        );
+        let seen = Said::of(child.0.stdout.take().expect("piped"));
+        eventually("MONITOR to begin", || seen.text().starts_with("OK").then_some(()));
+        Monitor { _child: child, seen }
     }
 
     /// Kills it.
