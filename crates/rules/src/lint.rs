@@ -24,6 +24,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodePlace], reader: &mut Reader<
         let Some(rule) = node.rule.map(|id| &domain.rules[id as usize]) else { continue };
         let place = &places[id];
         does_nothing(rule, node, place, reader);
+        called_by_a_secret(domain, rule, id, place, reader);
         never_bites(domain, rule, place, reader);
         soft_at_the_limit(rule, place, reader);
         under_a_stricter_parent(domain, rule, node, place, reader);
@@ -58,6 +59,28 @@ fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodePlace], reader
         let message =
             format!("`{0}` alone can never match: `{0}={1}` takes every value", index.name, all.text());
         reader.warning(places[any as usize].at, message, "keep one of them");
+    }
+}
+
+/// A rule without a name is called by its path, in answers, metrics and logs.
+fn called_by_a_secret(
+    domain: &Domain,
+    rule: &Rule,
+    mut id: usize,
+    place: &NodePlace,
+    reader: &mut Reader<'_>,
+) {
+    while !rule.named && id != 0 {
+        let node = &domain.tree[id];
+        if node.is_secret && matches!(node.element.test, Test::Exact(_)) {
+            let message = format!(
+                "without a name the rule is called by the `{}` that it is about, in answers, metrics and logs",
+                node.element.key
+            );
+            reader.warning(place.at, message, "give it a `name`");
+            return;
+        }
+        id = node.parent as usize;
     }
 }
 

@@ -3,12 +3,14 @@
 //! `api|user|endpoint=POST /orders|gcra|1m`. Parts are separated by `|`, a key from its value by `=` (exact) or `~` (one
 //! counter for a pattern), and these marks are escaped inside parts, so no two paths share a name. The count, the burst
 //! and the tier are left out: a changed number keeps what has been used, and so does a caller who changes tier.
+//! A value that may be a secret is written as its first characters and a hash.
 //! A wildcard with a counter for each value is named like the key alone, since each value meets only one of them.
 
+use crate::naming::may_be_secret;
 use crate::rule::Role;
 use crate::tree::{Element, Test};
 use std::fmt::Write;
-use tollgate_core::{Algorithm, Limit, Scope};
+use tollgate_core::{Algorithm, Limit, Scope, StableHasher, beginning};
 
 /// The part of a name that all limits of a rule share.
 #[derive(Clone, Debug)]
@@ -32,6 +34,7 @@ impl ScopePath {
         key(&mut path.name, &element.key);
         match &element.test {
             Test::Any | Test::Like(_) => key(&mut path.group, &element.key),
+            Test::Exact(text) if may_be_secret(&element.key) => value(&mut path.name, '=', &hidden(text)),
             Test::Exact(text) => value(&mut path.name, '=', text),
             Test::Shared(pattern) => value(&mut path.name, '~', pattern.text()),
             Test::Network(prefix) => {
@@ -100,6 +103,13 @@ fn key(path: &mut String, key: &str) {
 fn value(path: &mut String, mark: char, value: &str) {
     path.push(mark);
     escape(path, value, "|%");
+}
+
+/// What stands for a secret in a name that lists and logs tell.
+fn hidden(secret: &str) -> String {
+    let mut hasher = StableHasher::default();
+    hasher.bytes(secret.as_bytes());
+    format!("{}…{:016x}", beginning(secret), hasher.finish())
 }
 
 fn escape(path: &mut String, text: &str, marks: &str) {

@@ -433,3 +433,19 @@ descriptors:
     let brought = by(Some((5, Unit::Hour)));
     assert_eq!(domain.plan_descriptors(&brought, Cost::ONE).parts.as_slice(), wanted);
 }
+
+/// Whoever reads metrics, or the list of hot keys, must not be able to call as somebody else.
+#[test]
+fn a_secret_that_a_rule_names_is_not_in_what_its_counters_are_called() {
+    let key = "sk_live_4242424242424242";
+    let text = |name: &str| {
+        format!("domain: d\ndescriptors:\n  - {{key: api_key, value: {key}{name}, limit: 1/s}}\n")
+    };
+    let unnamed = load(&text(""));
+    let warned = unnamed.warnings().iter().map(ToString::to_string).collect::<String>();
+    assert!(warned.contains("give it a `name`"), "{warned}");
+    let named = load(&text(", name: partner"));
+    assert!(named.warnings().is_empty(), "{:?}", named.warnings());
+    let label = named.rules()[0].limits.limits[0].scope.label();
+    assert!(label.starts_with("d|api_key=sk_liv…") && !label.contains("4242"), "{label}");
+}
