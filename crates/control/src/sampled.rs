@@ -76,6 +76,14 @@ impl Sampled {
         size_of::<Self>() + self.domain.len() + entries
     }
 
+    /// Whether it charged nothing: whoever only looks is denied nothing, so says nothing about whom rules would deny.
+    pub(crate) fn is_look(&self) -> bool {
+        match &self.form {
+            Form::Attributes(_) => self.cost == Cost::LOOK,
+            Form::Descriptors(all) => all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::LOOK),
+        }
+    }
+
     /// All keys and values.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         let (attributes, descriptors): (&[_], &[OneDescriptor]) = match &self.form {
