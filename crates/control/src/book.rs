@@ -53,8 +53,16 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct Block {
     /// Terms that no block before had.
-    pub(crate) terms: Vec<(Option<String>, Vec<QuotaOverride>)>,
+    pub(crate) terms: Vec<Spoken>,
     pub(crate) callers: Vec<Dumped>,
+}
+
+/// Terms as they are written down.
+pub(crate) struct Spoken {
+    pub(crate) tier: Option<String>,
+    pub(crate) overrides: Vec<QuotaOverride>,
+    /// What acts before they do, and until when at most, in seconds.
+    pub(crate) before: Option<(u32, Option<String>, Vec<QuotaOverride>)>,
 }
 
 /// One caller, and which of all terms so far it has.
@@ -70,12 +78,23 @@ pub(crate) struct Dumped {
 struct Said {
     tier: Option<String>,
     overrides: Vec<Override>,
+    /// What acts before it does, and until when at most.
+    before: Option<(u32, Arc<Said>)>,
 }
 
 struct Terms {
     said: Arc<Said>,
+    before: Option<(u32, Arc<Terms>)>,
     /// For the rules that were last asked about.
     compiled: ArcSwapOption<(String, Arc<Tenant>)>,
+}
+
+impl Said {
+    fn spoken(&self) -> Spoken {
+        let limits = |said: &Self| said.overrides.iter().map(QuotaOverride::of_rule).collect();
+        let before = self.before.as_ref().map(|(until, said)| (*until, said.tier.clone(), limits(said)));
+        Spoken { tier: self.tier.clone(), overrides: limits(self), before }
+    }
 }
 
 impl Terms {
@@ -130,7 +149,14 @@ impl Book {
         let entry = kept.map(|kept| Entry {
             from: kept.effective_at.map_or(0, seconds),
             until: kept.expires_at.map_or(NEVER, seconds),
-            terms: self.terms_of(kept.tier, &kept.overrides),
+            terms: self.terms_of(
+                kept.tier,
+                &kept.overrides,
+                kept.until.map(|until| {
+                    let ends = until.expires_at.map_or(NEVER, seconds);
+                    (ends, self.terms_of(until.tier, &until.overrides, None))
+                }),
+            ),
         });
         self.place(hash.word(), entry);
     }
@@ -166,9 +192,7 @@ impl Book {
             let mut one = Block::default();
             for (word, entry) in part.read().unwrap_or_else(PoisonError::into_inner).iter() {
                 let terms = *known.entry(Arc::as_ptr(&entry.terms)).or_insert_with(|| {
-                    let Said { tier, overrides } = &*entry.terms.said;
-                    let overrides = overrides.iter().map(QuotaOverride::of_rule).collect();
-                    one.terms.push((tier.clone(), overrides));
+                    one.terms.push(entry.terms.said.spoken());
                     held.push(Arc::clone(&entry.terms));
                     u32::try_from(held.len() - 1).unwrap_or(u32::MAX)
                 });
@@ -183,7 +207,11 @@ impl Book {
     pub(crate) fn restore(&self) -> impl FnMut(Block) + '_ {
         let mut known: Vec<Arc<Terms>> = Vec::new();
         move |block| {
-            known.extend(block.terms.into_iter().map(|(tier, overrides)| self.terms_of(tier, &overrides)));
+            known.extend(block.terms.into_iter().map(|Spoken { tier, overrides, before }| {
+                let before =
+                    before.map(|(until, tier, overrides)| (until, self.terms_of(tier, &overrides, None)));
+                self.terms_of(tier, &overrides, before)
+            }));
             if let Some(first) = block.callers.first() {
                 let mut part = self.part(first.word).write().unwrap_or_else(PoisonError::into_inner);
                 part.reserve(block.callers.len());
@@ -221,7 +249,11 @@ impl Book {
         let entry = part.get(&word)?;
         if entry.from != 0 || entry.until != NEVER {
             let now = u32::try_from(clock.now().as_secs()).unwrap_or(NEVER);
-            if now < entry.from || now >= entry.until {
+            if now < entry.from {
+                let before = entry.terms.before.as_ref().filter(|(until, _)| now < *until);
+                return before.map(|(_, terms)| Arc::clone(terms));
+            }
+            if now >= entry.until {
                 return None;
             }
         }
@@ -237,9 +269,15 @@ impl Book {
     }
 
     /// The terms as others have them already, or new ones.
-    fn terms_of(&self, tier: Option<String>, overrides: &[QuotaOverride]) -> Arc<Terms> {
+    fn terms_of(
+        &self,
+        tier: Option<String>,
+        overrides: &[QuotaOverride],
+        before: Option<(u32, Arc<Terms>)>,
+    ) -> Arc<Terms> {
         let overrides = overrides.iter().map(QuotaOverride::to_rule).collect();
-        let said = Arc::new(Said { tier, overrides });
+        let earlier = before.as_ref().map(|(until, terms)| (*until, Arc::clone(&terms.said)));
+        let said = Arc::new(Said { tier, overrides, before: earlier });
         let mut known = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(terms) = known.get(&said).and_then(Weak::upgrade) {
             return terms;
@@ -248,7 +286,7 @@ impl Book {
         if known.len() == known.capacity() {
             known.retain(|_, terms| terms.strong_count() > 0);
         }
-        let terms = Arc::new(Terms { said: Arc::clone(&said), compiled: ArcSwapOption::empty() });
+        let terms = Arc::new(Terms { said: Arc::clone(&said), before, compiled: ArcSwapOption::empty() });
         known.insert(said, Arc::downgrade(&terms));
         terms
     }
@@ -309,7 +347,13 @@ mod tests {
             burst: None,
         });
         let overrides = own.into_iter().collect();
-        KeptTerms { tier: Some(tier.to_owned()), overrides, effective_at: None, expires_at: None }
+        KeptTerms {
+            tier: Some(tier.to_owned()),
+            overrides,
+            effective_at: None,
+            expires_at: None,
+            until: None,
+        }
     }
 
     /// What a node needs for ten million keys stands and falls with this.

@@ -11,7 +11,8 @@ use crate::change::Actor;
 use crate::control::Control;
 use crate::db::{ControlError, Db, Importing};
 use crate::key::{KeyHash, prefix};
-use crate::quota::{QuotaDraft, QuotaOverride, QuotaProblem, agreement, text};
+use crate::quota::{QuotaDraft, QuotaOverride, QuotaProblem, agreement, text, time};
+use crate::until::{QuotaUntil, Until, is_to_come};
 use ring::digest;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -48,6 +49,8 @@ agreement! {
         pub updated_at: Option<String>,
         /// Exports have it; it is a new one.
         pub revision: Option<i64>,
+        /// What acts until `effective_at`, as exports have it; what acts already, if it does not say.
+        pub until_effective: Option<QuotaUntil>,
     }
 }
 
@@ -120,6 +123,20 @@ struct BulkRow {
     expires_at: Option<i64>,
     reason: String,
     author: String,
+    /// What acts until `effective_at`; where nothing is here, what the row has that is there.
+    until: Option<Until<String>>,
+}
+
+impl BulkRow {
+    /// In place of a line about the same key, which would have been written first.
+    fn after(mut self, before: &Self, now: i64) -> Self {
+        if self.until.is_none() && is_to_come(self.effective_at, now) {
+            let Self { tier, overrides, expires_at, .. } = before;
+            let own = Until { tier: tier.clone(), overrides: overrides.clone(), expires_at: *expires_at };
+            self.until = own.acting(before.effective_at, before.until.clone(), now);
+        }
+        self
+    }
 }
 
 impl Default for Batch {
@@ -130,7 +147,7 @@ impl Default for Batch {
 }
 
 impl Batch {
-    fn add(&mut self, line: u64, sent: &[u8], row: BulkRow) {
+    fn add(&mut self, line: u64, sent: &[u8], row: BulkRow, now: i64) {
         if self.lines == 0 {
             self.first = line;
         }
@@ -140,7 +157,7 @@ impl Batch {
         self.sum.update(sent);
         self.sum.update(b"\n");
         match self.places.get(&row.hash) {
-            Some(place) => self.rows[*place] = row,
+            Some(place) => self.rows[*place] = row.after(&self.rows[*place], now),
             None => {
                 self.places.insert(row.hash, self.rows.len());
                 self.rows.push(row);
@@ -176,7 +193,7 @@ impl Import {
     /// [`ControlError`] if the database did not take what was gathered before.
     pub async fn line(&mut self, line: u64, sent: &[u8], read: ImportLine) -> Result<(), ControlError> {
         match self.check(read) {
-            Ok(row) => self.batch.add(line, sent, row),
+            Ok(row) => self.batch.add(line, sent, row, self.control.now_seconds()),
             Err(wrong) => self.refuse(line, wrong.detail, Some(wrong.place)),
         }
         if self.batch.rows.len() >= self.full || self.batch.bytes >= MOST_BYTES {
@@ -299,9 +316,13 @@ impl Import {
                 return problem("api_key", "it says of nobody: write `api_key`, or the `id` of an export");
             }
         };
-        let ImportLine { tier, overrides, effective_at, expires_at, reason, author, .. } = read;
+        let ImportLine { tier, overrides, effective_at, expires_at, reason, author, until_effective, .. } =
+            read;
         let draft = QuotaDraft { tier, overrides, effective_at, expires_at, reason, author };
         let checked = draft.check(&self.rules, self.control.clock.now())?;
+        let now = self.control.now_seconds();
+        let until = until_effective.filter(|_| is_to_come(checked.effective_at, now));
+        let until = until.map(|until| self.check_until(until)).transpose()?.flatten();
         Ok(BulkRow {
             hash,
             key_prefix,
@@ -311,7 +332,23 @@ impl Import {
             expires_at: checked.expires_at,
             reason: checked.reason,
             author: checked.author.unwrap_or_else(|| self.actor.name.clone()),
+            until,
         })
+    }
+
+    /// What is to act until then; nothing, where it would have ended by now.
+    fn check_until(&self, sent: QuotaUntil) -> Result<Option<Until<String>>, QuotaProblem> {
+        let within = |wrong: QuotaProblem| QuotaProblem {
+            place: format!("until_effective.{}", wrong.place),
+            detail: wrong.detail,
+        };
+        let QuotaUntil { tier, overrides, expires_at } = sent;
+        let expires_at = expires_at.map(|at| time("expires_at", &at)).transpose().map_err(within)?;
+        let draft = QuotaDraft { tier, overrides, ..QuotaDraft::default() };
+        let checked = draft.check(&self.rules, self.control.clock.now()).map_err(within)?;
+        let overrides = serde_json::to_string(&checked.overrides).unwrap_or_default();
+        let until = Until { tier: checked.tier, overrides, expires_at };
+        Ok(until.acting(None, None, self.control.now_seconds()))
     }
 }
 

@@ -211,6 +211,10 @@ impl Control {
         self.db.close().await;
     }
 
+    pub(crate) fn now_seconds(&self) -> i64 {
+        self.now_millis() / 1_000
+    }
+
     pub(crate) fn now_millis(&self) -> i64 {
         i64::try_from(self.clock.now().as_micros() / 1_000).unwrap_or(i64::MAX)
     }

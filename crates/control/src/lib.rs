@@ -7,7 +7,7 @@
 //! | `control` | the whole of it, opened: what a server holds |
 //! | `db`, `migrate` | the two databases as one, and how their tables come about |
 //! | `change` | a change: one transaction, one revision, one entry of the audit log |
-//! | `quota`, `quotas` | what is agreed with a caller; how it is kept |
+//! | `quota`, `quotas`, `until` | what is agreed with a caller; how it is kept; what acts until it does |
 //! | `bulk` | many of them at once |
 //! | `revision`, `published` | a revision of the rules; how all of them are kept |
 //! | [`desk`](Desk) | the rules that act on this node, and how others come in their place |
@@ -64,6 +64,7 @@ mod sample;
 mod sampled;
 mod snapshot;
 mod tokens;
+mod until;
 mod wire;
 
 pub use audit::{AuditEntry, Verified};
@@ -90,3 +91,4 @@ pub use revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus
 pub use sample::{Remembered, Sample};
 pub use sampled::Sampled;
 pub use tokens::{Identity, NewToken, Role, Token};
+pub use until::QuotaUntil;

@@ -20,7 +20,7 @@ impl Step {
     }
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -41,6 +41,7 @@ const STEPS: [Step; 8] = [
         postgres: include_str!("migrations/0007.postgres.sql"),
     },
     Step::alike(include_str!("migrations/0008.sql")),
+    Step::alike(include_str!("migrations/0009.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";

@@ -1,5 +1,6 @@
 //! What is agreed with one caller: a tier, limits of its own, and from when to when. As operators write it and read it.
 
+use crate::until::QuotaUntil;
 use serde::{Deserialize, Serialize};
 use tollgate_core::Timestamp;
 use tollgate_rules::{Override, Ruleset};
@@ -87,6 +88,9 @@ pub struct Quota {
     pub effective_at: Option<String>,
     /// Until when.
     pub expires_at: Option<String>,
+    /// What acts until `effective_at`, where that is to come and something does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until_effective: Option<QuotaUntil>,
     /// Why.
     pub reason: String,
     /// Who wanted it.
@@ -183,7 +187,7 @@ pub(crate) fn text(place: &str, text: &str, least: usize, most: usize) -> Result
 }
 
 /// Seconds since the epoch, rounded down; memory holds those up to the year 2106.
-fn time(place: &str, text: &str) -> Result<i64, QuotaProblem> {
+pub(crate) fn time(place: &str, text: &str) -> Result<i64, QuotaProblem> {
     let problem = |detail: &str| QuotaProblem { place: place.to_owned(), detail: detail.to_owned() };
     let time: jiff::Timestamp =
         text.parse().map_err(|_| problem("it is no time; write one such as 2026-02-01T00:00:00Z"))?;

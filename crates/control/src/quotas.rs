@@ -5,13 +5,14 @@ use crate::control::Control;
 use crate::db::{ControlError, on};
 use crate::key::{Caller, KeyHash, LONGEST_PREFIX, prefix};
 use crate::quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, tell, tell_millis};
+use crate::until::{Until, is_to_come, limits};
 use futures_util::TryStreamExt;
 use serde::Serialize;
 use tollgate_rules::Ruleset;
 
 const ONE: &str =
     "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at,
-     deleted, revision FROM quotas WHERE key_hash = $1 AND deleted = 0";
+     deleted, revision, until_tier, until_overrides, until_expires_at FROM quotas WHERE key_hash = $1 AND deleted = 0";
 
 /// Those whose ids begin with the same word: one, or none.
 const BEGINS: &str =
@@ -19,33 +20,36 @@ const BEGINS: &str =
 
 const LIST: &str =
     "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at,
-     deleted, revision FROM quotas
+     deleted, revision, until_tier, until_overrides, until_expires_at FROM quotas
      WHERE key_hash > $1 AND deleted = 0 ORDER BY key_hash LIMIT $2";
 
 /// These two are in the order of the index that finds them, so that a page of very many is not sorted: what has changed while
 /// somebody turns the pages comes again at the end.
 const LIST_TIER: &str =
     "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author,
-     updated_at, deleted, revision FROM quotas
+     updated_at, deleted, revision, until_tier, until_overrides, until_expires_at FROM quotas
      WHERE revision > $1 AND deleted = 0 AND tier = $3 ORDER BY revision LIMIT $2";
 
 const LIST_PREFIX: &str =
     "SELECT key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author,
-     updated_at, deleted, revision FROM quotas
+     updated_at, deleted, revision, until_tier, until_overrides, until_expires_at FROM quotas
      WHERE (key_prefix, revision) > ($3, $1) AND key_prefix >= $4 AND key_prefix < $5 AND deleted = 0
      AND (CAST($6 AS TEXT) IS NULL OR tier = $6) ORDER BY key_prefix, revision LIMIT $2";
 
 /// Deleted rows too: those who follow must forget them.
 const SINCE: &str =
-    "SELECT key_hash, tier, overrides, effective_at, expires_at, updated_at, deleted, revision
-     FROM quotas WHERE revision > $1 ORDER BY revision LIMIT $2";
+    "SELECT key_hash, tier, overrides, effective_at, expires_at, updated_at, deleted, revision,
+     until_tier, until_overrides, until_expires_at FROM quotas WHERE revision > $1 ORDER BY revision LIMIT $2";
 
 const UPSERT: &str =
     "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason,
-     author, updated_at, deleted, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10)
+     author, updated_at, deleted, revision, until_tier, until_overrides, until_expires_at)
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10, $11, $12, $13)
      ON CONFLICT (key_hash) DO UPDATE SET tier = excluded.tier, overrides = excluded.overrides,
      effective_at = excluded.effective_at, expires_at = excluded.expires_at, reason = excluded.reason,
-     author = excluded.author, updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision";
+     author = excluded.author, updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision,
+     until_tier = excluded.until_tier, until_overrides = excluded.until_overrides,
+     until_expires_at = excluded.until_expires_at";
 
 /// About how many rows there are, without counting them.
 const ABOUT: [&str; 2] = [
@@ -60,9 +64,37 @@ const EXPORTED: i64 = 2_000;
 /// The most that those who follow read at once.
 const CHANGES: i64 = 10_000;
 
-type Row = (Vec<u8>, String, Option<String>, String, Option<i64>, Option<i64>, String, String, i64, i64, i64);
+/// An agreement, and what acts until it does.
+type Row = (
+    Vec<u8>,
+    String,
+    Option<String>,
+    String,
+    Option<i64>,
+    Option<i64>,
+    String,
+    String,
+    i64,
+    i64,
+    i64,
+    Option<String>,
+    Option<String>,
+    Option<i64>,
+);
 
-type Change = (Vec<u8>, Option<String>, String, Option<i64>, Option<i64>, i64, i64, i64);
+type Change = (
+    Vec<u8>,
+    Option<String>,
+    String,
+    Option<i64>,
+    Option<i64>,
+    i64,
+    i64,
+    i64,
+    Option<String>,
+    Option<String>,
+    Option<i64>,
+);
 
 /// A row, for those who follow.
 pub(crate) struct Kept {
@@ -79,6 +111,7 @@ pub(crate) struct KeptTerms {
     pub(crate) overrides: Vec<QuotaOverride>,
     pub(crate) effective_at: Option<i64>,
     pub(crate) expires_at: Option<i64>,
+    pub(crate) until: Option<Until<Vec<QuotaOverride>>>,
 }
 
 /// Which agreements to list.
@@ -137,52 +170,49 @@ pub struct Page {
     pub next_cursor: Option<String>,
 }
 
-fn quota(row: Row) -> Result<Quota, ControlError> {
-    let (
-        hash,
-        key_prefix,
-        tier,
-        overrides,
-        effective_at,
-        expires_at,
-        reason,
-        author,
-        updated_at,
-        _,
-        revision,
-    ) = row;
+/// As it is told at a time, in seconds.
+fn quota(row: Row, now: i64) -> Result<Quota, ControlError> {
+    let until = until(&row, now).map(Until::read).transpose()?;
+    let (hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, updated_at, ..) = row;
     let hash = key_hash(&hash)?;
     Ok(Quota {
         id: hash.to_string(),
         key_prefix,
         tier,
-        overrides: terms(&overrides)?,
+        overrides: limits(&overrides)?,
         effective_at: effective_at.map(tell),
         expires_at: expires_at.map(tell),
+        until_effective: until.map(Until::tell),
         reason,
         author,
         updated_at: tell_millis(updated_at),
-        revision,
+        revision: row.10,
     })
+}
+
+/// What acts now of an agreement, or until it does.
+fn acting(row: &Row, now: i64) -> Option<Until<String>> {
+    let own = Until { tier: row.2.clone(), overrides: row.3.clone(), expires_at: row.5 };
+    own.acting(row.4, Until::of((row.11.clone(), row.12.clone(), row.13)), now)
+}
+
+/// What acts until then of an agreement that is to come.
+fn until(row: &Row, now: i64) -> Option<Until<String>> {
+    acting(row, now).filter(|_| is_to_come(row.4, now))
 }
 
 fn key_hash(bytes: &[u8]) -> Result<KeyHash, ControlError> {
     KeyHash::from_slice(bytes).ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))
 }
 
-fn terms(text: &str) -> Result<Vec<QuotaOverride>, ControlError> {
-    if text == "[]" {
-        return Ok(Vec::new());
-    }
-    serde_json::from_str(text)
-        .map_err(|error| ControlError::Broken(format!("the overrides of a quota: {error}")))
-}
-
 fn kept(row: Change) -> Result<Kept, ControlError> {
-    let (hash, tier, overrides, effective_at, expires_at, updated_at, deleted, revision) = row;
-    let there = deleted == 0;
-    let of = |overrides| KeptTerms { tier, overrides, effective_at, expires_at };
-    let terms = there.then(|| terms(&overrides).map(of)).transpose()?;
+    let (hash, tier, overrides, effective_at, expires_at, updated_at, deleted, revision, ..) = row;
+    let terms = if deleted == 0 {
+        let until = Until::of((row.8, row.9, row.10)).map(Until::read).transpose()?;
+        Some(KeptTerms { tier, overrides: limits(&overrides)?, effective_at, expires_at, until })
+    } else {
+        None
+    };
     Ok(Kept { hash: key_hash(&hash)?, revision, updated_at, terms })
 }
 
@@ -200,7 +230,8 @@ impl Control {
         let row: Option<Row> = on!(&self.db, pool => {
             sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(pool).await?
         });
-        row.map(quota).transpose()
+        let now = self.now_seconds();
+        row.map(|row| quota(row, now)).transpose()
     }
 
     /// The whole id of a caller with whom something is agreed, by the word that it begins with ([`KeyHash::first_word`]).
@@ -249,7 +280,9 @@ impl Control {
             }
         });
         let more = rows.len() > PAGE;
-        let quotas: Vec<Quota> = rows.into_iter().take(PAGE).map(quota).collect::<Result<_, _>>()?;
+        let now = self.now_seconds();
+        let quotas = rows.into_iter().take(PAGE).map(|row| quota(row, now));
+        let quotas: Vec<Quota> = quotas.collect::<Result<_, _>>()?;
         let next_cursor = quotas.last().filter(|_| more).map(|last| match (&wanted.prefix, &wanted.tier) {
             (None, None) => last.id.clone(),
             (None, Some(_)) => format!("{}.", last.revision),
@@ -267,7 +300,8 @@ impl Control {
         let rows: Vec<Row> = on!(&self.db, pool => {
             sqlx::query_as(LIST).bind(after).bind(EXPORTED).fetch_all(pool).await?
         });
-        rows.into_iter().map(quota).collect()
+        let now = self.now_seconds();
+        rows.into_iter().map(|row| quota(row, now)).collect()
     }
 
     /// Agrees on something with a caller. It acts on this node when this returns.
@@ -290,11 +324,13 @@ impl Control {
         let caller = caller.into();
         let hash = self.hasher.of(caller);
         let overrides = serde_json::to_string(&checked.overrides).unwrap_or_default();
-        let now = self.now_millis();
+        let (now, seconds) = (self.now_millis(), self.now_seconds());
         let written = writing!(&self.db, |tx, head| {
             let found: Option<Row> =
                 sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
-            let before = found.map(quota).transpose()?;
+            let going_on = found.as_ref().and_then(|row| acting(row, seconds));
+            let going_on = going_on.filter(|_| is_to_come(checked.effective_at, seconds));
+            let before = found.map(|row| quota(row, seconds)).transpose()?;
             if !expected.meets(before.as_ref().map(|quota| quota.revision)) {
                 return Err(ControlError::Changed);
             }
@@ -310,11 +346,13 @@ impl Control {
                 overrides: checked.overrides.clone(),
                 effective_at: checked.effective_at.map(tell),
                 expires_at: checked.expires_at.map(tell),
+                until_effective: going_on.clone().map(Until::read).transpose()?.map(Until::tell),
                 reason: checked.reason.clone(),
                 author: checked.author.clone().unwrap_or_else(|| actor.name.clone()),
                 updated_at: tell_millis(now),
                 revision: head.0,
             };
+            let (until_tier, until_overrides, until_expires_at) = Until::columns(going_on);
             sqlx::query(UPSERT)
                 .bind(hash.0.to_vec())
                 .bind(after.key_prefix.clone())
@@ -326,6 +364,9 @@ impl Control {
                 .bind(after.author.clone())
                 .bind(now)
                 .bind(head.0)
+                .bind(until_tier)
+                .bind(until_overrides)
+                .bind(until_expires_at)
                 .execute(&mut *tx)
                 .await?;
             let changed = Changed {
@@ -353,12 +394,12 @@ impl Control {
         actor: &Actor,
     ) -> Result<(), ControlError> {
         let hash = self.hasher.of(caller.into());
-        let now = self.now_millis();
+        let (now, seconds) = (self.now_millis(), self.now_seconds());
         writing!(&self.db, |tx, head| {
             let found: Option<Row> =
                 sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
-            let before =
-                found.map(quota).transpose()?.ok_or(ControlError::Unknown("quota of this caller"))?;
+            let before = found.map(|row| quota(row, seconds)).transpose()?;
+            let before = before.ok_or(ControlError::Unknown("quota of this caller"))?;
             if !expected.meets(Some(before.revision)) {
                 return Err(ControlError::Changed);
             }

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use hyper::Method;
 use hyper::header::IF_MATCH;
 use serde_json::{Value, json};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -218,7 +219,21 @@ async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<Exit
 }
 
 fn show(json: bool, quota: &Value) -> anyhow::Result<()> {
-    if json { print(quota) } else { client::table(TITLES, &[row(quota)]) }
+    if json {
+        return print(quota);
+    }
+    client::table(TITLES, &[row(quota)])?;
+    if let until @ Value::Object(_) = &quota["until_effective"] {
+        let mut out = std::io::stdout().lock();
+        writeln!(
+            out,
+            "until {}: tier {}, limits {}",
+            cell(&quota["effective_at"]),
+            cell(&until["tier"]),
+            limits(until)
+        )?;
+    }
+    Ok(())
 }
 
 const TITLES: [&str; 8] = ["id", "key", "tier", "limits", "from", "until", "revision", "reason"];
@@ -228,19 +243,22 @@ fn row(quota: &Value) -> [String; 8] {
     let key = quota["api_key"]
         .as_str()
         .map_or_else(|| format!("{}…", quota["key_prefix"].as_str().unwrap_or("")), str::to_owned);
-    let limits: Vec<String> = quota["overrides"].as_array().into_iter().flatten().map(limit).collect();
-    let limits = if limits.is_empty() { "-".to_owned() } else { limits.join(", ") };
     let field = |name: &str| cell(&quota[name]);
     [
         id,
         key,
         field("tier"),
-        limits,
+        limits(quota),
         field("effective_at"),
         field("expires_at"),
         field("revision"),
         field("reason"),
     ]
+}
+
+fn limits(quota: &Value) -> String {
+    let limits: Vec<String> = quota["overrides"].as_array().into_iter().flatten().map(limit).collect();
+    if limits.is_empty() { "-".to_owned() } else { limits.join(", ") }
 }
 
 fn limit(own: &Value) -> String {

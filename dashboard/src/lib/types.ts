@@ -20,6 +20,7 @@ export interface Quota {
   overrides: Override[];
   effective_at: string | null;
   expires_at: string | null;
+  until_effective?: { tier: string | null; overrides: Override[]; expires_at: string | null };
   reason: string;
   author: string;
   updated_at: string;

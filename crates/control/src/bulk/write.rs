@@ -49,24 +49,51 @@ trait WriteMany {
 }
 
 const INTO: &str = "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, \
-     revision, updated_at, deleted)";
+     until_tier, until_overrides, until_expires_at, revision, updated_at, deleted)";
 
-const REPLACING: &str = " ON CONFLICT (key_hash) DO UPDATE SET key_prefix = CASE WHEN excluded.key_prefix = '' \
+/// What acts now goes on where the new row is to come: the old row itself, or what acts until that does. A line of an export
+/// says it by itself.
+macro_rules! going_on {
+    ($own:literal) => {
+        concat!(
+            "until_",
+            $own,
+            " = CASE WHEN excluded.until_overrides IS NOT NULL THEN excluded.until_",
+            $own,
+            " WHEN excluded.effective_at IS NULL OR excluded.effective_at * 1000 <= excluded.updated_at \
+             OR quotas.deleted <> 0 THEN NULL \
+             WHEN quotas.effective_at IS NULL OR quotas.effective_at * 1000 <= excluded.updated_at THEN quotas.",
+            $own,
+            " ELSE quotas.until_",
+            $own,
+            " END"
+        )
+    };
+}
+
+const REPLACING: &str = concat!(
+    " ON CONFLICT (key_hash) DO UPDATE SET key_prefix = CASE WHEN excluded.key_prefix = '' \
      THEN quotas.key_prefix ELSE excluded.key_prefix END, \
      tier = excluded.tier, overrides = excluded.overrides, effective_at = excluded.effective_at, \
      expires_at = excluded.expires_at, reason = excluded.reason, author = excluded.author, \
-     updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision";
+     updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision, ",
+    going_on!("tier"),
+    ", ",
+    going_on!("overrides"),
+    ", ",
+    going_on!("expires_at"),
+);
 
 static POSTGRES: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "{INTO} SELECT *, $10::bigint, 0 FROM UNNEST($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bigint[], \
-         $6::bigint[], $7::text[], $8::text[], $9::bigint[]) {REPLACING}"
+        "{INTO} SELECT *, $13::bigint, 0 FROM UNNEST($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bigint[], \
+         $6::bigint[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bigint[], $12::bigint[]) {REPLACING}"
     )
 });
 
 /// A statement of SQLite for so many rows.
 fn sqlite(rows: usize) -> String {
-    let row = "(?,?,?,?,?,?,?,?,?,?,0)";
+    let row = "(?,?,?,?,?,?,?,?,?,?,?,?,?,0)";
     format!("{INTO} VALUES {}{REPLACING}", vec![row; rows].join(","))
 }
 
@@ -90,6 +117,9 @@ impl WriteMany for SqliteConnection {
                     .bind(row.expires_at)
                     .bind(row.reason.as_str())
                     .bind(row.author.as_str())
+                    .bind(row.until.as_ref().and_then(|until| until.tier.as_deref()))
+                    .bind(row.until.as_ref().map(|until| until.overrides.as_str()))
+                    .bind(row.until.as_ref().and_then(|until| until.expires_at))
                     .bind(revision)
                     .bind(now);
             }
@@ -114,6 +144,9 @@ impl WriteMany for PgConnection {
             .bind(column(rows, |row| row.expires_at))
             .bind(column(rows, |row| row.reason.as_str()))
             .bind(column(rows, |row| row.author.as_str()))
+            .bind(column(rows, |row| row.until.as_ref().and_then(|until| until.tier.as_deref())))
+            .bind(column(rows, |row| row.until.as_ref().map(|until| until.overrides.as_str())))
+            .bind(column(rows, |row| row.until.as_ref().and_then(|until| until.expires_at)))
             .bind(revisions)
             .bind(now)
             .execute(self)

@@ -2,7 +2,7 @@
 //! (terms that are new, how many callers) and 20 bytes for each caller. Neither writing nor reading holds more than a part.
 
 use super::{VERSION, replace};
-use crate::book::{Block, Dumped};
+use crate::book::{Block, Dumped, Spoken};
 use crate::control::Control;
 use crate::quota::QuotaOverride;
 use serde::{Deserialize, Serialize};
@@ -29,8 +29,33 @@ struct Title {
 #[derive(Serialize, Deserialize)]
 struct Beginning {
     terms: Vec<(Option<String>, Vec<QuotaOverride>)>,
+    /// What acts before some of these terms do: which of them, until when at most, and what.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    before: Vec<(usize, u32, Option<String>, Vec<QuotaOverride>)>,
     /// `None`: this is the end.
     callers: Option<usize>,
+}
+
+impl Beginning {
+    fn of(spoken: Vec<Spoken>, callers: usize) -> Self {
+        let (mut terms, mut before) = (Vec::with_capacity(spoken.len()), Vec::new());
+        for one in spoken {
+            before.extend(one.before.map(|(until, tier, overrides)| (terms.len(), until, tier, overrides)));
+            terms.push((one.tier, one.overrides));
+        }
+        Self { terms, before, callers: Some(callers) }
+    }
+
+    fn spoken(self) -> Vec<Spoken> {
+        let terms = self.terms.into_iter().map(|(tier, overrides)| Spoken { tier, overrides, before: None });
+        let mut spoken: Vec<Spoken> = terms.collect();
+        for (at, until, tier, overrides) in self.before {
+            if let Some(one) = spoken.get_mut(at) {
+                one.before = Some((until, tier, overrides));
+            }
+        }
+        spoken
+    }
 }
 
 impl Control {
@@ -43,10 +68,10 @@ impl Control {
         replace(path, |file| {
             line(file, &title)?;
             self.book.dump(|Block { terms, callers }| {
-                line(file, &Beginning { terms, callers: Some(callers.len()) })?;
+                line(file, &Beginning::of(terms, callers.len()))?;
                 callers.iter().try_for_each(|caller| file.write_all(&bytes(caller)))
             })?;
-            line(file, &Beginning { terms: Vec::new(), callers: None })
+            line(file, &Beginning { callers: None, ..Beginning::of(Vec::new(), 0) })
         })
     }
 
@@ -58,15 +83,15 @@ impl Control {
         }
         let mut restore = self.book.restore();
         loop {
-            let Beginning { terms, callers } = read(&mut file)?;
-            let Some(count) = callers else { break };
+            let beginning: Beginning = read(&mut file)?;
+            let Some(count) = beginning.callers else { break };
             let mut callers = Vec::new();
             let mut one = [0; CALLER];
             for _ in 0..count {
                 file.read_exact(&mut one)?;
                 callers.push(caller(&one));
             }
-            restore(Block { terms, callers });
+            restore(Block { terms: beginning.spoken(), callers });
         }
         self.seen.store(title.revision, Ordering::Relaxed);
         self.current_at.store(title.current_at, Ordering::Relaxed);

@@ -9,9 +9,9 @@ use tollgate_engine::{Check, Limiter};
 use tollgate_rules::Descriptor;
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-type Memory = MemoryStore<Arc<ManualClock>>;
+pub(crate) type Memory = MemoryStore<Arc<ManualClock>>;
 
-fn limiter(control: &Control, clock: &Arc<ManualClock>) -> Limiter<Memory> {
+pub(crate) fn limiter(control: &Control, clock: &Arc<ManualClock>) -> Limiter<Memory> {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(clock) as _;
     Limiter::new(rules(), store, time).with_tenants(control.book())
@@ -27,7 +27,7 @@ async fn passes(limiter: &Limiter<Memory>, request: &[(&str, &str)]) -> usize {
     20
 }
 
-async fn put(control: &Control, key: &str, sent: &Value) {
+pub(crate) async fn put(control: &Control, key: &str, sent: &Value) {
     let put = control.put_quota(key, draft(sent), &rules(), Expected::Anything, &somebody()).await;
     put.expect("a database").unwrap_or_else(|problem| panic!("{problem:?}"));
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tollgate_control::{Control, Cursor, Expected, Import, ImportLine, Imported, Quota, Verified, Wanted};
 
-async fn import(node: &Arc<Control>, lines: &[Value]) -> Imported {
+pub(crate) async fn import(node: &Arc<Control>, lines: &[Value]) -> Imported {
     let mut import = Import::begin(node, rules(), somebody()).expect("no other import");
     assert!(Import::begin(node, rules(), somebody()).is_none(), "one at a time");
     for (line, sent) in (1..).zip(lines) {
@@ -17,7 +17,7 @@ async fn import(node: &Arc<Control>, lines: &[Value]) -> Imported {
     import.finish().await.expect("a database")
 }
 
-async fn export(node: &Control) -> Vec<Quota> {
+pub(crate) async fn export(node: &Control) -> Vec<Quota> {
     let mut all: Vec<Quota> = Vec::new();
     loop {
         let after = all.last().map(|last| last.id.parse().expect("an id"));
@@ -29,7 +29,7 @@ async fn export(node: &Control) -> Vec<Quota> {
     }
 }
 
-fn as_line(quota: &Quota, installation: &str) -> Value {
+pub(crate) fn as_line(quota: &Quota, installation: &str) -> Value {
     let mut line = json!(quota);
     line["installation"] = installation.into();
     line

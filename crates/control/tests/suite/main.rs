@@ -6,6 +6,7 @@ mod databases;
 mod access;
 mod acting;
 mod bulk;
+mod coming;
 mod emergency;
 mod nodes;
 mod quotas;
@@ -50,6 +51,8 @@ fn cases() -> Vec<(&'static str, Case)> {
         revisions::approval_needs_another_person,
         acting::overrides_win_over_tiers_and_tiers_over_rules,
         acting::times_act_without_a_write,
+        coming::what_acts_goes_on_until_the_new_does,
+        coming::imports_take_nothing_away_before_the_time_either,
         acting::a_changed_number_keeps_what_was_used,
         emergency::measures_act_until_they_end,
         emergency::what_cannot_be_a_measure_is_refused_and_says_where,
