@@ -28,9 +28,7 @@ impl Desk {
         let others = self.hear_others(hearing, wildcards([&acting.rules, &candidate])).await;
         let _one = self.rehearsing.lock().await;
         let (own, new) = (Arc::clone(self), Arc::clone(&candidate));
-        let (rehearsal, asked) = aside(move || own.rehearse(&acting.rules, &new, &others)).await?;
-        report.unasked = asked == 0 && rehearsal.nodes_silent.is_empty() && !rehearsal.nodes_unknown;
-        report.rehearsal = Some(rehearsal);
+        report.rehearsal = Some(aside(move || own.rehearse(&acting.rules, &new, &others)).await?);
         Ok((report, Some(candidate)))
     }
 
@@ -58,13 +56,12 @@ impl Desk {
             warnings: candidate.warnings().iter().map(Remark::from).collect(),
             diff: acting.rules.diff(&candidate).into_iter().map(change).collect(),
             rehearsal: None,
-            unasked: false,
         };
         (report, Some(candidate))
     }
 
-    /// Rehearses on what this node and the others remember; and says how much of anything that is, looks included.
-    fn rehearse(&self, live: &Arc<Ruleset>, candidate: &Arc<Ruleset>, others: &Others) -> (Rehearsal, usize) {
+    /// Rehearses on what this node and the others remember.
+    fn rehearse(&self, live: &Arc<Ruleset>, candidate: &Arc<Ruleset>, others: &Others) -> Rehearsal {
         let own = self.sample.remembered();
         let (mut nodes, mut nodes_silent) = (vec![others.own.clone()], others.silent.clone());
         let mut told = Vec::new();
@@ -87,10 +84,9 @@ impl Desk {
         }
         let mut sample =
             merge(std::iter::once(own).chain(told), Room { requests: REQUESTS, bytes: usize::MAX });
-        let asked = sample.len();
         sample.retain(|one| !one.is_look());
         let rehearsal = rehearse(&sample, live, candidate, Some(&self.control.book()), self.counters);
-        (Rehearsal { nodes, nodes_silent, nodes_unknown: others.unknown, ..rehearsal }, asked)
+        Rehearsal { nodes, nodes_silent, nodes_unknown: others.unknown, ..rehearsal }
     }
 }
 

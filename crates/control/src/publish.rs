@@ -15,8 +15,6 @@ use tollgate_rules::Diagnostic;
 const MOST_FILES: usize = 1_000;
 /// The longest name of a file.
 const LONGEST_NAME: usize = 512;
-/// So many requests say enough about whom rules would deny.
-const ENOUGH: u64 = 100;
 /// The longest reason.
 const LONGEST_REASON: usize = 1_024;
 
@@ -85,9 +83,6 @@ pub struct Report {
     pub diff: Vec<Change>,
     /// What they would have done to the last traffic.
     pub rehearsal: Option<Rehearsal>,
-    /// Nobody has asked for anything: not of any node, and not even looked.
-    #[serde(skip)]
-    pub(crate) unasked: bool,
 }
 
 /// What came of publishing.
@@ -110,8 +105,6 @@ pub enum Refusal {
     Wrong(Box<Report>),
     /// They newly deny more than goes without saying.
     NeedsConfirm(Box<Report>),
-    /// They change something, and there is too little traffic to say whom they would deny.
-    Untried(Box<Report>),
     /// This node takes its rules from files.
     FromFiles,
     /// Something else acts than the sender believed.
@@ -159,10 +152,6 @@ impl Desk {
         if !needs_approval && !sent.confirm && denied > self.guardrails.confirm_over {
             return Err(Refusal::NeedsConfirm(Box::new(report)));
         }
-        let is_first = acting.rev().is_none() && report.unasked;
-        if !needs_approval && !sent.confirm && !is_first && self.is_untried(&report) {
-            return Err(Refusal::Untried(Box::new(report)));
-        }
         let first = (acting.files.clone(), acting.rules.revision().to_owned());
         let draft = RuleDraft {
             files: sent.files,
@@ -184,14 +173,6 @@ impl Desk {
         }
         self.let_act().await;
         Ok(Publication::Acts(rev, report))
-    }
-
-    /// Whether "nothing would be denied" means no more than that hardly anybody was there. Any change may take something away:
-    /// a new rule limits who had no limit, and where one is gone a stricter one may act in its place.
-    fn is_untried(&self, report: &Report) -> bool {
-        let remembered = report.rehearsal.as_ref().map_or(0, |rehearsal| rehearsal.weight);
-        // Whoever lets everything pass without a question is asked none.
-        self.guardrails.confirm_over < 1.0 && !report.diff.is_empty() && remembered < ENOUGH
     }
 
     /// Lets a revision act that waits for another person.

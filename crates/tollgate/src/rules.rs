@@ -11,6 +11,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// So many requests say something about whom rules would deny.
+const ENOUGH: u64 = 100;
+
 #[derive(Debug, Args)]
 pub(crate) struct RulesFlags {
     #[command(flatten)]
@@ -187,6 +190,9 @@ fn report(told: &Value) -> anyhow::Result<()> {
             percent("newly_allowed_share"),
             percent("tenants_affected_share"),
         )?;
+        if rehearsal["weight"].as_u64().is_some_and(|weight| weight < ENOUGH) {
+            writeln!(out, "that is too little to say whom they would deny")?;
+        }
         let rows = rehearsal["top"].as_array().into_iter().flatten().map(|one| {
             let share = format!("{:.1}%", one["share"].as_f64().unwrap_or(0.0) * 100.0);
             [

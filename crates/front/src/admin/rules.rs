@@ -191,14 +191,6 @@ fn refused(refusal: Refusal) -> Reply {
             );
             (StatusCode::CONFLICT, "It would deny much", detail, json!(report))
         }
-        Refusal::Untried(report) => {
-            let seen = report.rehearsal.as_ref().map_or(0, |rehearsal| rehearsal.weight);
-            let detail = format!(
-                "too few requests are remembered ({seen}; 100 would do) to say whom these rules would deny; if they are \
-                 meant, send them again with `confirm: true`"
-            );
-            (StatusCode::CONFLICT, "It cannot be rehearsed", detail, json!(report))
-        }
         Refusal::FromFiles => {
             let detail = "this node takes its rules from files (--rules-from files): change those".to_owned();
             (StatusCode::CONFLICT, "Rules come from files", detail, Value::Null)

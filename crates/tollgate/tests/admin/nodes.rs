@@ -41,7 +41,8 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     assert_eq!((&own["own"], &own["rules_revision"]), (&json!(true), &seen["rules_revision"]));
 
     // A change is made at one; the other tells that it acts there, and how long that took.
-    let published = json!({"files": [{"name": "a.yaml", "text": RULES.replace("3/hour", "4/hour")}], "reason": "test", "confirm": true});
+    let published =
+        json!({"files": [{"name": "a.yaml", "text": RULES.replace("3/hour", "4/hour")}], "reason": "test"});
     let done = east.ask("POST", "/admin/v1/rules", &[], &published);
     assert_eq!(done.status, 201, "{}", done.text());
     let wanted = done.json()["revision"].clone();
@@ -163,7 +164,7 @@ fn pages_hear_of_what_is_changed_at_another_node() {
     ask("POST", &format!("/admin/v1/usage/{KEY}/grant"), &json!({"units": 5, "reason": "test"}));
     all += &hears(&mut page, "quota");
     let files = json!([{"name": "a.yaml", "text": RULES.replace("3/hour", "4/hour")}]);
-    ask("POST", "/admin/v1/rules", &json!({"files": files, "reason": "test", "confirm": true}));
+    ask("POST", "/admin/v1/rules", &json!({"files": files, "reason": "test"}));
     all += &hears(&mut page, "rules");
     assert!(!all.contains("PLANTED") && !all.contains("sk_liv"), "no event says whom it is about: {all}");
     assert!(all.contains("\"revision\":"), "{all}");
