@@ -123,18 +123,19 @@ impl Drop for Paying<'_> {
 
 impl<S: CounterStore> Limiter<S> {
     /// Charges the shared counters with what was let through without them. To be called now and then; does nothing, at no
-    /// cost, when nothing is owed. What cannot be charged yet is kept.
-    pub async fn pay_debts(&self) {
+    /// cost, when nothing is owed. What cannot be charged yet is kept; whether there is any such.
+    pub async fn pay_debts(&self) -> bool {
         if !self.debts.are_open() {
-            return;
+            return false;
         }
         let owing: Vec<Name> = self.debts.book().owed.keys().copied().collect();
         for batch in owing.chunks(BATCH) {
             let Ok(paying) = self.debts.take(batch) else { continue };
             if !paying.list.is_empty() && paying.pay(&self.store).await.is_err() {
-                break;
+                return true;
             }
         }
+        false
     }
 
     /// Pays what the counters of these charges owe. An error says for which of them the store is as good as away.

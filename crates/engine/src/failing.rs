@@ -69,7 +69,10 @@ impl<S: CounterStore> Limiter<S> {
             let local = deciding.is_some_and(|at| !stranded.failed[at]);
             answer.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
         }
-        self.fallbacks.note(owed_to.map_or("", |rule| &rule.name), answer.origin);
+        // What only rules in shadow could not be asked about would have passed anyway.
+        if deciding.is_some() {
+            self.fallbacks.note(owed_to.map_or("", |rule| &rule.name), answer.origin);
+        }
     }
 
     /// Charges what the store can still decide.

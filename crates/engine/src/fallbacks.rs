@@ -1,22 +1,29 @@
 //! How often decisions were made without the store, by rule: an operator's sign that a fail policy is at work.
 
+use crate::by_rule::ByRule;
 use crate::decision::Origin;
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts by rule and origin. Only the failing path comes here, so a lock is cheap enough. There are as many names as
-/// there are rules; those of rules that are gone stay, as counters do.
+/// What such a decision rests on.
+const ORIGINS: [Origin; 3] = [Origin::FailOpen, Origin::FailClosed, Origin::Local];
+
+/// Counts by rule and origin.
 #[derive(Default)]
-pub(crate) struct Fallbacks(Mutex<BTreeMap<(String, &'static str), u64>>);
+pub(crate) struct Fallbacks(ByRule<[AtomicU64; ORIGINS.len()]>);
 
 impl Fallbacks {
     pub(crate) fn note(&self, rule: &str, origin: Origin) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *counts.entry((rule.to_owned(), origin.name())).or_default() += 1;
+        if let Some(at) = ORIGINS.iter().position(|known| *known == origin) {
+            self.0.of(rule)[at].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn all(&self) -> Vec<(String, &'static str, u64)> {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.iter().map(|((rule, origin), count)| (rule.clone(), *origin, *count)).collect()
+        let each = self.0.all(|rule, counts| {
+            let counts = ORIGINS.iter().zip(counts.each_ref().map(|count| count.load(Ordering::Relaxed)));
+            let told = counts.filter(|(_, count)| *count > 0);
+            told.map(|(origin, count)| (rule.to_owned(), origin.name(), count)).collect::<Vec<_>>()
+        });
+        each.into_iter().flatten().collect()
     }
 }

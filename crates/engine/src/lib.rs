@@ -23,6 +23,7 @@
 //! | `throttle` | limits that callers bring themselves, apart from the rules |
 //! | `ids` | how a decision gets its name |
 
+mod by_rule;
 mod check;
 mod debts;
 mod decision;

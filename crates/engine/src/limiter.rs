@@ -32,7 +32,7 @@ pub struct Limiter<S> {
     pub(crate) fallback: Option<MemoryStore<Arc<dyn Clock>>>,
     pub(crate) debts: Debts,
     pub(crate) fallbacks: Fallbacks,
-    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) in_flight: InFlight,
     /// What is agreed with single callers.
     pub(crate) tenants: Option<Arc<dyn Tenants>>,
     /// What operators have decided in an emergency.
@@ -56,7 +56,7 @@ impl<S: CounterStore> Limiter<S> {
             fallback: None,
             debts: Debts::default(),
             fallbacks: Fallbacks::default(),
-            in_flight: Arc::default(),
+            in_flight: InFlight::default(),
             tenants: None,
             emergencies: Arc::default(),
             observers: SmallVec::new(),

@@ -55,8 +55,14 @@ fn each_class_fails_as_it_says() {
         (&[("other", "u")], Origin::Unmatched, None),
     ];
     for (request, origin, denied_by) in cases {
-        let decision = check(&limiter(), request, Cost::ONE);
+        let limiter = limiter();
+        let decision = check(&limiter, request, Cost::ONE);
         assert_eq!(decision.origin, origin, "{request:?}");
+        // Nobody is told of a rule in shadow that it lets something through: it always does.
+        let counted: Vec<_> =
+            limiter.fallbacks().into_iter().map(|(_, origin, count)| (origin, count)).collect();
+        let told = request != [("trial", "u")] && origin != Origin::Unmatched;
+        assert_eq!(counted, if told { vec![(origin.name(), 1)] } else { vec![] }, "{request:?}");
         assert_eq!(decision.denied_by_name(), denied_by, "{request:?}");
         assert_eq!(decision.is_allowed(), origin != Origin::FailClosed, "{request:?}");
     }
@@ -135,7 +141,7 @@ fn an_outage_neither_opens_the_gates_nor_ends_in_a_burst() {
     let outage = outage("{domain: d, descriptors: [{key: user, name: u, limit: 10/hour}]}");
     outage.set(GONE);
     assert_eq!(outage.passed(&[("user", "x")], 30), (10, Origin::Local));
-    pollster::block_on(outage.limiter.pay_debts());
+    assert!(pollster::block_on(outage.limiter.pay_debts()), "it cannot be paid yet");
     outage.set(WELL);
     outage.clock.advance(Span::from_secs(1));
     pollster::block_on(outage.limiter.pay_debts());

@@ -86,11 +86,15 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Charges the shared counters with what was let through while they were away.
+/// Charges the shared counters with what was let through while they were away. While they still are, ever more seldom: each try
+/// counts as an error of theirs, and whoever owes pays before he is served anyway.
 pub(crate) async fn pay_debts(limiter: Arc<Limiter<Store>>) {
+    const SOON: Duration = Duration::from_millis(100);
+    const LATE: Duration = Duration::from_secs(5);
+    let mut pause = SOON;
     loop {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        limiter.pay_debts().await;
+        tokio::time::sleep(pause).await;
+        pause = if limiter.pay_debts().await { LATE.min(pause * 2) } else { SOON };
     }
 }
 

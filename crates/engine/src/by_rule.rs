@@ -1,0 +1,79 @@
+//! Figures by rule, for those who watch: found by the rule's name without a lock, and of a bounded number of names whatever rules
+//! come and go. What is beyond that is counted together.
+
+use arc_swap::ArcSwap;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// So many names are told apart. Names of rules that are gone stay, as counters do.
+const MOST: usize = 1_024;
+/// What the others are called.
+const OTHER: &str = "other";
+
+type Known<T> = BTreeMap<Box<str>, Arc<T>>;
+
+/// One figure, or a few, for each rule.
+#[derive(Debug)]
+pub(crate) struct ByRule<T> {
+    known: ArcSwap<Known<T>>,
+    adding: Mutex<()>,
+}
+
+impl<T> Default for ByRule<T> {
+    fn default() -> Self {
+        Self { known: ArcSwap::default(), adding: Mutex::default() }
+    }
+}
+
+impl<T: Default> ByRule<T> {
+    /// Those of one rule.
+    pub(crate) fn of(&self, rule: &str) -> Arc<T> {
+        match self.known.load().get(rule) {
+            Some(known) => Arc::clone(known),
+            None => self.add(rule),
+        }
+    }
+
+    #[cold]
+    fn add(&self, rule: &str) -> Arc<T> {
+        let _one = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.load();
+        let name = if known.len() < MOST || known.contains_key(rule) { rule } else { OTHER };
+        if let Some(known) = known.get(name) {
+            return Arc::clone(known);
+        }
+        let mut more = Known::clone(&known);
+        let added = Arc::clone(more.entry(name.into()).or_default());
+        self.known.store(Arc::new(more));
+        added
+    }
+
+    /// Those of all rules that ever had any, by name.
+    pub(crate) fn all<U>(&self, read: impl Fn(&str, &T) -> U) -> Vec<U> {
+        self.known.load().iter().map(|(rule, figures)| read(rule, figures)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn however_many_rules_come_and_go_names_are_bounded_and_nothing_is_lost() {
+        let counts: ByRule<AtomicU64> = ByRule::default();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for rule in 0..3_000 {
+                        counts.of(&format!("rule-{rule}")).fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        let all = counts.all(|rule, count| (rule.to_owned(), count.load(Ordering::Relaxed)));
+        assert_eq!(all.len(), MOST + 1);
+        assert_eq!(all.iter().map(|(_, count)| count).sum::<u64>(), 6_000);
+        assert!(all.iter().any(|(rule, count)| rule == OTHER && *count == 2 * (3_000 - MOST as u64)));
+    }
+}
