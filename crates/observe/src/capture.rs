@@ -4,6 +4,7 @@
 //! Buffers are of bounded size. When the worker is behind, what does not fit is dropped and counted: a decision never waits
 //! for whoever wants to read about it.
 
+use crate::mask::Mask;
 use crate::names::{Layout, THROTTLE_NAME};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -119,6 +120,7 @@ impl Buffer {
         decision: &Decision,
         layout: &Arc<Layout>,
         noted: Noted,
+        mask: &Mask,
         at: Timestamp,
     ) -> bool {
         if self.is_full() {
@@ -130,13 +132,9 @@ impl Buffer {
         let (start, first) = (self.text.len(), self.ends.len());
         self.put(check.domain);
         match check.request {
-            Request::Attributes(pairs) => self.put_pairs(pairs, MOST_PAIRS),
+            Request::Attributes(pairs) => self.put_pairs(pairs.iter(), mask),
             Request::Descriptors(descriptors) => {
-                let mut room = MOST_PAIRS;
-                for descriptor in descriptors {
-                    self.put_pairs(descriptor.entries, room);
-                    room = room.saturating_sub(descriptor.entries.len());
-                }
+                self.put_pairs(descriptors.iter().flat_map(|descriptor| descriptor.entries), mask);
             }
         }
         let own = noted.status.filter(|status| status.number().is_none());
@@ -166,7 +164,8 @@ impl Buffer {
         let (start, first) = (self.text.len(), self.ends.len());
         self.put(THROTTLE_NAME);
         if let Some(Part::Text(key)) = charge.key.parts.first() {
-            self.put_pairs(&[("key", key)], 1);
+            self.put("key");
+            self.put(key);
         }
         let retry_after = noted.status.and_then(|status| match status.outcome.verdict {
             Verdict::Denied { retry_after } => retry_after,
@@ -193,8 +192,22 @@ impl Buffer {
         self.captures.len() >= MOST || self.text.len() >= MOST_TEXT
     }
 
-    fn put_pairs(&mut self, pairs: &[(&str, &str)], room: usize) {
-        for (key, value) in pairs.iter().filter(|(key, _)| *key != "global").take(room) {
+    /// Attributes, as many as are kept. What is hidden goes first where there are too many: only what is known to be a secret
+    /// is recognised as one under other names.
+    fn put_pairs<'p>(&mut self, pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone, mask: &Mask) {
+        let pairs = pairs.filter(|(key, _)| *key != "global");
+        let mut open = MOST_PAIRS;
+        let too_many = pairs.clone().nth(MOST_PAIRS).is_some();
+        if too_many {
+            open = open.saturating_sub(pairs.clone().filter(|(key, _)| mask.hides(key)).count());
+        }
+        let kept = pairs.filter(|(key, _)| {
+            let is_hidden = too_many && mask.hides(key);
+            let is_kept = is_hidden || open > 0;
+            open -= usize::from(is_kept && !is_hidden);
+            is_kept
+        });
+        for (key, value) in kept.take(MOST_PAIRS) {
             self.put(key);
             self.put(value);
         }

@@ -29,6 +29,9 @@ const ADDRESSES: [&str; 4] = ["remote_address", "ip", "client_ip", "source_addre
 /// Attributes that tell what is asked for, and not by whom.
 const NOBODY: [&str; 5] = ["endpoint", "path", "method", "host", "route"];
 
+/// Nothing shorter is looked for as a secret under other names: it would be found everywhere.
+const SHORTEST: usize = 4;
+
 /// A keyed hash of a text.
 type Hash = dyn Fn(&str) -> u64 + Send + Sync;
 
@@ -129,7 +132,7 @@ impl Mask {
         self.form == HiddenAs::Hash
     }
 
-    fn hides(&self, name: &str) -> bool {
+    pub(crate) fn hides(&self, name: &str) -> bool {
         match &self.hide {
             Hide::All => true,
             Hide::Secrets => may_be_secret(name),
@@ -140,12 +143,16 @@ impl Mask {
     /// What stands for each value; the ids of all, for searching.
     pub(crate) fn shown(&self, pairs: &[(&str, &str)]) -> (Vec<(String, String)>, Vec<u64>) {
         let ids: Vec<u64> = pairs.iter().map(|(_, value)| self.id(value)).collect();
-        let hides: SmallVec<[bool; 16]> = pairs.iter().map(|(name, _)| self.hides(name)).collect();
+        // What a name that was cut said at its end is not known.
+        let hides: SmallVec<[bool; 16]> =
+            pairs.iter().map(|(name, _)| is_cut(name) || self.hides(name)).collect();
         // A secret is one under any name that it is sent by.
         let secret = |value: &str| {
             let mut secrets =
-                pairs.iter().zip(&hides).filter(|((_, other), hidden)| **hidden && other.len() >= 4);
-            secrets.any(|((_, other), _)| value.contains(other))
+                pairs.iter().zip(&hides).filter(|((_, other), hidden)| **hidden && other.len() >= SHORTEST);
+            secrets.any(|((_, other), _)| {
+                value.contains(other) || (is_cut(value) && ends_with_beginning(value, other))
+            })
         };
         let shown = pairs.iter().zip(&ids).zip(&hides).map(|(((name, value), id), hidden)| {
             let hidden = *hidden || secret(value);
@@ -171,18 +178,44 @@ impl Mask {
         shown: &[(String, String)],
         ids: &[u64],
     ) -> Option<Caller> {
-        let by_name = CALLERS.iter().find_map(|name| pairs.iter().position(|(key, _)| key == name));
-        let at = by_name.or_else(|| pairs.iter().position(|(key, _)| !NOBODY.contains(key)))?;
+        let at = caller_at(pairs)?;
         let (name, value) = pairs[at];
         let key = (name == TENANT_KEY && value.len() < LONGEST).then(|| ApiKey(value.into()));
         Some(Caller { id: ids[at], shown: shown[at].1.clone(), key })
     }
 }
 
-/// The network that a request came from: 24 bits of an IPv4 address, 64 of another.
-pub(crate) fn network(pairs: &[(&str, &str)]) -> Option<String> {
-    let (_, value) = pairs.iter().find(|(key, _)| ADDRESSES.contains(key))?;
-    let address: std::net::IpAddr = value.parse().ok()?;
+/// Which attribute tells who asks.
+fn caller_at(pairs: &[(&str, &str)]) -> Option<usize> {
+    let by_name = CALLERS.iter().find_map(|name| pairs.iter().position(|(key, _)| key == name));
+    by_name.or_else(|| pairs.iter().position(|(key, _)| !NOBODY.contains(key)))
+}
+
+/// Whether this may be the beginning of something longer, as it was captured.
+fn is_cut(text: &str) -> bool {
+    // No character is longer than four bytes.
+    text.len() + 4 > LONGEST
+}
+
+/// Whether the end of a value is the beginning of a secret that did not fit.
+fn ends_with_beginning(value: &str, secret: &str) -> bool {
+    let (value, secret) = (value.as_bytes(), secret.as_bytes());
+    (SHORTEST..=secret.len().min(value.len())).any(|length| value.ends_with(&secret[..length]))
+}
+
+/// The network that a request came from: none where its address is hidden, or is all that its caller is known by. What was
+/// shown of the attributes stands in the same order.
+pub(crate) fn network(pairs: &[(&str, &str)], shown: &[(String, String)]) -> Option<String> {
+    let at = pairs.iter().position(|(key, _)| ADDRESSES.contains(key))?;
+    let value = pairs[at].1;
+    let network = network_of(value).filter(|_| shown[at].1 == value)?;
+    let is_caller = caller_at(pairs).and_then(|at| network_of(pairs[at].1)).as_ref() == Some(&network);
+    (!is_caller).then_some(network)
+}
+
+/// 24 bits of an IPv4 address, 64 of another.
+fn network_of(address: &str) -> Option<String> {
+    let address: std::net::IpAddr = address.parse().ok()?;
     Some(match address.to_canonical() {
         std::net::IpAddr::V4(v4) => {
             let [a, b, c, _] = v4.octets();
@@ -223,6 +256,29 @@ mod tests {
         assert_ne!(told, shown(&Mask::of_this_process(), &[("api_key", KEY)]), "the hash is keyed");
     }
 
+    /// Values are cut, and may be so in the midst of a secret.
+    #[test]
+    fn no_part_of_a_secret_is_told_where_a_value_was_cut() {
+        let mask = Mask::by(|_| 0);
+        let whole = format!("/{}/{KEY}", "x".repeat(LONGEST));
+        // Wherever the cut falls: between the first character of the key and the last.
+        for told in SHORTEST..=KEY.len() {
+            let cut = &whole[whole.len() - KEY.len() + told - LONGEST..][..LONGEST];
+            let shown = shown(&mask, &[("path", cut), ("api_key", KEY)]);
+            assert!(shown[0].ends_with("…00000000"), "{told}: {shown:?}");
+        }
+        let ends = &whole[..LONGEST];
+        assert_eq!(shown(&mask, &[("path", ends), ("api_key", KEY)])[0], ends);
+        let short = format!("/a/{}", &KEY[..6]);
+        assert_eq!(shown(&mask, &[("path", &short), ("api_key", KEY)])[0], short, "it was not cut");
+        let name = "n".repeat(LONGEST);
+        assert_eq!(
+            shown(&mask, &[(&name, "abcdefgh")])[0],
+            "ab…00000000",
+            "it may have gone on as `…_token`"
+        );
+    }
+
     #[test]
     fn more_can_be_hidden() {
         let mask = Mask::by(|_| 0x1234_5678_0000_0000);
@@ -246,8 +302,22 @@ mod tests {
         );
         assert_eq!(who(&[("endpoint", "/"), ("shop", "s1")]).as_deref(), Some("s1"));
         assert_eq!(who(&[("endpoint", "/")]), None);
-        assert_eq!(network(&[("ip", "10.1.2.3")]).as_deref(), Some("10.1.2.0/24"));
-        assert_eq!(network(&[("remote_address", "2001:db8:1:2:3::4")]).as_deref(), Some("2001:db8:1:2::/64"));
-        assert_eq!(network(&[("remote_address", "unix")]), None);
+        let from = |mask: &Mask, address| {
+            let pairs = [("user", "bob"), ("remote_address", address)];
+            network(&pairs, &mask.shown(&pairs).0)
+        };
+        assert_eq!(from(&mask, "10.1.2.3").as_deref(), Some("10.1.2.0/24"));
+        assert_eq!(from(&mask, "2001:db8:1:2:3::4").as_deref(), Some("2001:db8:1:2::/64"));
+        assert_eq!(from(&mask, "unix"), None);
+        // Whoever hides addresses hides most of them with their networks.
+        for hide in [Hide::All, Hide::Also(vec!["remote_address".to_owned()])] {
+            assert_eq!(from(&mask.clone().hiding(hide, HiddenAs::Hash), "10.1.2.3"), None);
+        }
+        // Who is known by an address alone shares it with nobody, shown or not.
+        let alone = [("endpoint", "/"), ("ip", "10.1.2.3")];
+        let hidden = mask.hiding(Hide::Also(vec!["user".to_owned()]), HiddenAs::Hash);
+        assert_eq!(network(&alone, &hidden.shown(&alone).0), None);
+        let twice = [("user", "10.1.2.3"), ("ip", "10.1.2.4")];
+        assert_eq!(network(&twice, &hidden.shown(&twice).0), None);
     }
 }

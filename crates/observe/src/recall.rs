@@ -76,10 +76,7 @@ impl Recall {
         let (domain, pairs) = buffer.words(capture);
         let (attributes, ids) = mask.shown(&pairs);
         let caller = mask.caller(&pairs, &attributes, &ids);
-        let network = network(&pairs).filter(|network| {
-            let is_address = |caller: &Caller| caller.shown.starts_with(&network[..network.len() - 4]);
-            !caller.as_ref().is_some_and(is_address)
-        });
+        let network = network(&pairs, &attributes);
         let acted_on = caller.as_ref().filter(|caller| caller.key.is_some() && mask.tells_apart());
         let asker = Arc::new(Asker {
             domain: domain.into(),

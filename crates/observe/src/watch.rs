@@ -208,7 +208,7 @@ impl Observe {
                 // It is being emptied at this moment.
                 Err(TryLockError::WouldBlock) => continue,
             };
-            if buffer.push(check, decision, layout, noted, now) {
+            if buffer.push(check, decision, layout, noted, &self.mask, now) {
                 return;
             }
         }

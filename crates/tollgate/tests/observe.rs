@@ -266,15 +266,22 @@ fn no_key_is_told_anywhere() {
     }
     let descriptors = json!({"domain": "d", "descriptors": [{"entries": [["api_key", KEY], ["authorization", format!("Bearer {KEY}")]]}]});
     server.post("/v1/check", &descriptors);
+    // Values are cut: one in the midst of the key. And of many attributes only some are kept: not the key.
+    let long = format!("{KEY}{}", "PLANTED".repeat(6));
+    let cut = json!({"api_key": long, "path": format!("/{}/{long}", "x".repeat(200))});
+    server.check("d", &cut);
+    let mut many: Vec<[String; 2]> = (0..20).map(|n| [format!("a{n}"), KEY.to_owned()]).collect();
+    many.push(["x_token".to_owned(), KEY.to_owned()]);
+    server.post("/v1/check", &json!({"domain": "d", "descriptors": [{"entries": many}]}));
     let traced = format!(
         "GET /check/orders?api_key={KEY} HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-api-key: {KEY}\r\n\
          traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\ntracestate: k={KEY}\r\n\r\n"
     );
     // The same caller, who has nothing left.
     assert_eq!(server.exchange(traced.as_bytes()).status, 429);
-    let lines = eventually("ten lines", || {
+    let lines = eventually("twelve lines", || {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
-        (text.lines().count() >= 10).then_some(text)
+        (text.lines().count() >= 12).then_some(text)
     });
     for line in lines.lines() {
         let line: Value = serde_json::from_str(line).expect("a line is JSON");

@@ -58,7 +58,7 @@ impl Shared {
         self.swept = now;
         self.networks.retain(|_, keys| {
             keys.retain(|_, last| now.since(last.seen) <= LOOK_BACK);
-            keys.values().any(|last| last.near.is_some())
+            keys.values().any(|last| last.near.is_some_and(|at| now.since(at) <= LOOK_BACK))
         });
     }
 
@@ -105,5 +105,20 @@ mod tests {
         assert!(shared.networks.values().all(|keys| keys.len() <= MOST_KEYS));
         shared.turn(at(400));
         assert!(shared.networks.is_empty());
+    }
+
+    /// On a busy server somebody is always there: who was near once must not take the room of those who are now.
+    #[test]
+    fn networks_where_nobody_is_near_any_more_make_room() {
+        let mut shared = Shared::default();
+        for network in 0..MOST {
+            shared.see(&format!("old{network}"), 1, true, at(0));
+        }
+        for now in [200, 400] {
+            (0..MOST).for_each(|network| shared.see(&format!("old{network}"), 1, false, at(now)));
+            shared.turn(at(now));
+        }
+        (0..5).for_each(|id| shared.see("new", id, true, at(401)));
+        assert_eq!(shared.told(at(402), 10).len(), 1);
     }
 }
