@@ -3,7 +3,7 @@
 use crate::cli::print;
 use crate::client::{self, AdminFlags, Client, encoded};
 use anyhow::Context;
-use clap::Args;
+use clap::{ArgGroup, Args};
 use hyper::Method;
 use serde_json::Value;
 use std::io::Write;
@@ -14,11 +14,12 @@ use tollgate_core::{Clock, SystemClock};
 const NEAR: i64 = 60_000;
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true).args(["id", "key"]))]
 pub(crate) struct WhyFlags {
     #[command(flatten)]
     admin: AdminFlags,
     /// The decision's id: the caller has it in `X-RateLimit-Decision-Id` or `decision_id`.
-    #[arg(value_name = "ID", required_unless_present = "key", conflicts_with_all = ["key", "at"])]
+    #[arg(value_name = "ID", conflicts_with = "at")]
     id: Option<String>,
     /// The caller: an API key or another attribute's value. The last denial, unless --at says when.
     #[arg(long, value_name = "KEY")]
@@ -49,33 +50,85 @@ pub(crate) fn why(flags: &WhyFlags) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The decision that is meant.
+/// The decision that is meant: a denial, if there is one.
 async fn find(client: &Client, key: &str, at: Option<&str>) -> anyhow::Result<String> {
-    let mut path = format!("/admin/v1/decisions?key={}&limit=1000", encoded(key));
     let at = at.map(time).transpose()?;
-    if let Some(at) = at {
-        let written = |millis: i64| {
-            let time = jiff::Timestamp::from_millisecond(at + millis).map(|time| time.to_string());
-            time.context("--at: there is no such time")
+    for verdict in ["&verdict=deny", ""] {
+        let log = Log { client, query: format!("key={}{verdict}", encoded(key)) };
+        let found = match at {
+            None => log.latest("").await?,
+            Some(at) => log.nearest(at).await?,
         };
-        path.push_str(&format!("&from={}&to={}", encoded(&written(-NEAR)?), encoded(&written(NEAR)?)));
+        if let Some(found) = found {
+            return Ok(found.id);
+        }
     }
-    let found = client.ask(Method::GET, &path, None).await?;
-    let found = found["decisions"].as_array().context("the server does not tell of decisions")?;
-    // The latest stand first.
-    let rank = |decision: &&Value| {
-        let made: Option<jiff::Timestamp> = decision["at"].as_str().and_then(|text| text.parse().ok());
-        let off = at.zip(made).map_or(0, |(at, made)| (made.as_millisecond() - at).abs());
-        (decision["verdict"] != "deny", off)
-    };
-    let best = found.iter().min_by_key(rank).and_then(|decision| decision["id"].as_str());
-    best.map(str::to_owned).with_context(|| {
-        let when = if at.is_some() { " within a minute of that time" } else { "" };
-        format!(
-            "no decision about this key is in the node's log{when}; it keeps every denial and some of what it allows, \
-             and only the latest of them"
-        )
-    })
+    let when = if at.is_some() { " within a minute of that time" } else { "" };
+    anyhow::bail!(
+        "no decision about this key is in the node's log{when}; it keeps every denial and some of what it allows, \
+         and only the latest of them"
+    )
+}
+
+/// What a node's log has of somebody.
+struct Log<'a> {
+    client: &'a Client,
+    query: String,
+}
+
+struct Found {
+    id: String,
+    /// In milliseconds since 1970.
+    at: i64,
+}
+
+impl Log<'_> {
+    /// The latest, with more said about it.
+    async fn latest(&self, more: &str) -> anyhow::Result<Option<Found>> {
+        let path = format!("/admin/v1/decisions?{}{more}&limit=1", self.query);
+        let told = self.client.ask(Method::GET, &path, None).await?;
+        let told = told["decisions"].as_array().context("the server does not tell of decisions")?;
+        let Some(first) = told.first() else { return Ok(None) };
+        let made = first["at"].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
+        let (id, made) = first["id"].as_str().zip(made).context("the server does not tell of decisions")?;
+        Ok(Some(Found { id: id.to_owned(), at: made.as_millisecond() }))
+    }
+
+    /// The latest from the first of these milliseconds to the end of the last.
+    async fn latest_within(&self, first: i64, last: i64) -> anyhow::Result<Option<Found>> {
+        let written = |micros: Option<i64>| {
+            let time = micros.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
+            time.map(|time| encoded(&time.to_string())).context("--at: there is no such time")
+        };
+        let from = written(first.checked_mul(1_000))?;
+        let to = written(last.checked_mul(1_000).and_then(|micros| micros.checked_add(999)))?;
+        self.latest(&format!("&from={from}&to={to}")).await
+    }
+
+    /// The first in these milliseconds. The log tells the latest first: what lies before is halved until nothing does, however
+    /// many there are.
+    async fn first_within(&self, mut first: i64, last: i64) -> anyhow::Result<Option<Found>> {
+        let mut best = self.latest_within(first, last).await?;
+        let mut last = best.as_ref().map_or(first, |found| found.at) - 1;
+        while first <= last {
+            let middle = first + (last - first) / 2;
+            match self.latest_within(first, middle).await? {
+                Some(found) => {
+                    last = found.at.min(middle) - 1;
+                    best = Some(found);
+                }
+                None => first = middle + 1,
+            }
+        }
+        Ok(best)
+    }
+
+    /// The one nearest to a time, of those within a minute.
+    async fn nearest(&self, at: i64) -> anyhow::Result<Option<Found>> {
+        let before = self.latest_within(at.saturating_sub(NEAR), at).await?;
+        let after = self.first_within(at.saturating_add(1), at.saturating_add(NEAR)).await?;
+        Ok(before.into_iter().chain(after).min_by_key(|found| found.at.abs_diff(at)))
+    }
 }
 
 /// A time of today, or of yesterday if it has not come yet; or a whole one. In milliseconds since 1970.
