@@ -1,12 +1,13 @@
 //! What the limiter answers. A decision holds the rule set that it was made by, so that it can always name its rules.
 
+use crate::check::{Check, Request};
 use crate::emergency::Effect;
 use crate::grant::{Grants, Paid};
 use crate::ids::DecisionId;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Limit, Outcome, Period, Span, Verdict};
+use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, Span, Verdict};
 use tollgate_rules::{Match, Role, RuleLimit, Ruleset, Tenant};
 
 /// Whether the request may pass.
@@ -313,6 +314,22 @@ impl Decision {
             LimitRef::Rule(id) => self.rules.limit(id),
             LimitRef::Own(at) => self.own.get(usize::from(at)),
         }
+    }
+
+    /// What a limit took, or would have taken, of the request that was decided on. Worked out anew for the few who ask:
+    /// statuses are copied for every limit of every decision.
+    #[must_use]
+    pub fn cost(&self, check: &Check<'_>, status: &LimitStatus) -> Cost {
+        let (asked, attributes) = match check.request {
+            Request::Attributes(attributes) => (check.cost, attributes),
+            Request::Descriptors(descriptors) => match descriptors.get(usize::from(status.descriptor)) {
+                Some(descriptor) => (descriptor.cost(check.cost), descriptor.entries),
+                None => return check.cost,
+            },
+        };
+        let rule = status.rule.and_then(|rule| self.rules.rule(rule));
+        let cost = rule.map_or(asked, |rule| rule.cost_of(asked, attributes));
+        self.limit(status).map_or(cost, |limit| limit.takes(cost))
     }
 
     /// The name of a limit's rule.

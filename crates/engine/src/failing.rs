@@ -6,7 +6,7 @@
 //! request that is then turned away is given back.
 
 use crate::decision::{Answer, Origin, Ruling};
-use crate::fold::{by, fold};
+use crate::fold::{by, fold, unanswered};
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use tollgate_core::{
@@ -56,6 +56,7 @@ impl<S: CounterStore> Limiter<S> {
         if let Some(hit) = closed {
             owed_to = hit.rule;
             self.give_back(&stranded).await;
+            unanswered(plan, answer);
             answer.ruling = Ruling::Denied { retry_after: Some(RETRY) };
             answer.origin = Origin::FailClosed;
             answer.denied_by = Some(by(hit));

@@ -54,6 +54,12 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
     }
 }
 
+/// The limits that were met, where nobody answers for any.
+#[cold]
+pub(crate) fn unanswered(plan: &Plan<'_>, answer: &mut Answer) {
+    plan.hits.iter().for_each(|hit| push_status(answer, hit, Outcome::UNANSWERED));
+}
+
 /// Names the denial, and says when to come back.
 #[cold]
 fn refuse(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {

@@ -9,7 +9,7 @@ use crate::names::{Layout, THROTTLE_NAME};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-use tollgate_core::{Charge, Limit, Part, Span, Timestamp, Verdict};
+use tollgate_core::{Charge, Cost, Limit, Part, Span, Timestamp, Verdict};
 use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, Request};
 
 /// Decisions that one buffer holds.
@@ -91,7 +91,10 @@ pub(crate) struct Capture {
     pub(crate) noted: Noted,
     pub(crate) origin: Origin,
     pub(crate) front: &'static str,
+    /// What it cost by that limit.
     pub(crate) cost: u64,
+    /// The measure of an emergency that made a difference.
+    pub(crate) measure: Option<Box<str>>,
     pub(crate) retry_after: Option<Span>,
     pub(crate) delay: Span,
     /// A limit that is not the rule set's.
@@ -101,6 +104,11 @@ pub(crate) struct Capture {
     /// Its ends among the buffer's: of the domain, then of keys and values in turn.
     ends: Range<usize>,
     start: usize,
+}
+
+/// Units that are taken; none by what gives back.
+fn taken(cost: Cost) -> u64 {
+    if cost.is_refund() { 0 } else { cost.units() }
 }
 
 /// Decisions that were set aside.
@@ -145,7 +153,8 @@ impl Buffer {
             noted,
             origin: decision.origin,
             front: check.front,
-            cost: if check.cost.is_refund() { 0 } else { check.cost.units() },
+            cost: taken(noted.status.map_or(check.cost, |status| decision.cost(check, &status))),
+            measure: decision.emergency().map(Into::into),
             retry_after: decision.retry_after(),
             delay: decision.delay(),
             own,
@@ -177,7 +186,8 @@ impl Buffer {
             noted,
             origin: Origin::Store,
             front: "resp",
-            cost: if charge.cost.is_refund() { 0 } else { charge.cost.units() },
+            cost: taken(charge.cost),
+            measure: None,
             retry_after,
             delay: Span::ZERO,
             own: Some(Box::new(charge.limit.clone())),

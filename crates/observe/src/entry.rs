@@ -27,6 +27,7 @@ pub struct Entry {
     front: &'static str,
     limit: Option<Told>,
     cost: u64,
+    measure: Option<Box<str>>,
     retry_after: Option<Span>,
     delay: Span,
     /// Of the rules; none, for a limit that a caller brought.
@@ -77,6 +78,7 @@ impl Entry {
             front: capture.front,
             limit,
             cost: capture.cost,
+            measure: capture.measure.clone(),
             retry_after: capture.retry_after,
             delay: capture.delay,
             revision: layout.map(|layout| Arc::clone(&layout.revision)),
@@ -122,6 +124,7 @@ impl Entry {
             ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
             ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
             ("delay_ms", (self.delay > Span::ZERO).then(|| json!(self.delay.ceil_millis()))),
+            ("emergency", self.measure.as_ref().map(|measure| json!(measure))),
             ("region", place.region.as_ref().map(|region| json!(region))),
         ];
         for (name, value) in more {
@@ -136,12 +139,13 @@ impl Entry {
     #[must_use]
     pub fn why(&self) -> String {
         let rule = &self.name.rule;
+        let measure = self.measure.as_deref().unwrap_or("emergency");
         let mut why = match (self.ruled, self.origin) {
             (Ruled::Deny, Origin::FailClosed) => {
                 format!("Denied: the store was away, and rule `{rule}` turns requests away then")
             }
-            (Ruled::Deny, Origin::Emergency) => "Denied by an emergency measure of an operator".to_owned(),
-            (_, Origin::Emergency) => "Allowed by an emergency measure of an operator".to_owned(),
+            (Ruled::Deny, Origin::Emergency) => format!("Denied by `{measure}`, a measure of an operator"),
+            (_, Origin::Emergency) => format!("Allowed by `{measure}`, a measure of an operator"),
             (Ruled::Allow, Origin::Grant) => {
                 format!("Allowed by rule `{rule}` out of extra quota that was granted")
             }
@@ -165,6 +169,10 @@ impl Entry {
             );
         }
         match (self.ruled, self.retry_after) {
+            // Callers are told when to try again; nobody knows when it will help.
+            (Ruled::Deny, _) if self.origin == Origin::FailClosed => {
+                why.push_str("; the same request passes once the store is back, if its limits have room");
+            }
             (Ruled::Deny, Some(wait)) => {
                 let _ = write!(why, "; the same request would have passed {} later", for_people(wait));
             }
@@ -209,12 +217,14 @@ impl Entry {
             Some(revision) => format!("Rules {revision} on node {}: {decided}.", place.node),
             None => format!("The limit came with the call, on node {}: {decided}.", place.node),
         });
-        let passes =
-            self.retry_after.filter(|_| self.ruled == Ruled::Deny).map(|wait| rfc3339(self.at + wait));
+        let is_known = self.ruled == Ruled::Deny && self.origin != Origin::FailClosed;
+        let passes = self.retry_after.filter(|_| is_known).map(|wait| rfc3339(self.at + wait));
         if let Some(at) = &passes {
-            lines.push(format!(
-                "The same request would have passed at {at}, if nobody else had taken the units."
-            ));
+            let provided = match self.origin {
+                Origin::Emergency => "when the measure ends",
+                _ => "if nobody else had taken the units",
+            };
+            lines.push(format!("The same request would have passed at {at}, {provided}."));
         }
         (lines, passes)
     }

@@ -6,6 +6,7 @@ use crate::names::{NO_TIER, OTHER, part};
 use crate::observe::Observe;
 use crate::stripe::{FRONTS, Local, add};
 use std::sync::TryLockError;
+use std::sync::atomic::AtomicU64;
 use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
 use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, RulingBy};
 use tollgate_rules::Role;
@@ -81,7 +82,7 @@ impl Observe {
         let allowed = decision.is_allowed();
         // The limit nearest its end, of those that decide; the rule whose limits are being gone through.
         let (mut least, mut nearest, mut tier) = (f32::INFINITY, None, NO_TIER);
-        let (mut rule, mut met) = (None, (OTHER, false));
+        let (mut rule, mut met) = (None, Met::default());
         let mut shadowed: Option<(u32, &LimitStatus)> = None;
         let mut unanswered = None;
         for status in &decision.limits {
@@ -97,34 +98,36 @@ impl Observe {
                     (slot, layout.tier(decision.agreed_tier()), decides, part(capacity))
                 }
             };
+            if rule != Some(status.rule) {
+                if rule.is_some() {
+                    met.count(stripe.cells(met.slot));
+                }
+                (rule, met) = (Some(status.rule), Met { slot, ..Met::default() });
+            }
             let denied = match status.outcome.verdict {
                 Verdict::Unanswered => {
                     unanswered = unanswered.or(Some(slot).filter(|_| decides));
+                    met.denied |=
+                        status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own)));
                     continue;
                 }
                 Verdict::Denied { .. } => true,
                 Verdict::Allowed { .. } => false,
             };
             if denied && is_shadow(status.role, allowed, decision) {
-                add(&stripe.cells(slot)[SHADOW_DENY], 1);
+                met.shadowed = true;
                 shadowed.get_or_insert((slot, status));
             }
-            if rule != Some(status.rule) {
-                if rule.is_some() {
-                    add(&stripe.cells(met.0)[if met.1 { MET_DENY } else { MET_ALLOW }], 1);
-                }
-                (rule, met) = (Some(status.rule), (slot, false));
-            }
-            met.1 |= denied;
+            met.denied |= denied;
             // Signed numbers are the quicker to convert; a limit has never so many units that it matters.
             let share = status.outcome.remaining as i64 as f32 * scale;
             if decides && share < least {
                 (least, nearest, tier) = (share, Some((slot, status)), own_tier);
             }
         }
-        let met_cells = stripe.cells(met.0);
+        let met_cells = stripe.cells(met.slot);
         if rule.is_some() {
-            add(&met_cells[if met.1 { MET_DENY } else { MET_ALLOW }], 1);
+            met.count(met_cells);
         }
         if nearest.is_some() {
             stripe.remains(tier, least.min(1.0));
@@ -144,7 +147,7 @@ impl Observe {
             None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
         let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
-        let cells = if slot == met.0 { met_cells } else { stripe.cells(slot) };
+        let cells = if slot == met.slot { met_cells } else { stripe.cells(slot) };
         add(&cells[verdict * ORIGINS.len() + origin(decision.origin)], 1);
 
         let log = !allowed || shadowed.is_some();
@@ -214,6 +217,31 @@ impl Observe {
         }
         if log {
             add(&local.stripe.dropped, 1);
+        }
+    }
+}
+
+/// What became of a request by one rule, over all its limits: each rule that is met counts once.
+#[derive(Clone, Copy)]
+struct Met {
+    slot: u32,
+    denied: bool,
+    /// It would have been denied, by a limit that does not bite.
+    shadowed: bool,
+}
+
+impl Default for Met {
+    fn default() -> Self {
+        Self { slot: OTHER, denied: false, shadowed: false }
+    }
+}
+
+impl Met {
+    #[inline]
+    fn count(self, cells: &[AtomicU64]) {
+        add(&cells[if self.denied { MET_DENY } else { MET_ALLOW }], 1);
+        if self.shadowed {
+            add(&cells[SHADOW_DENY], 1);
         }
     }
 }

@@ -21,6 +21,14 @@ pub struct Descriptor<'a> {
     pub limit: Option<(u32, crate::unit::Unit)>,
 }
 
+impl Descriptor<'_> {
+    /// What it costs as part of a request with so many hits; of descriptors, a request without a number is one.
+    #[must_use]
+    pub fn cost(&self, request: Cost) -> Cost {
+        self.hits.unwrap_or(if request.is_look() { Cost::ONE } else { request })
+    }
+}
+
 /// Which limit a hit is about.
 #[derive(Clone, Debug)]
 pub enum HitLimit<'p> {

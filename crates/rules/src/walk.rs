@@ -78,13 +78,12 @@ impl Domain {
         hits: Cost,
         plan: &mut Plan<'p>,
     ) {
-        let request_hits = if hits.is_look() { Cost::ONE } else { hits };
         if self.asks_tier {
             plan.tier = plan.tenant.and_then(Tenant::tier);
         }
         for (i, descriptor) in descriptors.iter().enumerate() {
             let i = u16::try_from(i).unwrap_or(u16::MAX);
-            let cost = descriptor.hits.unwrap_or(request_hits);
+            let cost = descriptor.cost(hits);
             if self.asks_tier && plan.tier.is_none() {
                 plan.tier = find(descriptor.entries, &self.tier_key);
             }
@@ -273,19 +272,35 @@ struct CostOf<'a> {
     attributes: &'a Attributes<'a>,
 }
 
-impl CostOf<'_> {
-    /// A look stays one. A refund by attribute is what the caller says: the attribute told what was to be taken.
-    fn of(self, rule: &Rule) -> Cost {
-        match &rule.cost {
-            CostFrom::Request => self.cost,
-            _ if self.cost.is_look() => self.cost,
-            CostFrom::Fixed(units) if self.cost.is_refund() => Cost::refund(*units),
+impl Rule {
+    /// What a request costs by this rule, if the request itself says `asked`. A look stays one. A refund by attribute is what
+    /// the caller says: the attribute told what was to be taken.
+    #[must_use]
+    pub fn cost_of(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
+        match &self.cost {
+            CostFrom::Request => asked,
+            _ if asked.is_look() => asked,
+            CostFrom::Fixed(units) if asked.is_refund() => Cost::refund(*units),
             CostFrom::Fixed(units) => Cost::take(*units),
-            CostFrom::Attribute(_) if self.cost.is_refund() => self.cost,
+            CostFrom::Attribute(_) if asked.is_refund() => asked,
             CostFrom::Attribute(name) => {
-                let units = find(self.attributes, name).and_then(|value| value.parse().ok());
-                units.map_or(self.cost, Cost::take)
+                let units = find(attributes, name).and_then(|value| value.parse().ok());
+                units.map_or(asked, Cost::take)
             }
+        }
+    }
+}
+
+impl RuleLimit {
+    /// What this limit takes of a request that costs so much: of permits a request holds one, whatever it costs, and giving
+    /// back is `release`, not a refund.
+    #[must_use]
+    #[inline]
+    pub fn takes(&self, cost: Cost) -> Cost {
+        match self.limit.algorithm() {
+            Algorithm::Concurrency if cost.is_look() || cost.is_refund() => Cost::LOOK,
+            Algorithm::Concurrency => Cost::ONE,
+            _ => cost,
         }
     }
 }
@@ -315,9 +330,9 @@ fn push_hits<'p>(
     }
     let Some((_, end)) = push_parts(plan, path) else { return Match::None };
     let parts = (u16::try_from(start).unwrap_or(end), end);
-    let cost = cost.of(rule);
+    let cost = rule.cost_of(cost.cost, cost.attributes);
     for limit in limits {
-        let cost = if limit.limit.algorithm() == Algorithm::Concurrency { permits(cost) } else { cost };
+        let cost = limit.takes(cost);
         let enforcement = Hit::enforcement(limit.role, rule.action, profile);
         plan.hits.push(Hit {
             rule: Some(rule),
@@ -329,11 +344,6 @@ fn push_hits<'p>(
         });
     }
     Match::Limited
-}
-
-/// A request holds one permit, whatever it costs; giving back is `release`, not a refund.
-fn permits(cost: Cost) -> Cost {
-    if cost.is_look() || cost.is_refund() { Cost::LOOK } else { Cost::ONE }
 }
 
 /// `None` beyond 65,535 values, which no front lets a request have.

@@ -193,6 +193,36 @@ fn a_denied_caller_can_be_told_why() {
     assert!(said.code == Some(1) && said.err.contains("no such decision"), "{}", said.err);
 }
 
+/// Whoever asks about one moment is told of that moment, however much came after it.
+#[test]
+fn a_decision_is_found_in_a_flood() {
+    let rules =
+        "{domain: d, descriptors: [{key: bad, name: bad, limit: 0/hour}, {key: user, limit: 1000000/hour}]}";
+    let server = Server::start_with_rules(rules, &["--decision-log-allowed", "1"]);
+    let (bad, good) = (json!({"user": "u1", "bad": "x"}), json!({"user": "u1"}));
+    let place = admin(&server).to_string();
+    let why = |more: &[&str]| -> Value {
+        let said = run(&[&["why", "--key", "u1", "--admin", &place, "--json"], more].concat());
+        serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{}{}", said.out, said.err))
+    };
+    let flood = |caller: &Value| (0..1_100).for_each(|_| drop(server.check("d", caller)));
+    let first = server.check("d", &bad).json()["decision_id"].clone();
+    flood(&good);
+    let told = why(&[]);
+    assert_eq!(told["id"], first, "the last denial, and not what was allowed since");
+    flood(&bad);
+    let at = told["at"].as_str().expect("a time");
+    // Two decisions may be of one millisecond.
+    assert_eq!(why(&["--at", at])["at"], at);
+    let early = at.parse::<jiff::Timestamp>().expect("a time") - jiff::SignedDuration::from_secs(40);
+    assert_eq!(why(&["--at", &early.to_string()])["at"], at, "nothing was before, much is after");
+    let late = early - jiff::SignedDuration::from_secs(60);
+    let said = run(&["why", "--key", "u1", "--admin", &place, "--at", &late.to_string()]);
+    assert!(said.code == Some(1) && said.err.contains("within a minute"), "{}{}", said.out, said.err);
+    let said = run(&["why", "--admin", &place]);
+    assert!(said.code == Some(2) && said.err.contains("--key"), "{}", said.err);
+}
+
 /// Two hundred pages left open, most of which do not read: all that do are served, and decisions go on.
 #[test]
 fn many_can_look_on() {

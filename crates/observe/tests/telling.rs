@@ -1,0 +1,165 @@
+//! What is told of a decision is what happened: the counts of its rules, what it cost, and when it would have passed; with the
+//! store, without it, and in an emergency.
+
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tollgate_core::{Charge, Clock, Cost, CounterStore, Outcomes, Permit, Span, StoreError, SystemClock};
+use tollgate_engine::{Act, Check, Emergencies, Limiter, Measure, Target};
+use tollgate_observe::{Format, Observe, Page, Search, Settings};
+use tollgate_rules::{Descriptor, Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+/// A store that is always away.
+struct Away;
+
+impl CounterStore for Away {
+    async fn charge(&self, _: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        Err(StoreError::Timeout)
+    }
+    async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
+        Err(StoreError::Timeout)
+    }
+    async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
+        Err(StoreError::Timeout)
+    }
+}
+
+fn memory() -> MemoryStore<SystemClock> {
+    MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), SystemClock::new()).expect("memory")
+}
+
+/// A limiter whose every decision is in the log.
+fn watched<S: CounterStore>(text: &str, store: S) -> (Limiter<S>, Arc<Observe>) {
+    let observe = Observe::new(Settings { allowed: 1.0, ..Settings::default() }).expect("a watcher");
+    let rules = Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules");
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::new(SystemClock::new()));
+    (limiter.with_observer(Arc::clone(&observe) as _), observe)
+}
+
+fn ask<S: CounterStore>(limiter: &Limiter<S>, pairs: &[(&str, &str)]) -> bool {
+    pollster::block_on(limiter.check(&Check::attributes("d", pairs))).is_allowed()
+}
+
+/// The log, the latest first: each with its explanation, and when it would have passed.
+fn told(observe: &Observe) -> Vec<(Value, String, Option<String>)> {
+    observe.gather();
+    let found = observe.search(&Search { limit: 100, ..Search::default() }).0;
+    let all = found.iter().map(|entry| {
+        let (lines, passes) = entry.explanation(observe.place());
+        (entry.json(observe.place()), lines.join("\n"), passes)
+    });
+    all.collect()
+}
+
+/// `allow`, `deny` and `shadow_deny` of a rule.
+fn rule(observe: &Observe, name: &str) -> [Value; 3] {
+    let stats = observe.stats(1);
+    let rules = stats["rules"].as_array().expect("rules");
+    let found = rules.iter().find(|rule| rule["rule"] == name).unwrap_or_else(|| panic!("{name}: {stats}"));
+    ["allow", "deny", "shadow_deny"].map(|count| found[count].clone())
+}
+
+/// Who tries a rule out wants to know how many requests it would have denied, not how many of its limits.
+#[test]
+fn a_rule_in_shadow_counts_once_for_each_request() {
+    let text = "{domain: d, descriptors: [
+        {key: a, name: tried, shadow: true, limit: [2/hour, 2/day]},
+        {key: a, value: x, name: other, shadow: true, limit: 3/hour}]}";
+    let (limiter, observe) = watched(text, memory());
+    (0..4).for_each(|_| assert!(ask(&limiter, &[("a", "y")])));
+    (0..4).for_each(|_| assert!(ask(&limiter, &[("a", "x")])));
+    let mut page = Page::new(Format::Prometheus);
+    observe.write(&mut page);
+    let text = page.finish();
+    for (name, count) in [("tried", 2), ("other", 1)] {
+        let line = format!(
+            "ratelimit_decisions_total{{domain=\"d\",rule=\"{name}\",verdict=\"deny\",origin=\"store\",shadow=\"true\"}} {count}\n"
+        );
+        assert!(text.contains(&line), "{name}: {text}");
+        assert_eq!(rule(&observe, name), [json!(4 - count), json!(count), json!(count)], "{name}");
+    }
+}
+
+/// Whatever says what a request costs, it is what was taken, and the counter stood where it did.
+#[test]
+fn costs_are_those_that_were_charged() {
+    let text = "{domain: d, descriptors: [
+        {key: a, name: by-attribute, limit: 100/hour, cost: units},
+        {key: b, name: fixed, limit: 100/hour, cost: 7},
+        {key: c, name: permits, concurrency: 3},
+        {key: e, name: hits, limit: 100/hour}]}";
+    let (limiter, observe) = watched(text, memory());
+    let costs = |observe: &Observe| -> Vec<(Value, Value)> {
+        let all = told(observe).into_iter().rev();
+        all.map(|(told, ..)| (told["cost"].clone(), told["used_before"].clone())).collect()
+    };
+    for (pairs, passed) in [
+        ([("a", "x"), ("units", "40")], true),
+        ([("a", "x"), ("units", "40")], true),
+        ([("a", "x"), ("units", "40")], false),
+        ([("a", "x"), ("units", "no number")], true),
+        ([("b", "x"), ("units", "40")], true),
+        ([("b", "x"), ("units", "40")], true),
+    ] {
+        assert_eq!(ask(&limiter, &pairs), passed, "{pairs:?}");
+    }
+    let expected = [(40, 0), (40, 40), (40, 80), (1, 80), (7, 0), (7, 7)];
+    assert_eq!(costs(&observe), expected.map(|(cost, used)| (json!(cost), json!(used))));
+    // A request holds one permit, whatever it costs; a descriptor says for itself what it costs.
+    let check = Check::attributes("d", &[("c", "x")]).costing(Cost::take(5));
+    assert!(pollster::block_on(limiter.check(&check)).is_allowed());
+    let own =
+        |units| Descriptor { entries: &[("e", "x")], hits: Some(Cost::take(units)), ..Descriptor::default() };
+    for units in [30, 20] {
+        let descriptors = [own(units)];
+        assert!(pollster::block_on(limiter.check(&Check::descriptors("d", &descriptors))).is_allowed());
+    }
+    let expected = [(1, 0), (30, 0), (20, 30)];
+    assert_eq!(costs(&observe)[6..], expected.map(|(cost, used)| (json!(cost), json!(used))));
+}
+
+/// While the store is away rules deny and let pass all the same, and nobody knows how long that will be so.
+#[test]
+fn what_is_decided_without_the_store_is_counted_and_promises_nothing() {
+    let text = "{domain: d, descriptors: [
+        {key: a, name: open, limit: 9/hour, on_error: open},
+        {key: b, name: shut, limit: [9/hour, 20/day], on_error: closed}]}";
+    let (limiter, observe) = watched(text, Away);
+    (0..3).for_each(|_| assert!(ask(&limiter, &[("a", "x")])));
+    (0..2).for_each(|_| assert!(!ask(&limiter, &[("a", "x"), ("b", "x")])));
+    assert_eq!(rule(&observe, "open"), [json!(5), json!(0), json!(0)]);
+    assert_eq!(rule(&observe, "shut"), [json!(0), json!(2), json!(0)]);
+    let (told, lines, passes) = told(&observe).swap_remove(0);
+    assert_eq!(
+        (&told["verdict"], &told["origin"], &told["rule"]),
+        (&json!("deny"), &json!("fail_closed"), &json!("shut"))
+    );
+    assert!(lines.contains("once the store is back") && !lines.contains("would have passed"), "{lines}");
+    assert_eq!(passes, None);
+}
+
+/// Whoever was shut out by an operator hears which measure it was, as the answer says, and when it ends.
+#[test]
+fn a_measure_of_an_emergency_is_named() {
+    let (limiter, observe) =
+        watched("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
+    let emergencies = Arc::new(Emergencies::default());
+    let until = SystemClock::new().now() + Span::from_secs(600);
+    let measure = |name: &str, act, tenant: &str| Measure {
+        name: name.into(),
+        act,
+        target: Target::Tenant(tenant.into()),
+        until,
+    };
+    emergencies
+        .replace([measure("emergency:17", Act::Block, "bad"), measure("emergency:18", Act::Exempt, "good")]);
+    let limiter = limiter.with_emergencies(emergencies);
+    assert!(ask(&limiter, &[("a", "x"), ("tenant", "good")]));
+    assert!(!ask(&limiter, &[("a", "x"), ("tenant", "bad")]));
+    let all = told(&observe);
+    let (told, lines, passes) = &all[0];
+    assert_eq!(told["emergency"], "emergency:17");
+    assert!(lines.contains("Denied by `emergency:17`") && !lines.contains("taken the units"), "{lines}");
+    assert!(passes.as_deref() > told["at"].as_str(), "{told}");
+    assert!(all[1].1.contains("Allowed by `emergency:18`"), "{}", all[1].1);
+}
