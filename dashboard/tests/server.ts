@@ -86,6 +86,12 @@ export class Server {
     if (!answer.ok) throw new Error(`${method} ${path}: ${await answer.text()}`);
   }
 
+  /** What is switched by hand. */
+  async emergencies(): Promise<{ id: string }[]> {
+    const answer = await fetch(`${this.admin}/admin/v1/emergency`);
+    return ((await answer.json()) as { active: { id: string }[] }).active;
+  }
+
   /** Asks whether a request may pass. */
   async check(attributes: Record<string, string>): Promise<boolean> {
     const answer = await fetch(`${this.http}/v1/check`, { method: 'POST', body: JSON.stringify({ domain: 'sample', attributes }) });

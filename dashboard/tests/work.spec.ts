@@ -8,7 +8,10 @@ test('who is denied is listed, explained, and given a limit of their own', async
   const row = page.getByRole('row').filter({ hasText: 'per-key' }).first();
   await expect(row).toBeVisible();
 
+  // A later request of the same caller may have passed, and is no answer to why one was denied.
+  const asked = page.waitForRequest(/admin\/v1\/decisions\?/);
   await row.getByRole('button', { name: /^Why/ }).click();
+  expect(new URL((await asked).url()).searchParams.get('verdict')).toBe('deny');
   const dialog = page.getByRole('dialog');
   await expect(dialog.getByText('denied', { exact: true })).toBeVisible();
   await expect(dialog.getByText('per-key').first()).toBeVisible();
@@ -135,6 +138,42 @@ test('a switch acts, counts down and ends', async ({ page, server }) => {
   await page.getByRole('button', { name: 'End it now' }).click();
   await expect(page.getByText('Nothing is switched by hand')).toBeVisible();
   expect(await server.check({ api_key: key }), 'it has ended').toBe(true);
+});
+
+test('a switch stays in sight while the server does not tell of switches', async ({ page, server }) => {
+  await server.ask('POST', '/admin/v1/emergency', { action: 'shadow_all', target: { kind: 'all' }, reason: 'incident 9' });
+  try {
+    await open(page, server, 'overview');
+    await expect(page.getByText('incident 9')).toBeVisible();
+    await expect(page.getByText('it may be old')).toHaveCount(0);
+    await page.route('**/admin/v1/emergency', (route) => route.fulfill({ status: 503, contentType: 'application/problem+json', body: '{"title":"Database away","detail":"try again"}' }));
+    // Asked for again by itself.
+    await expect(page.getByText('it may be old')).toBeVisible({ timeout: 20_000 });
+    await expect(page.getByText('incident 9')).toBeVisible();
+    await page.goto(`${server.admin}/#/emergency`);
+    await expect(page.getByRole('heading', { name: 'Last known as active' })).toBeVisible();
+    await expect(page.getByText('incident 9')).toBeVisible();
+    await page.unroute('**/admin/v1/emergency');
+    await page.getByRole('button', { name: 'Try again' }).click();
+    await expect(page.getByRole('heading', { name: 'Active now' })).toBeVisible();
+  } finally {
+    for (const { id } of await server.emergencies()) await server.ask('DELETE', `/admin/v1/emergency/${id}`);
+  }
+});
+
+test('what is agreed for later says what acts until then', async ({ page, server }) => {
+  const key = 'later-0123456789';
+  const limit = { descriptor: 'default', requests_per_unit: 70, unit: 'minute' };
+  await server.ask('PUT', `/admin/v1/quotas/${key}`, { tier: 'pro', overrides: [limit], reason: 'ticket 31' });
+  const later = new Date(Date.now() + 86_400_000).toISOString();
+  await server.ask('PUT', `/admin/v1/quotas/${key}`, { overrides: [{ ...limit, requests_per_unit: 90 }], effective_at: later, reason: 'ticket 32' });
+  await open(page, server, 'quotas');
+  const row = page.getByRole('row').filter({ hasText: 'ticket 32' });
+  await expect(row).toContainText('what acts now goes on: tier pro; default 70 / minute.');
+  await row.getByRole('button', { name: /^Change/ }).click();
+  await expect(page.getByRole('dialog')).toContainText('what acts now goes on: tier pro; default 70 / minute.');
+  await page.keyboard.press('Escape');
+  await server.ask('DELETE', `/admin/v1/quotas/${key}`);
 });
 
 test('what is done at another node is seen here, and both are listed', async ({ page }) => {

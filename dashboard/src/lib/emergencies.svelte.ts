@@ -6,16 +6,26 @@ class Emergencies {
   active = $state.raw<Emergency[]>([]);
   problem = $state.raw<Problem | null>(null);
   loaded = $state(false);
+  /** When the list was last told, if ever. */
+  toldAt = $state<string | null>(null);
 
   async load(): Promise<void> {
     try {
       this.active = (await get<{ active: Emergency[] }>('/admin/v1/emergency')).active;
+      this.toldAt = new Date().toISOString();
       this.problem = null;
     } catch (error) {
-      this.active = [];
-      this.problem = asProblem(error);
+      const problem = asProblem(error);
+      // What was told last goes on being shown until it ends by itself: one request that fails switches nothing off.
+      this.active = problem.isMissing ? [] : this.active.filter((one) => new Date(one.expires_at).getTime() > Date.now());
+      this.problem = problem;
     }
     this.loaded = true;
+  }
+
+  /** Whether what is shown is what was last known, and no more. */
+  get isOld(): boolean {
+    return this.problem !== null && this.toldAt !== null;
   }
 }
 
