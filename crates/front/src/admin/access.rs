@@ -12,6 +12,7 @@ use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
 use hyper::http::request::Parts;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 use tollgate_control::{Actor, Claim, Identity, Role};
 
 /// Who is let in.
@@ -167,6 +168,14 @@ pub(super) async fn look(admin: &Admin, head: &Parts) -> Result<Identity, Proble
     match identify(admin, head).await {
         Err(away) if away.status == StatusCode::SERVICE_UNAVAILABLE => lately(admin, head).ok_or(away),
         other => other,
+    }
+}
+
+/// Whether whoever began to look would still be let in, by a database that is to answer in time or else is away.
+pub(super) async fn may_still_look(admin: &Admin, head: &Parts, patience: Duration) -> bool {
+    match tokio::time::timeout(patience, look(admin, head)).await {
+        Ok(found) => found.is_ok(),
+        Err(_) => lately(admin, head).is_some(),
     }
 }
 

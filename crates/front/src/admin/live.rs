@@ -1,13 +1,17 @@
 //! What goes on: `GET /admin/v1/stats` (the last seconds), `/events` (each as it comes, as server-sent events), `/top` (who
 //! asks most) and `/nodes`.
 //!
-//! Whoever reads slowly skips events; nobody waits for a reader. There are only so many readers, so that operators always
-//! find a connection.
+//! Whoever reads slowly skips events; nobody waits for a reader. There are only so many readers, of one place too, so that
+//! operators always find a connection; and they listen for as long as they would be let in, not for as long as they hold on.
 
+use super::access;
+use super::attempts::prefix;
 use super::decisions::{told, watcher};
 use super::query;
 use super::routes::{Asked, Reply, Route};
+use super::seats;
 use super::shared::Shared;
+use super::tls::Caller;
 use crate::http::problem::Problem;
 use bytes::Bytes;
 use futures_util::stream::unfold;
@@ -16,9 +20,12 @@ use hyper::body::Frame;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::time::MissedTickBehavior;
 use tollgate_control::{NodeSeen, Role};
 use tollgate_core::Span;
 use tollgate_observe::rfc3339;
@@ -30,19 +37,23 @@ pub(super) const ROUTES: &[Route] = &[
     Route::new(Method::GET, "/admin/v1/nodes", Role::Viewer, |asked| Box::pin(nodes(asked))),
 ];
 
-/// So that what stands between notices that somebody is still there.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How often those who listen are looked up again; told to them too, so that what stands between notices that somebody is
+/// still there.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// Those who may listen at once; the others' connections are for asking.
 const LISTENERS: usize = 400;
+/// Those of one place: whoever listens gives way to nobody, so the rest of the place's connections are for asking.
+const LISTENERS_HERE: usize = seats::PLACE - 32;
 
-/// How long a database may take to tell of the nodes.
+/// How long a database may take to tell of the nodes, or of who listens.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the database told last of the nodes, if it answered.
 #[derive(Default)]
 pub struct Nodes(Shared<Option<Vec<NodeSeen>>>);
 
-static LISTENING: AtomicUsize = AtomicUsize::new(0);
+/// How many listen, by place.
+static LISTENING: LazyLock<Mutex<HashMap<IpAddr, usize>>> = LazyLock::new(Mutex::default);
 
 async fn stats(asked: Asked) -> Result<Reply, Problem> {
     let [seconds] = query::words(&asked.head.uri, ["seconds"])?;
@@ -118,39 +129,91 @@ async fn nodes(asked: Asked) -> Result<Reply, Problem> {
     })))
 }
 
-/// One who listens, counted for as long as it does.
-struct Listener(tokio::sync::broadcast::Receiver<tollgate_observe::Event>);
+fn listening() -> MutexGuard<'static, HashMap<IpAddr, usize>> {
+    LISTENING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        LISTENING.fetch_sub(1, Ordering::Relaxed);
+/// One who listens, counted for as long as it does.
+struct Listener {
+    place: IpAddr,
+    events: tokio::sync::broadcast::Receiver<tollgate_observe::Event>,
+}
+
+impl Listener {
+    fn new(
+        peer: IpAddr,
+        events: tokio::sync::broadcast::Receiver<tollgate_observe::Event>,
+    ) -> Result<Self, Problem> {
+        let (place, mut all) = (prefix(peer), listening());
+        if all.values().sum::<usize>() >= LISTENERS {
+            return Err(busy(
+                "close some of the pages that show live figures, or ask /admin/v1/stats now and then",
+            ));
+        }
+        let here = all.entry(place).or_default();
+        if *here >= LISTENERS_HERE {
+            return Err(busy(&format!(
+                "{LISTENERS_HERE} listen from {place} already, and its other connections are for asking; close some of the \
+                 pages that show live figures there, or ask /admin/v1/stats now and then"
+            )));
+        }
+        *here += 1;
+        Ok(Self { place, events })
     }
 }
 
-async fn events(asked: Asked) -> Result<Reply, Problem> {
-    let busy = |detail: &str| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many listen", detail);
-    let receiver = watcher(&asked.admin)?.listen().ok_or_else(|| busy("this process is about to end"))?;
-    let before = LISTENING.fetch_add(1, Ordering::Relaxed);
-    let listener = Listener(receiver);
-    if before >= LISTENERS {
-        return Err(busy(
-            "close some of the pages that show live figures, or ask /admin/v1/stats now and then",
-        ));
-    }
-    let greeting = Some(Bytes::from_static(b"retry: 2000\n\n"));
-    let stream = unfold((listener, greeting), |(mut listener, greeting)| async move {
-        if let Some(greeting) = greeting {
-            return Some((Ok(Frame::data(greeting)), (listener, None)));
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let mut all = listening();
+        if let Some(here) = all.get_mut(&self.place) {
+            *here = here.saturating_sub(1);
+            if *here == 0 {
+                all.remove(&self.place);
+            }
         }
-        loop {
-            let text = match tokio::time::timeout(KEEP_ALIVE, listener.0.recv()).await {
-                Err(_) => Bytes::from_static(b": still here\n\n"),
-                Ok(Ok(event)) => format!("event: {}\ndata: {}\n\n", event.kind, event.data).into(),
-                // Too slow: what was missed is missed.
-                Ok(Err(RecvError::Lagged(_))) => continue,
-                Ok(Err(RecvError::Closed)) => return None,
-            };
-            return Some((Ok(Frame::data(text)), (listener, None)));
+    }
+}
+
+fn busy(detail: &str) -> Problem {
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many listen", detail)
+}
+
+async fn events(asked: Asked) -> Result<Reply, Problem> {
+    let (admin, head) = (asked.admin, Arc::new(asked.head));
+    let events = watcher(&admin)?.listen().ok_or_else(|| {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Ending", "this process is about to end")
+    })?;
+    let peer =
+        head.extensions.get().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |caller: &Caller| caller.address);
+    let listener = Listener::new(peer, events)?;
+    let mut pulse = tokio::time::interval(LOOK_AGAIN);
+    pulse.reset();
+    pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let greeting = Some(Bytes::from_static(b"retry: 2000\n\n"));
+    let stream = unfold((listener, pulse, greeting), move |(mut listener, mut pulse, greeting)| {
+        let (admin, head) = (Arc::clone(&admin), Arc::clone(&head));
+        async move {
+            if let Some(greeting) = greeting {
+                return Some((Ok(Frame::data(greeting)), (listener, pulse, None)));
+            }
+            loop {
+                let text = tokio::select! {
+                    biased;
+                    _ = pulse.tick() => {
+                        if !access::may_still_look(&admin, &head, PATIENCE).await {
+                            return None;
+                        }
+                        Bytes::from_static(b": still here\n\n")
+                    }
+                    heard = listener.events.recv() => match heard {
+                        Ok(event) => format!("event: {}\ndata: {}\n\n", event.kind, event.data).into(),
+                        // Too slow: what was missed is missed.
+                        Err(RecvError::Lagged(_)) => continue,
+                        Err(RecvError::Closed) => return None,
+                    },
+                };
+                return Some((Ok(Frame::data(text)), (listener, pulse, None)));
+            }
         }
     });
     let mut answer = Response::new(StreamBody::new(stream).boxed_unsync());

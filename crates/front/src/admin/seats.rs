@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 /// Connections at once.
 const ALL: usize = 512;
 /// Those of one place.
-const PLACE: usize = 256;
+pub(super) const PLACE: usize = 256;
 /// How long the first request of a connection may take to arrive, the handshake included.
 const FIRST: Duration = Duration::from_secs(5);
 

@@ -1,8 +1,10 @@
 //! Connections that do nothing, in crowds: whoever has something to ask gets in all the same.
 
 use crate::databases::Place;
-use crate::harness::Open;
+use crate::harness::{Open, run};
 use crate::node;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::process::Command;
 
 /// What somebody at this address is told, who waits for less long than a connection that has asked before may do nothing.
@@ -30,4 +32,59 @@ fn those_who_ask_for_nothing_keep_nobody_out() {
     assert!(crowd[0].is_at_end(), "whoever came first and asked for nothing gave way");
     looks_on.read_until(b"event: tick\n").expect("who was let in and is being answered stays");
     assert!(crowd[599].is_at_end(), "nobody is waited for without an end");
+}
+
+/// Somebody who listens, and has been greeted.
+fn listener(admin: SocketAddr, more: &str) -> Open {
+    let mut listener = Open::to(admin).expect("a connection");
+    let request = format!("GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n{more}\r\n");
+    listener.send(request.as_bytes()).expect("sent");
+    listener.read_until(b"retry: 2000\n\n").expect("a greeting");
+    listener
+}
+
+/// Whoever listens gives way to nobody, so listeners alone must never take all connections of a place.
+#[test]
+fn those_who_listen_leave_room_for_those_who_ask() {
+    let place = Place::new();
+    let node = node(&place.sqlite("tabs"));
+    let mut tabs: Vec<Open> = (0..224).map(|_| listener(node.admin, "")).collect();
+    let refused = node.ask("GET", "/admin/v1/events", &[], &Value::Null);
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(refused.text().contains("224 listen from 127.0.0.1"), "{}", refused.text());
+    let block = json!({"action": "block", "target": {"kind": "api_key", "value": "k"}, "reason": "test"});
+    assert_eq!(node.ask("POST", "/admin/v1/emergency", &[], &block).status, 201, "an operator gets in");
+    assert_eq!(health("127.0.0.2", &format!("http://{}/admin/v1/stats", node.admin)), "200");
+    tabs[0].read_until(b"event: tick\n").expect("and all go on listening");
+    drop(tabs);
+    crate::harness::eventually("room for listeners again", || {
+        let mut again = Open::to(node.admin).ok()?;
+        again.send(b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").ok()?;
+        (again.head().ok()?.status == 200).then_some(())
+    });
+}
+
+/// A token that is revoked opens nothing any more, a stream that it opened before neither.
+#[test]
+fn who_is_let_in_no_more_listens_no_more() {
+    let place = Place::new();
+    let db = place.sqlite("revoked");
+    let node = node(&db);
+    let mut anybody = listener(node.admin, "");
+    let make = |name: &str| {
+        let made = run(&["token", "create", "--db", &db, "--name", name, "--role", "viewer"]);
+        assert_eq!(made.code, Some(0), "{}", made.err);
+        listener(node.admin, &format!("authorization: Bearer {}\r\n", made.out.trim()))
+    };
+    let (mut leaves, mut stays) = (make("leaves"), make("stays"));
+    let listed = run(&["token", "list", "--json", "--db", &db]);
+    let listed: Value = serde_json::from_str(&listed.out).expect("JSON");
+    let all = listed.as_array().or_else(|| listed["tokens"].as_array()).expect("tokens");
+    let id = all.iter().find(|token| token["name"] == "leaves").and_then(|token| token["id"].as_str());
+    assert_eq!(run(&["token", "revoke", "--db", &db, id.expect("an id")]).code, Some(0));
+    // The last chunk: the stream has ended, and was not broken off.
+    leaves.read_until(b"\r\n0\r\n\r\n").expect("an end");
+    anybody.read_until(b"\r\n0\r\n\r\n").expect("from the first token on, everybody needs one");
+    stays.read_until(b": still here\n\n").expect("still let in");
+    stays.read_until(b"event: tick\n").expect("a tick");
 }
