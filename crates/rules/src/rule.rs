@@ -213,9 +213,9 @@ pub struct Rule {
     pub cost: CostFrom,
     /// The names of matched rules that it drops from a request.
     pub replaces: Vec<String>,
-    /// Metrics carry the request's values of keys without a value in the file.
+    /// Read and shown, and nothing else: metrics never carry values of requests, which callers could make without end.
     pub detailed_metric: bool,
-    /// Metrics carry the request's value of this key.
+    /// The same, of this key alone.
     pub value_to_metric: bool,
     /// Handed back to the caller's proxy.
     pub metadata: BTreeMap<String, String>,

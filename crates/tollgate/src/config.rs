@@ -8,7 +8,9 @@ use crate::otlp::{self, Otlp};
 use crate::watching::{DecisionLog, decision_log};
 use anyhow::Context;
 use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tollgate_control::{Guardrails, Role, RulesFrom};
@@ -131,7 +133,7 @@ pub(crate) enum StoreChoice {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "one_or_more")]
     rules: Vec<PathBuf>,
     store: Option<String>,
     store_password_file: Option<PathBuf>,
@@ -375,6 +377,28 @@ fn resp_password(flags: &ServeFlags, file: &File) -> anyhow::Result<Option<Strin
 /// How rule files are read.
 pub(crate) fn options(profile: Option<ProfileName>) -> Options {
     Options { profile: profile.map(Profile::from), ..Options::default() }
+}
+
+/// One path, or a list of them.
+fn one_or_more<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
+    struct Paths;
+    impl<'de> Visitor<'de> for Paths {
+        type Value = Vec<PathBuf>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a file or directory with rules, or a list of them such as `rules: [rules.yaml]`")
+        }
+        fn visit_str<E: serde::de::Error>(self, path: &str) -> Result<Self::Value, E> {
+            Ok(vec![PathBuf::from(path)])
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut paths = Vec::new();
+            while let Some(path) = list.next_element()? {
+                paths.push(path);
+            }
+            Ok(paths)
+        }
+    }
+    from.deserialize_any(Paths)
 }
 
 /// Paths in the file are relative to it.

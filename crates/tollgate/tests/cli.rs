@@ -281,11 +281,15 @@ fn a_file_of_settings_works_and_knows_its_own_keys() {
     let server = Server::start(&["--config", &path]);
     assert_eq!(server.get("/readyz?verbose").json()["rules"]["domains"], json!(["d"]));
     drop(server);
+    folder.write("tollgate.yaml", config.replace("[rules.yaml]", "rules.yaml"));
+    let server = Server::start(&["--config", &path]);
+    assert_eq!(server.get("/readyz?verbose").json()["rules"]["domains"], json!(["d"]), "one needs no list");
+    drop(server);
 
     for (wrong, part, place) in [
         (config.replace("memory:", "memmory:"), "memmory", "4"),
         (config.replace("127.0.0.1:0\ngrpc", "here\ngrpc"), "`here` is no address", "2"),
-        (config.replace("[rules.yaml]", "{a: b}"), "rules", "1"),
+        (config.replace("[rules.yaml]", "{a: b}"), "a list of them such as `rules: [rules.yaml]`", "1"),
     ] {
         folder.write("tollgate.yaml", &wrong);
         let refused = run(&["serve", "--config", &path]);
