@@ -140,11 +140,12 @@ impl Pauses {
     }
 }
 
-/// Whom a request goes to.
+/// Whom a request goes to: host and port, and never the name and password that may stand before them.
 fn host_of<B>(request: &Request<B>) -> String {
     let named = request.uri().authority().map(http::uri::Authority::as_str);
     let header = || request.headers().get(http::header::HOST)?.to_str().ok();
-    named.or_else(header).unwrap_or("").to_ascii_lowercase()
+    let whole = named.or_else(header).unwrap_or("");
+    whole.rsplit_once('@').map_or(whole, |(_, host)| host).to_ascii_lowercase()
 }
 
 impl<S, B, R> Service<Request<B>> for Honour<S>

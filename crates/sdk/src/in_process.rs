@@ -92,8 +92,9 @@ impl<S: CounterStore + 'static> InProcess<S> {
 impl<S: CounterStore + 'static> Decide for InProcess<S> {
     async fn decide(&self, ask: Ask) -> Decided {
         let (cost, limiter) = (ask.engine_cost(), &self.limiter);
+        let began = limiter.clock().now();
         let parent = ask.traceparent.as_ref().filter(|_| limiter.is_traced());
-        let trace = parent.and_then(|parent| trace::sampled(parent.as_bytes(), || limiter.clock().now()));
+        let trace = parent.and_then(|parent| trace::sampled(parent.as_bytes(), || began));
         let trace = trace.as_ref();
         let (decision, held) = match &ask.form {
             Form::Attributes(pairs) => {
@@ -114,8 +115,10 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
                 self.limiter.admit(&check).await
             }
         };
+        let now = limiter.clock().now();
+        limiter.took("sdk", 1, now.since(began));
         let facts = Facts::of(&decision);
-        let answer = self.answers.respond(&facts, self.limiter.clock().now());
+        let answer = self.answers.respond(&facts, now);
         let mut decided = Decided::of(answer);
         decided.passes = decision.is_allowed();
         decided.delay = decision.delay().into();

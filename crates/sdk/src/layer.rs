@@ -107,6 +107,9 @@ where
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
+            // Nobody but us may say that a request is served in a lesser way, of those that are not limited neither.
+            head.headers.remove("x-ratelimit-degraded");
+            head.headers.remove("x-ratelimit-warning");
             let Some(mut ask) = (shared.extract)(&head) else {
                 let answer = inner.call(Request::from_parts(head, body)).await?;
                 return Ok(answer.map(|body| LimitedBody::passing(body, None)));
@@ -126,9 +129,6 @@ where
             if let Some(hold) = &mut decided.hold {
                 hold.begin();
             }
-            // Nobody but us may say that a request is served in a lesser way.
-            head.headers.remove("x-ratelimit-degraded");
-            head.headers.remove("x-ratelimit-warning");
             head.headers.extend(decided.marks);
             let mut answer = inner.call(Request::from_parts(head, body)).await?;
             answer.headers_mut().extend(decided.answer.into_parts().0.headers);
@@ -157,8 +157,9 @@ impl Drop for Place<'_> {
 fn shed(decided: Decided) -> Decided {
     let mut answer = decided.answer;
     *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    let seconds = decided.delay.as_secs().max(1);
-    answer.headers_mut().insert(http::header::RETRY_AFTER, HeaderValue::from(seconds));
+    // Never sooner than it would have passed.
+    let seconds = decided.delay.as_secs() + u64::from(decided.delay.subsec_nanos() > 0);
+    answer.headers_mut().insert(http::header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
     Decided { answer, passes: false, hold: decided.hold, ..Decided::pass() }
 }
 

@@ -11,7 +11,7 @@ use crate::wire::{
 use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue, Response, StatusCode, Uri};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tollgate_core::{CalendarUnit, Clock, Span, SystemClock};
 use tollgate_edge::answer::{AnswerSettings, Facts, Policy, Ruled};
@@ -139,6 +139,8 @@ pub enum RemoteError {
 pub struct Remote {
     channels: Vec<Channel>,
     next: AtomicUsize,
+    /// Whether the last request was not decided; told once, not by every request.
+    away: AtomicBool,
     settings: RemoteSettings,
     clock: SystemClock,
 }
@@ -170,7 +172,13 @@ impl Remote {
             .http2_keep_alive_interval(Duration::from_secs(30))
             .keep_alive_while_idle(true);
         let channels = (0..settings.connections.max(1)).map(|_| endpoint.connect_lazy()).collect();
-        Ok(Self { channels, next: AtomicUsize::new(0), settings, clock: SystemClock::new() })
+        Ok(Self {
+            channels,
+            next: AtomicUsize::new(0),
+            away: AtomicBool::new(false),
+            settings,
+            clock: SystemClock::new(),
+        })
     }
 
     async fn ask(&self, ask: Ask) -> Result<RateLimitResponse, Status> {
@@ -207,7 +215,9 @@ impl Remote {
     }
 
     fn undecided(&self, status: &Status) -> Decided {
-        tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate did not decide");
+        if !self.away.swap(true, Ordering::Relaxed) {
+            tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate does not decide");
+        }
         match self.settings.on_failure {
             OnFailure::Open => Decided::pass(),
             OnFailure::Closed => {
@@ -248,7 +258,13 @@ impl Remote {
 impl Decide for Remote {
     async fn decide(&self, ask: Ask) -> Decided {
         match self.ask(ask).await {
-            Ok(answer) => self.decided(answer),
+            Ok(answer) => {
+                // Looked at first: all requests share it.
+                if self.away.load(Ordering::Relaxed) && self.away.swap(false, Ordering::Relaxed) {
+                    tracing::info!("Tollgate decides again");
+                }
+                self.decided(answer)
+            }
             Err(status) => self.undecided(&status),
         }
     }

@@ -66,6 +66,16 @@ async fn calls_that_would_wait_too_long_fail_at_once() {
     client.oneshot(call("busy.example:8080")).await.expect("its time has come");
 }
 
+/// Errors are logged; what opens the host must not be.
+#[tokio::test(start_paused = true)]
+async fn a_password_in_the_address_is_not_told() {
+    let client = HonourLayer::failing_fast().layer(api(&Calls::default()));
+    client.clone().oneshot(call("user:secret@busy.example:8080")).await.expect("an answer");
+    let error = client.oneshot(call("other:word@busy.example:8080")).await.expect_err("too soon");
+    let HonourError::TooSoon { host, .. } = &error else { panic!("{error}") };
+    assert_eq!(host, "busy.example:8080", "one host, whoever asks");
+}
+
 /// A crawler calls millions of hosts; each of them may ask for a pause, and the longest must not be forgotten for the rest.
 #[tokio::test(start_paused = true)]
 async fn hosts_are_remembered_in_bounded_number() {

@@ -128,6 +128,32 @@ async fn lesser_requests_are_marked_for_the_service_and_by_nobody_else() {
         assert_eq!(answer.status(), 200);
         assert_eq!(answer.headers().get("x-seen").and_then(|value| value.to_str().ok()), seen);
     }
+    let unlimited = Request::get("/").header("x-ratelimit-degraded", "forged").body(Full::default());
+    let answer = service.oneshot(unlimited.expect("a request")).await.expect("an answer");
+    assert!(answer.headers().is_empty(), "of those that are not limited neither: {:?}", answer.headers());
+}
+
+/// Those who watch the engine see what the layer takes, as of every other front.
+#[tokio::test]
+async fn how_long_decisions_take_is_told_to_those_who_watch() {
+    #[derive(Default)]
+    struct Watch(std::sync::Mutex<Vec<(&'static str, u64)>>);
+    impl tollgate_engine::Observer for Watch {
+        fn decided(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
+        fn took(&self, front: &'static str, requests: u64, _: Span) {
+            self.0.lock().expect("a list").push((front, requests));
+        }
+    }
+    let (watch, clock) =
+        (Arc::new(Watch::default()), Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000))));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let rules = Ruleset::load(&[Source::new("test.yaml", RULES)], &Options::default()).expect("rules");
+    let limiter = Limiter::new(Arc::new(rules), store, clock).with_observer(Arc::clone(&watch) as _);
+    let service =
+        TollgateLayer::new(InProcess::new(Arc::new(limiter), "d"), asked).layer(hello(&Arc::default()));
+    service.clone().oneshot(request("user")).await.expect("an answer");
+    service.oneshot(request("slot")).await.expect("an answer");
+    assert_eq!(*watch.0.lock().expect("a list"), [("sdk", 1), ("sdk", 1)]);
 }
 
 /// A service that streams what it is sent, and answers when it is let.
@@ -233,6 +259,21 @@ async fn a_queue_holds_requests_until_their_time() {
     let before = tokio::time::Instant::now();
     assert_eq!(call().await.expect("a task").expect("an answer").status(), 200);
     assert!(before.elapsed() <= Duration::from_millis(2_000), "{:?}", before.elapsed());
+}
+
+/// Who comes back sooner than its turn is only turned away again.
+#[tokio::test(start_paused = true)]
+async fn a_shed_request_is_told_whole_seconds_that_are_enough() {
+    let (limits, clock) = limits();
+    let service = TollgateLayer::with_queue(limits, asked, 1).layer(hello(&Arc::default()));
+    service.clone().oneshot(request("queue")).await.expect("an answer");
+    let waiting = tokio::spawn(service.clone().oneshot(request("queue")));
+    tokio::task::yield_now().await;
+    clock.advance(Span::from_millis(500));
+    let shed = service.oneshot(request("queue")).await.expect("an answer");
+    assert_eq!(shed.status(), 503);
+    assert_eq!(shed.headers()["retry-after"], "2", "its turn is in a second and a half");
+    waiting.await.expect("a task").expect("an answer");
 }
 
 /// A queue without an end is memory without an end.
