@@ -85,10 +85,9 @@ impl Entry {
         }
     }
 
-    /// Whether one of its attributes has this value, or is shown so.
-    pub(crate) fn is_of(&self, key: &str, id: u64) -> bool {
-        self.asker.ids.contains(&id)
-            || self.asker.ids.iter().any(|id| format!("{id:016x}") == key)
+    /// Whether one of its attributes has this value, or is shown so; `ids` are what it hashes to, and what it is as an id.
+    pub(crate) fn is_of(&self, key: &str, ids: &[Option<u64>]) -> bool {
+        self.asker.ids.iter().any(|id| ids.contains(&Some(*id)))
             || self.asker.attributes.iter().any(|(_, shown)| shown == key)
     }
 

@@ -47,5 +47,5 @@ pub use mask::{HiddenAs, Hide, Mask};
 pub use observe::{Event, Observe, Settings};
 pub use page::{Family, Format, Page};
 pub use process::resident_bytes;
-pub use sink::Output;
+pub use sink::{Output, Sink};
 pub use traces::{Batch, Traces};

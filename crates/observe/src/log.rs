@@ -92,7 +92,7 @@ impl Log {
         search: &Search,
         id_of: impl Fn(&str) -> u64,
     ) -> (Vec<Arc<Entry>>, Option<u64>) {
-        let key = search.key.as_deref().map(|key| (key, id_of(key)));
+        let key = search.key.as_deref().map(|key| (key, [Some(id_of(key)), id(key)]));
         let kept = self.kept();
         let matches = |entry: &&Arc<Entry>| {
             search.before.is_none_or(|before| entry.seq < before)
@@ -101,7 +101,7 @@ impl Log {
                 && search.ruled.is_none_or(|ruled| entry.ruled == ruled)
                 && search.from.is_none_or(|from| entry.at >= from)
                 && search.to.is_none_or(|to| entry.at <= to)
-                && key.is_none_or(|(key, id)| entry.is_of(key, id))
+                && key.as_ref().is_none_or(|(key, ids)| entry.is_of(key, ids))
         };
         let mut found: Vec<Arc<Entry>> =
             kept.entries.iter().rev().filter(matches).take(search.limit + 1).map(Arc::clone).collect();
@@ -109,5 +109,29 @@ impl Log {
         found.truncate(search.limit);
         let next = found.last().map(|last| last.seq).filter(|_| more);
         (found, next)
+    }
+}
+
+/// What is written as ids are told: sixteen digits, the letters small.
+fn id(text: &str) -> Option<u64> {
+    let digit = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
+    let is_told_so = text.len() == 16 && text.bytes().all(digit);
+    is_told_so.then(|| u64::from_str_radix(text, 16).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::id;
+
+    #[test]
+    fn an_id_is_read_as_it_is_told_and_in_no_other_way() {
+        for number in [0, 1, 0x5a0b_e3f1, u64::MAX] {
+            assert_eq!(id(&format!("{number:016x}")), Some(number));
+        }
+        for other in
+            ["", "1", "+000000000000001", "000000000000000G", "00000000000000FF", "00000000000000000"]
+        {
+            assert_eq!(id(other), None, "{other}");
+        }
     }
 }

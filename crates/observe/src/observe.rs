@@ -84,6 +84,8 @@ pub struct Observe {
     /// What rules without a number of their own are called.
     other: Arc<str>,
     events: Mutex<Option<broadcast::Sender<Event>>>,
+    /// One at a time gathers: when it is over, all is where it belongs.
+    gathering: Mutex<()>,
 }
 
 impl Observe {
@@ -111,6 +113,7 @@ impl Observe {
             recall: Mutex::default(),
             other: "other".into(),
             events: Mutex::new(Some(broadcast::channel(BEHIND).0)),
+            gathering: Mutex::default(),
             clock,
         }))
     }
@@ -184,8 +187,24 @@ impl Observe {
         self.search(&Search { id: Some(id), limit: 1, ..Search::default() }).0.pop()
     }
 
+    /// Writes what still waits for the output of the log, for at most so long, and closes it: how many decisions it lacks.
+    /// For the end of the process, when nobody decides any more.
+    pub fn end(&self, patience: Duration) -> u64 {
+        let before = self.dropped_lines();
+        self.gather();
+        let _gathering = self.gathering();
+        let Some(sink) = &self.log.sink else { return 0 };
+        let gathered = self.dropped_lines() - before;
+        gathered + sink.end(patience)
+    }
+
+    fn gathering(&self) -> MutexGuard<'_, ()> {
+        self.gathering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Empties what decisions have set aside. The worker does so by itself.
     pub fn gather(&self) {
+        let _gathering = self.gathering();
         let stripes = self.stripes.all().clone();
         let names = self.names.rules();
         let mut spare = Buffer::default();
@@ -276,6 +295,10 @@ impl Observe {
 
     pub(crate) fn rates(&self) -> MutexGuard<'_, Rates> {
         self.rates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dropped_lines(&self) -> u64 {
+        self.log.sink.as_ref().map_or(0, |sink| sink.counts().1)
     }
 
     /// Decisions that should have been logged and were not, for want of room.

@@ -1,18 +1,23 @@
-//! Lines for a file that is rotated, or for the standard output, written by a thread of its own behind a bounded queue. A
-//! full disk or a reader that does not read costs lines, which are counted, and nothing else.
+//! Lines for a file that is rotated, for the standard output or the standard error, written by a thread of its own behind a
+//! bounded queue. A full disk or a reader that does not read costs lines, which are counted, and nothing else.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Where lines go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// The standard output.
     Stdout,
+    /// The standard error: the messages of the process itself.
+    Stderr,
     /// A file; when it is longer than `bytes`, it is renamed to `….1` and a new one begun; `files` are kept in all.
     File {
         /// Its path.
@@ -24,115 +29,238 @@ pub enum Output {
     },
 }
 
-/// Batches that wait to be written. With what the worker gathers at once this bounds the memory.
-const QUEUE: usize = 16;
+/// What waits to be written: so many batches of lines, and so many bytes of them.
+const QUEUE: usize = 1_024;
+const WAITING: u64 = 4 << 20;
 
 /// Writes lines, or drops them.
 #[derive(Debug)]
-pub(crate) struct Sink {
-    queue: SyncSender<(String, u64)>,
+pub struct Sink {
+    /// Until the end.
+    queue: Mutex<Option<SyncSender<Batch>>>,
     counts: Arc<Counts>,
+    /// Closed when the writer has written its last.
+    ended: Mutex<Receiver<()>>,
 }
+
+type Batch = (String, u64);
 
 #[derive(Debug, Default)]
 struct Counts {
+    /// Lines that were handed over, and what became of them.
+    handed: AtomicU64,
     written: AtomicU64,
     dropped: AtomicU64,
+    /// Bytes in the queue.
+    waiting: AtomicU64,
 }
 
 impl Sink {
     /// Opens the output and starts its writer.
-    pub(crate) fn open(output: Output) -> std::io::Result<Self> {
+    ///
+    /// # Errors
+    /// If the output cannot be opened, or there can be no thread.
+    pub fn open(output: Output) -> std::io::Result<Self> {
         let (queue, batches) = sync_channel(QUEUE);
+        let (end, ended) = sync_channel(0);
         let counts = Arc::new(Counts::default());
         let told = Arc::clone(&counts);
-        let mut writer = match output {
-            Output::Stdout => Writer::Stdout,
-            Output::File { path, bytes, files } => {
-                let file = OpenOptions::new().create(true).append(true).open(&path)?;
-                let about = file.metadata()?;
-                // A device is never renamed, whatever was written to it.
-                let bytes = if about.is_file() { bytes.max(1) } else { u64::MAX };
-                Writer::File { path, file, length: about.len(), bytes, files: files.max(1) }
-            }
-        };
-        std::thread::Builder::new()
-            .name("decision-log".to_owned())
-            .spawn(move || writer.run(&batches, &told))?;
-        Ok(Self { queue, counts })
+        let name = if output == Output::Stderr { "messages" } else { "decision-log" };
+        let mut writer = Writer { place: Place::open(output)?, is_torn: false };
+        writer.is_torn = writer.place.ends_in_half_a_line();
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            writer.run(&batches, &told);
+            drop(end);
+        })?;
+        Ok(Self { queue: Mutex::new(Some(queue)), counts, ended: Mutex::new(ended) })
     }
 
     /// Hands lines over, if the writer keeps up.
-    pub(crate) fn write(&self, text: String, lines: u64) {
-        if self.queue.try_send((text, lines)).is_err() {
-            self.counts.dropped.fetch_add(lines, Ordering::Relaxed);
+    pub fn write(&self, text: String, lines: u64) {
+        let counts = &*self.counts;
+        counts.handed.fetch_add(lines, Ordering::Relaxed);
+        let length = text.len() as u64;
+        // One at a time looks, so that together they do not go beyond.
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_room = counts.waiting.load(Ordering::Relaxed) + length <= WAITING;
+        let queue = queue.as_ref().filter(|_| has_room);
+        // Before the writer can take it off.
+        counts.waiting.fetch_add(length, Ordering::Relaxed);
+        if queue.is_none_or(|queue| queue.try_send((text, lines)).is_err()) {
+            counts.waiting.fetch_sub(length, Ordering::Relaxed);
+            counts.dropped.fetch_add(lines, Ordering::Relaxed);
         }
     }
 
     /// Lines that were written, and lines that could not be.
-    pub(crate) fn counts(&self) -> (u64, u64) {
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
         (self.counts.written.load(Ordering::Relaxed), self.counts.dropped.load(Ordering::Relaxed))
+    }
+
+    /// Takes nothing any more, and waits for so long until all is written that was handed over: how many lines were not.
+    pub fn end(&self, patience: Duration) -> u64 {
+        let unsettled = || {
+            let (written, dropped) = self.counts();
+            self.counts.handed.load(Ordering::Relaxed).saturating_sub(written + dropped)
+        };
+        let before = self.counts().1;
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = ended.recv_timeout(patience);
+        unsettled() + (self.counts().1 - before)
     }
 }
 
-enum Writer {
-    Stdout,
-    File { path: PathBuf, file: File, length: u64, bytes: u64, files: u32 },
+/// Writes until there will be no more.
+struct Writer {
+    place: Place,
+    /// Whether the last that was written is half a line: the next is not to be joined to it.
+    is_torn: bool,
 }
 
 impl Writer {
-    fn run(&mut self, batches: &Receiver<(String, u64)>, counts: &Counts) {
-        let mut failing = false;
+    fn run(&mut self, batches: &Receiver<Batch>, counts: &Counts) {
+        let is_messages = matches!(self.place, Place::Stderr(_));
+        let (mut failing, mut told) = (false, 0);
         for (text, lines) in batches {
-            match self.write(text.as_bytes()) {
+            let (whole, outcome) = self.write(text.as_bytes());
+            let whole = if outcome.is_ok() { lines } else { whole.min(lines) };
+            counts.written.fetch_add(whole, Ordering::Relaxed);
+            counts.dropped.fetch_add(lines - whole, Ordering::Relaxed);
+            let left = counts.waiting.fetch_sub(text.len() as u64, Ordering::Relaxed) - text.len() as u64;
+            match outcome {
+                // Once for each time that it begins: a full disk must not fill the other log as well.
+                Err(error) if !std::mem::replace(&mut failing, true) && !is_messages => {
+                    tracing::warn!(%error, "the decision log cannot be written; decisions go on");
+                }
+                Err(_) => {}
                 Ok(()) => {
                     failing = false;
-                    counts.written.fetch_add(lines, Ordering::Relaxed);
-                }
-                Err(error) => {
-                    counts.dropped.fetch_add(lines, Ordering::Relaxed);
-                    // Once for each time that it begins: a full disk must not fill the other log as well.
-                    if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!(%error, "the decision log cannot be written; decisions go on");
+                    let lost = counts.dropped.load(Ordering::Relaxed);
+                    // Whoever reads again is told what is missing, once there is room for that.
+                    if is_messages && left == 0 && lost > std::mem::replace(&mut told, lost) {
+                        tracing::warn!(lost, "messages were lost: nobody read the standard error");
                     }
                 }
             }
         }
     }
 
-    fn write(&mut self, text: &[u8]) -> std::io::Result<()> {
+    /// Writes, as far as that goes: how many lines are whole.
+    fn write(&mut self, text: &[u8]) -> (u64, std::io::Result<()>) {
+        if self.is_torn {
+            if let Err(error) = self.place.write(b"\n").1 {
+                return (0, Err(error));
+            }
+            self.is_torn = false;
+        }
+        let (written, outcome) = self.place.write(text);
+        let written = &text[..written];
+        self.is_torn = written.last().is_some_and(|last| *last != b'\n');
+        (written.iter().filter(|byte| **byte == b'\n').count() as u64, outcome)
+    }
+}
+
+enum Place {
+    Stdout,
+    /// Its own, not the library's: who holds that one's lock and waits for a reader would stop all others.
+    Stderr(File),
+    File {
+        path: PathBuf,
+        file: File,
+        length: u64,
+        bytes: u64,
+        files: u32,
+    },
+}
+
+impl Place {
+    fn open(output: Output) -> std::io::Result<Self> {
+        Ok(match output {
+            Output::Stdout => Self::Stdout,
+            Output::Stderr => Self::Stderr(std::io::stderr().as_fd().try_clone_to_owned()?.into()),
+            Output::File { path, bytes, files } => {
+                // It tells of callers: for nobody else, unless somebody lets them.
+                let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path)?;
+                let about = file.metadata()?;
+                // A device is never renamed, whatever was written to it.
+                let bytes = if about.is_file() { bytes.max(1) } else { u64::MAX };
+                Self::File { path, file, length: about.len(), bytes, files: files.max(1) }
+            }
+        })
+    }
+
+    /// Whether somebody was ended while it wrote.
+    fn ends_in_half_a_line(&self) -> bool {
+        let Self::File { path, file, length: 1.., .. } = self else { return false };
+        if !file.metadata().is_ok_and(|about| about.is_file()) {
+            return false;
+        }
+        let last = File::open(path).and_then(|mut file| {
+            let mut last = [0];
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last).map(|()| last)
+        });
+        last.is_ok_and(|last| last != *b"\n")
+    }
+
+    /// How much was written, and why no more was.
+    fn write(&mut self, text: &[u8]) -> (usize, std::io::Result<()>) {
         match self {
             Self::Stdout => {
                 let mut out = std::io::stdout().lock();
-                out.write_all(text)?;
-                out.flush()
+                match write(&mut out, text) {
+                    (written, Ok(())) => (written, out.flush()),
+                    failed => failed,
+                }
             }
+            Self::Stderr(file) => write(file, text),
             Self::File { path, file, length, bytes, files } => {
                 if *length > 0 && length.saturating_add(text.len() as u64) > *bytes {
-                    *file = rotate(path, *files)?;
-                    *length = 0;
+                    match rotate(path, file, *files) {
+                        Ok(new) => (*file, *length) = (new, 0),
+                        Err(error) => return (0, Err(error)),
+                    }
                 }
-                *length += text.len() as u64;
-                file.write_all(text)
+                let (written, outcome) = write(file, text);
+                *length += written as u64;
+                (written, outcome)
             }
         }
     }
 }
 
-/// `log` becomes `log.1`, that `log.2`, and so on; the oldest goes.
-fn rotate(path: &PathBuf, files: u32) -> std::io::Result<File> {
+/// `write_all` that tells how far it came.
+fn write(out: &mut impl Write, text: &[u8]) -> (usize, std::io::Result<()>) {
+    let mut written = 0;
+    while written < text.len() {
+        match out.write(&text[written..]) {
+            Ok(0) => return (written, Err(std::io::ErrorKind::WriteZero.into())),
+            Ok(more) => written += more,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return (written, Err(error)),
+        }
+    }
+    (written, Ok(()))
+}
+
+/// `log` becomes `log.1`, that `log.2`, and so on; the oldest goes. Whoever may read the one may read the next.
+fn rotate(path: &Path, file: &File, files: u32) -> std::io::Result<File> {
     let numbered = |number: u32| {
-        let mut name = path.clone().into_os_string();
+        let mut name = path.to_path_buf().into_os_string();
         name.push(format!(".{number}"));
         PathBuf::from(name)
     };
+    let mode = file.metadata().map_or(0o600, |about| about.permissions().mode() & 0o666);
     for number in (1..files.saturating_sub(1)).rev() {
         let _ = std::fs::rename(numbered(number), numbered(number + 1));
     }
     if files > 1 {
         std::fs::rename(path, numbered(1))?;
     }
-    OpenOptions::new().create(true).write(true).truncate(files == 1).append(files > 1).open(path)
+    let mut options = OpenOptions::new();
+    options.create(true).write(true).truncate(files == 1).append(files > 1).mode(mode).open(path)
 }
 
 #[cfg(test)]
@@ -176,5 +304,86 @@ mod tests {
         let sink = Sink::open(Output::File { path, bytes: 1 << 20, files: 3 }).expect("a sink");
         (0..50).for_each(|_| sink.write("line\n".to_owned(), 1));
         assert_eq!(settled(&sink, 50), (0, 50));
+    }
+
+    fn file(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("tollgate-sink-{name}-{}", std::process::id()))
+    }
+
+    /// All that was handed over is there at the end; after it, lines are counted as lost.
+    #[test]
+    fn the_end_waits_for_all_that_was_handed_over() {
+        let path = file("end");
+        let output = Output::File { path: path.clone(), bytes: 1 << 20, files: 3 };
+        let sink = Sink::open(output).expect("a sink");
+        (0..500).for_each(|number| sink.write(format!("{number}\n"), 1));
+        assert_eq!(sink.end(Duration::from_secs(20)), 0);
+        sink.write("late\n".to_owned(), 1);
+        assert_eq!(sink.counts(), (500, 1));
+        let text = std::fs::read_to_string(&path).expect("a file");
+        assert!(text.lines().map(str::to_owned).eq((0..500).map(|number| number.to_string())), "{text}");
+        let mode = std::fs::metadata(&path).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "it tells of callers");
+        std::fs::remove_file(&path).expect("gone");
+    }
+
+    /// Nobody reads: only so much waits, all else is counted, and the end does not wait for ever.
+    #[test]
+    fn a_reader_that_does_not_read_is_not_waited_for() {
+        let (mut reader, pipe) = std::io::pipe().expect("a pipe");
+        let (queue, batches) = sync_channel(QUEUE);
+        let (end, ended) = sync_channel(0);
+        let counts = Arc::new(Counts::default());
+        let told = Arc::clone(&counts);
+        let mut writer =
+            Writer { place: Place::Stderr(std::os::fd::OwnedFd::from(pipe).into()), is_torn: false };
+        let thread = std::thread::spawn(move || {
+            writer.run(&batches, &told);
+            drop(end);
+        });
+        let sink = Sink { queue: Mutex::new(Some(queue)), counts, ended: Mutex::new(ended) };
+        let line = format!("{}\n", "x".repeat(99_999));
+        (0..200).for_each(|_| sink.write(line.clone(), 1));
+        let lost = sink.counts().1;
+        assert!(lost >= 200 - (WAITING / 100_000 + 2), "{lost}");
+        assert_eq!(sink.end(Duration::from_millis(10)), 200 - lost, "none was whole");
+        let reading = std::thread::spawn(move || {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).map(|_| text)
+        });
+        thread.join().expect("the writer");
+        let text = reading.join().expect("a reader").expect("a text");
+        assert_eq!(text.lines().count() as u64, 200 - lost);
+        assert!(text.lines().all(|read| read.len() == 99_999));
+        assert_eq!(sink.counts(), (200 - lost, lost));
+    }
+
+    /// What was cut off stays a line of its own.
+    #[test]
+    fn nothing_is_joined_to_half_a_line() {
+        let path = file("torn");
+        std::fs::write(&path, "whole\nha").expect("a file");
+        let output = Output::File { path: path.clone(), bytes: 1 << 20, files: 3 };
+        let sink = Sink::open(output).expect("a sink");
+        sink.write("next\nand\n".to_owned(), 2);
+        sink.write("last\n".to_owned(), 1);
+        assert_eq!(sink.end(Duration::from_secs(20)), 0);
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), "whole\nha\nnext\nand\nlast\n");
+        std::fs::remove_file(&path).expect("gone");
+
+        /// Has room for so many bytes.
+        struct Full(usize);
+        impl Write for Full {
+            fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+                let taken = text.len().min(self.0);
+                self.0 -= taken;
+                if taken == 0 { Err(std::io::ErrorKind::StorageFull.into()) } else { Ok(taken) }
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let (written, outcome) = write(&mut Full(7), b"first\nsecond\n");
+        assert!(written == 7 && outcome.is_err());
     }
 }

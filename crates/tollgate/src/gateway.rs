@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tollgate_gateway::Gateway;
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
-    let logs = logging::start(flags);
+    let logs = logging::start(flags)?;
     // Before it is read for good: a change in between must not be missed.
     let text = flags.config.as_ref().and_then(|path| std::fs::read(path).ok());
     let config = Config::new(flags)?;
@@ -93,6 +93,7 @@ async fn serve(
     paying.abort();
     tending.abort();
     leases::say_farewell(&limiter).await;
+    status.end().await;
     if let Some(sending) = sending {
         sending.end().await;
     }

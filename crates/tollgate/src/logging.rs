@@ -1,11 +1,16 @@
 //! Messages to the standard error: as text for people or JSON for machines, from a level on, which each module may have its
-//! own of, and which an operator may change while the server runs.
+//! own of, and which an operator may change while the server runs. They are written by a thread of their own: where nobody
+//! reads them, messages are lost and counted, and nobody who decides waits.
 
 use crate::cli::{LogFormat, ServeFlags};
+use anyhow::Context;
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 use tollgate_front::admin::{LogLevels, LogSettings};
+use tollgate_observe::{Output, Sink};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -19,11 +24,78 @@ pub(crate) struct Logs {
     settings: Mutex<LogSettings>,
 }
 
+/// Where messages go, once there are any: one for the process, as its standard error is.
+static MESSAGES: OnceLock<Sink> = OnceLock::new();
+/// How long the end waits for the last messages to be read.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// One message on its way.
+struct Message;
+
+impl Write for Message {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        if let Some(messages) = MESSAGES.get() {
+            messages.write(String::from_utf8_lossy(text).into_owned(), 1);
+        }
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lets out what was said when the process ends by a panic.
+pub(crate) struct Farewell;
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            end(None);
+        }
+    }
+}
+
+/// Messages that were lost.
+pub(crate) fn lost() -> u64 {
+    MESSAGES.get().map_or(0, |messages| messages.counts().1)
+}
+
+/// Writes what still waits, and why the process ends, if it is not because somebody told it to.
+pub(crate) fn end(why: Option<&anyhow::Error>) {
+    let why = why.map(|error| format!("tollgate: {error:#}\n"));
+    match (MESSAGES.get(), why) {
+        (Some(messages), why) => {
+            if let Some(why) = why {
+                messages.write(why, 1);
+            }
+            messages.end(FAREWELL);
+        }
+        (None, Some(why)) => eprint!("{why}"),
+        (None, None) => {}
+    }
+}
+
+/// What is told of a panic, as it is told by default, but without waiting for a reader: it may be on a thread that decides.
+fn panicked(info: &std::panic::PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let trace = Backtrace::capture();
+    let trace =
+        if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
+    let told = format!("thread '{}' {info}\n{trace}", thread.name().unwrap_or("<unnamed>"));
+    let _ = Message.write_all(told.as_bytes());
+}
+
 /// Begins to write messages, as the flags say.
-pub(crate) fn start(flags: &ServeFlags) -> Arc<Logs> {
+///
+/// # Errors
+/// If there can be no thread for them.
+pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<Logs>> {
+    let _ = MESSAGES.set(Sink::open(Output::Stderr).context("the standard error")?);
+    std::panic::set_hook(Box::new(panicked));
     let (filter, handle) = reload::Layer::new(targets(&flags.log.0));
     let terminal = std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(terminal);
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| Message).with_ansi(terminal);
     match flags.log_format {
         LogFormat::Text => {
             tracing_subscriber::registry().with(lines.with_target(false).with_filter(filter)).init();
@@ -33,7 +105,7 @@ pub(crate) fn start(flags: &ServeFlags) -> Arc<Logs> {
             tracing_subscriber::registry().with(lines.with_filter(filter)).init();
         }
     }
-    Arc::new(Logs { handle, settings: Mutex::new(flags.log.0.clone()) })
+    Ok(Arc::new(Logs { handle, settings: Mutex::new(flags.log.0.clone()) }))
 }
 
 impl LogLevels for Logs {

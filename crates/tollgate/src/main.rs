@@ -36,6 +36,7 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    let _farewell = logging::Farewell;
     let outcome = match cli::Cli::parse().command {
         cli::Command::Serve(flags) => serve::run(&flags),
         cli::Command::Gateway(flags) => gateway::run(&flags),
@@ -52,11 +53,6 @@ fn main() -> ExitCode {
         cli::Command::Why(flags) => why::why(&flags),
         cli::Command::Top(flags) => top::run(&flags),
     };
-    match outcome {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("tollgate: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    logging::end(outcome.as_ref().err());
+    outcome.unwrap_or(ExitCode::FAILURE)
 }

@@ -27,7 +27,7 @@ pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
-    let logs = logging::start(flags);
+    let logs = logging::start(flags)?;
     let config = Config::new(flags)?;
     if config.gateway.is_some() {
         anyhow::bail!("the file of --config has a `gateway` section: start it with `tollgate gateway`");
@@ -80,6 +80,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     paying.abort();
     tending.abort();
     leases::say_farewell(&limiter).await;
+    status.end().await;
     if let Some(sending) = sending {
         sending.end().await;
     }

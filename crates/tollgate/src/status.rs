@@ -1,6 +1,7 @@
 //! What the process tells about itself: readiness, the rules it runs, the last change that was refused, its figures.
 
 use crate::config::Config;
+use crate::logging;
 use crate::open_files;
 use crate::operators;
 use crate::store::Store;
@@ -8,11 +9,15 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tollgate_control::{Acting, Control, Desk, Heard};
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_engine::{Limiter, Origin};
 use tollgate_front::Status;
 use tollgate_observe::{Observe, Page, rfc3339};
+
+/// How long the end waits for the last decisions to be written.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 pub(crate) struct ServerStatus {
     limiter: Arc<Limiter<Store>>,
@@ -77,6 +82,15 @@ impl ServerStatus {
         self.draining.store(true, Ordering::Relaxed);
         // Those who listen would never go by themselves.
         self.observe.close();
+    }
+
+    /// Writes the last decisions to the log's output. Nobody decides any more.
+    pub(crate) async fn end(&self) {
+        let observe = Arc::clone(&self.observe);
+        let lost = tokio::task::spawn_blocking(move || observe.end(FAREWELL)).await;
+        if let Ok(lost @ 1..) = lost {
+            tracing::warn!(lost, "the output of the decision log did not take the last decisions in time");
+        }
     }
 
     fn rules_age_millis(&self) -> u64 {
@@ -188,6 +202,8 @@ impl Status for ServerStatus {
         page.gauge("ratelimit_rules", "Rules that act.", rules.rules().len());
         let help = "How long the rules that act have done so.";
         page.gauge("ratelimit_rules_age_seconds", help, self.rules_age_millis() as f64 / 1_000.0);
+        let help = "Messages of the process that were lost because nobody read the standard error.";
+        page.counter("ratelimit_messages_dropped_total", help, logging::lost());
         if let Some((control, desk)) = self.control.get() {
             operators::metrics(control, desk, page);
         }

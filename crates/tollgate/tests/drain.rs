@@ -2,7 +2,8 @@
 
 mod harness;
 
-use harness::{LONG, Open, Server, Stopwatch, eventually, note};
+use harness::{Folder, LONG, Open, Server, Stopwatch, eventually, note};
+use serde_json::json;
 use std::time::Duration;
 
 const BODY: &[u8] = br#"{"domain":"sample","attributes":{"api_key":"k"}}"#;
@@ -66,4 +67,26 @@ fn a_request_that_never_ends_does_not_hold_the_process() {
     assert_eq!(server.wait().code(), Some(0));
     note(&format!("ended after {} ms", watch.elapsed().as_millis()));
     assert!(watch.elapsed() < LONG);
+}
+
+/// Whoever must prove later what was denied finds the last denials, too.
+#[test]
+fn every_denial_is_in_the_log_at_the_end() {
+    let folder = Folder::new();
+    let log = folder.join("decisions.ndjson");
+    let rules = "{domain: d, descriptors: [{key: k, limit: 1/hour, name: per-k}]}";
+    let flags = ["--decision-log", log.to_str().expect("a plain path"), "--decision-log-allowed", "0"];
+    for round in 1..=3 {
+        let mut server = Server::start_with_rules(rules, &flags);
+        let statuses: Vec<u16> = (0..41).map(|_| server.check("d", &json!({"k": "v"})).status).collect();
+        assert_eq!(statuses.iter().filter(|status| **status == 429).count(), 40);
+        server.signal("TERM");
+        assert_eq!(server.wait().code(), Some(0), "{}", server.log());
+        let text = std::fs::read_to_string(&log).expect("a file");
+        assert_eq!(text.lines().count(), 40 * round, "{}", server.log());
+        assert!(
+            text.lines().all(|line| line.contains("\"verdict\":\"deny\"") && line.ends_with('}')),
+            "{text}"
+        );
+    }
 }

@@ -20,7 +20,7 @@ fn what_the_gateway_decides_is_seen() {
     let folder = Folder::new();
     let path = folder.join("decisions.ndjson");
     let more = more.replace("DIR/decisions.ndjson", path.to_str().expect("a plain path"));
-    let gateway = Gateway::start_in(folder, RULES, &more, &plain(origin.address, ""));
+    let mut gateway = Gateway::start_in(folder, RULES, &more, &plain(origin.address, ""));
 
     // Two by HTTP/1, two by HTTP/2, of which the last is denied; one more by HTTP/1.
     let by_hand =
@@ -78,4 +78,10 @@ fn what_the_gateway_decides_is_seen() {
     for told in [&metrics, &lines, &why.out, &found, &get("/admin/v1/top").text(), &gateway.log()] {
         assert!(!told.contains("PLANTED"), "a key is told in\n{told}");
     }
+
+    // The last decisions before the end are in the log, too.
+    (0..10).for_each(|_| assert_eq!(gateway.exchange(by_hand.as_bytes()).status, 429));
+    gateway.signal("TERM");
+    assert!(gateway.wait().success(), "{}", gateway.log());
+    assert_eq!(std::fs::read_to_string(&path).expect("a file").lines().count(), 15);
 }

@@ -357,3 +357,47 @@ fn broken_outputs_cost_lines_and_nothing_else() {
         refused.err
     );
 }
+
+/// Makes the server say much: twice, and it is more than a pipe holds.
+fn say_much(server: &Server) {
+    let modules: serde_json::Map<String, Value> =
+        (0..64).map(|number| (format!("m{number}_{}", "x".repeat(900)), json!("info"))).collect();
+    let body = json!({"level": "info", "modules": modules}).to_string();
+    let request = format!(
+        "PUT /admin/v1/log HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let answer = harness::exchange(admin(server), request.as_bytes()).expect("an answer");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+/// Nobody reads the messages: they are lost and counted, and decisions go on; whoever reads again gets what waited, and what
+/// comes, and is told what is missing.
+#[test]
+fn messages_that_nobody_reads_cost_messages_and_nothing_else() {
+    let (mut server, read) = Server::start_unread(&["--decision-log-allowed", "0"]);
+    let lost = eventually("messages that were lost", || {
+        say_much(&server);
+        let checked = server.check("sample", &json!({"api_key": "k"}));
+        assert!([200, 429].contains(&checked.status), "{}", checked.text());
+        let lost = figure(&metrics(&server), "ratelimit_messages_dropped_total");
+        (lost > 0.0).then_some(lost)
+    });
+    assert!(lost >= 1.0 && server.log().is_empty());
+    drop(read);
+    let told = |text: &str| server.log().contains(text).then_some(());
+    eventually("what waited", || told("files may be open"));
+    eventually("what is missing", || told("messages were lost: nobody read the standard error"));
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    eventually("the last words", || server.log().contains("drained").then_some(()));
+}
+
+/// The same at the end: nobody who does not read holds it up.
+#[test]
+fn messages_that_nobody_reads_do_not_hold_the_end_up() {
+    let (mut server, _unread) = Server::start_unread(&[]);
+    (0..3).for_each(|_| say_much(&server));
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+}

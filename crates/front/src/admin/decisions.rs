@@ -27,6 +27,19 @@ pub(super) fn watcher(admin: &Admin) -> Result<&Arc<Observe>, Problem> {
     })
 }
 
+/// Asks who watches, of all up to now, beside the threads that decide: those never wait for whoever looks on.
+pub(super) async fn aside<T: Send + 'static>(
+    admin: &Admin,
+    ask: impl FnOnce(&Observe) -> T + Send + 'static,
+) -> Result<T, Problem> {
+    let observe = Arc::clone(watcher(admin)?);
+    let asked = tokio::task::spawn_blocking(move || {
+        observe.gather();
+        ask(&observe)
+    });
+    asked.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Not found out", "try again"))
+}
+
 /// An answer with this in it.
 pub(super) fn told(value: &Value) -> Reply {
     whole(json_answer(StatusCode::OK, format!("{value}\n").into_bytes()))
@@ -52,18 +65,18 @@ async fn search(asked: Asked) -> Result<Reply, Problem> {
         before: number("cursor", cursor, u64::MAX)?,
         limit: usize::try_from(limit).unwrap_or(MOST),
     };
-    let observe = watcher(&asked.admin)?;
-    observe.gather();
-    let (found, next) = observe.search(&search);
-    let found: Vec<Value> = found.iter().map(|entry| entry.json(observe.place())).collect();
-    Ok(told(&json!({"decisions": found, "next_cursor": next.map(|next| next.to_string())})))
+    let found = aside(&asked.admin, move |observe| {
+        let (found, next) = observe.search(&search);
+        let found: Vec<Value> = found.iter().map(|entry| entry.json(observe.place())).collect();
+        told(&json!({"decisions": found, "next_cursor": next.map(|next| next.to_string())}))
+    });
+    found.await
 }
 
 async fn why(asked: Asked) -> Result<Reply, Problem> {
     let id = decision(&asked.named[0])?;
     let observe = watcher(&asked.admin)?;
-    observe.gather();
-    let found = observe.find(id).ok_or_else(|| {
+    let found = aside(&asked.admin, move |observe| observe.find(id)).await?.ok_or_else(|| {
         let detail = "this node has no such decision in its log; it keeps every denial and some of what it allows, and \
                       only the latest of them. Another node may have made it";
         Problem::new(StatusCode::NOT_FOUND, "Not found", detail)

@@ -6,7 +6,7 @@
 
 use super::access;
 use super::attempts::prefix;
-use super::decisions::{told, watcher};
+use super::decisions::{aside, told, watcher};
 use super::query;
 use super::routes::{Asked, Reply, Route};
 use super::seats;
@@ -70,9 +70,8 @@ async fn stats(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn top(asked: Asked) -> Result<Reply, Problem> {
-    let observe = watcher(&asked.admin)?;
-    observe.gather();
-    Ok(told(&observe.top_talkers(&(asked.admin.rules)())))
+    let rules = (asked.admin.rules)();
+    aside(&asked.admin, move |observe| told(&observe.top_talkers(&rules))).await
 }
 
 /// All nodes that share the database; without one this one alone, and while it is away with what was last read of the others.

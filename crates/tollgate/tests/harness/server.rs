@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -80,6 +81,21 @@ impl Said {
     }
 }
 
+/// A stream that is not read before somebody says so.
+struct Unread {
+    stream: ChildStderr,
+    gate: Option<Receiver<()>>,
+}
+
+impl Read for Unread {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(gate) = self.gate.take() {
+            let _ = gate.recv();
+        }
+        self.stream.read(buffer)
+    }
+}
+
 /// A child that never outlives its test. Only its own id is ever signalled.
 pub(super) struct Ended(pub(super) Child);
 
@@ -133,7 +149,22 @@ impl Server {
         Self::start_with(flags, &[])
     }
 
+    /// One whose messages nobody reads until the sender has sent or is gone.
+    pub(crate) fn start_unread(flags: &[&str]) -> (Self, Sender<()>) {
+        let (open, gate) = channel();
+        let server = Self::launch(flags, &[], |stream| Said::of(Unread { stream, gate: Some(gate) }));
+        (server, open)
+    }
+
     pub(crate) fn start_with(flags: &[&str], environment: &[(&str, &str)]) -> Self {
+        Self::launch(flags, environment, Said::of)
+    }
+
+    fn launch(
+        flags: &[&str],
+        environment: &[(&str, &str)],
+        reader: impl FnOnce(ChildStderr) -> Said,
+    ) -> Self {
         let mut args = vec!["serve"];
         if !environment.iter().any(|(name, _)| *name == "TOLLGATE_HTTP") && !flags.contains(&"--config") {
             args.extend(["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
@@ -152,7 +183,7 @@ impl Server {
         let mut command = command(&args);
         command.envs(environment.iter().copied());
         let mut child = Ended(command.spawn().expect("the binary runs"));
-        let log = Said::of(child.0.stderr.take().expect("piped"));
+        let log = reader(child.0.stderr.take().expect("piped"));
         let greeted = Said::of(child.0.stdout.take().expect("piped"));
         let address = |greeting: &str, front: &str| -> Option<SocketAddr> {
             let line = greeting.lines().find(|line| line.trim_start().starts_with(front))?;
