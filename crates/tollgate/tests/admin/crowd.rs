@@ -35,7 +35,7 @@ fn those_who_ask_for_nothing_keep_nobody_out() {
 }
 
 /// Somebody who listens, and has been greeted.
-fn listener(admin: SocketAddr, more: &str) -> Open {
+pub(crate) fn listener(admin: SocketAddr, more: &str) -> Open {
     let mut listener = Open::to(admin).expect("a connection");
     let request = format!("GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n{more}\r\n");
     listener.send(request.as_bytes()).expect("sent");

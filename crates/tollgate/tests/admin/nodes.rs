@@ -132,6 +132,9 @@ fn those_who_were_let_in_may_look_while_the_database_is_away() {
     assert_eq!(node.ask("GET", "/admin/v1/nodes", &[], &Value::Null).status, 503, "nobody without a token");
     assert_eq!(ask("DELETE", "/admin/v1/quotas/k", &known), 503, "to look, and no more");
     assert_eq!(ask("GET", "/admin/v1/audit", &known), 503);
+    let mut page = crate::crowd::listener(node.admin, &format!("cookie: {cookie}\r\n"));
+    page.read_until(b": still here\n\n").expect("who listens is looked up again, and may stay");
+    hears(&mut page, "tick");
 }
 
 /// The kinds of what a page hears, with their data, until one that is waited for.
