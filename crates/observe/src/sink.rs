@@ -1,11 +1,10 @@
 //! Lines for a file that is rotated, for the standard output or the standard error, written by a thread of its own behind a
 //! bounded queue. A full disk or a reader that does not read costs lines, which are counted, and nothing else.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+mod place;
+
+use place::Place;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -162,110 +161,13 @@ impl Writer {
     }
 }
 
-enum Place {
-    Stdout,
-    /// Its own, not the library's: who holds that one's lock and waits for a reader would stop all others.
-    Stderr(File),
-    File {
-        path: PathBuf,
-        file: File,
-        length: u64,
-        bytes: u64,
-        files: u32,
-    },
-}
-
-impl Place {
-    fn open(output: Output) -> std::io::Result<Self> {
-        Ok(match output {
-            Output::Stdout => Self::Stdout,
-            Output::Stderr => Self::Stderr(std::io::stderr().as_fd().try_clone_to_owned()?.into()),
-            Output::File { path, bytes, files } => {
-                // It tells of callers: for nobody else, unless somebody lets them.
-                let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path)?;
-                let about = file.metadata()?;
-                // A device is never renamed, whatever was written to it.
-                let bytes = if about.is_file() { bytes.max(1) } else { u64::MAX };
-                Self::File { path, file, length: about.len(), bytes, files: files.max(1) }
-            }
-        })
-    }
-
-    /// Whether somebody was ended while it wrote.
-    fn ends_in_half_a_line(&self) -> bool {
-        let Self::File { path, file, length: 1.., .. } = self else { return false };
-        if !file.metadata().is_ok_and(|about| about.is_file()) {
-            return false;
-        }
-        let last = File::open(path).and_then(|mut file| {
-            let mut last = [0];
-            file.seek(SeekFrom::End(-1))?;
-            file.read_exact(&mut last).map(|()| last)
-        });
-        last.is_ok_and(|last| last != *b"\n")
-    }
-
-    /// How much was written, and why no more was.
-    fn write(&mut self, text: &[u8]) -> (usize, std::io::Result<()>) {
-        match self {
-            Self::Stdout => {
-                let mut out = std::io::stdout().lock();
-                match write(&mut out, text) {
-                    (written, Ok(())) => (written, out.flush()),
-                    failed => failed,
-                }
-            }
-            Self::Stderr(file) => write(file, text),
-            Self::File { path, file, length, bytes, files } => {
-                if *length > 0 && length.saturating_add(text.len() as u64) > *bytes {
-                    match rotate(path, file, *files) {
-                        Ok(new) => (*file, *length) = (new, 0),
-                        Err(error) => return (0, Err(error)),
-                    }
-                }
-                let (written, outcome) = write(file, text);
-                *length += written as u64;
-                (written, outcome)
-            }
-        }
-    }
-}
-
-/// `write_all` that tells how far it came.
-fn write(out: &mut impl Write, text: &[u8]) -> (usize, std::io::Result<()>) {
-    let mut written = 0;
-    while written < text.len() {
-        match out.write(&text[written..]) {
-            Ok(0) => return (written, Err(std::io::ErrorKind::WriteZero.into())),
-            Ok(more) => written += more,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return (written, Err(error)),
-        }
-    }
-    (written, Ok(()))
-}
-
-/// `log` becomes `log.1`, that `log.2`, and so on; the oldest goes. Whoever may read the one may read the next.
-fn rotate(path: &Path, file: &File, files: u32) -> std::io::Result<File> {
-    let numbered = |number: u32| {
-        let mut name = path.to_path_buf().into_os_string();
-        name.push(format!(".{number}"));
-        PathBuf::from(name)
-    };
-    let mode = file.metadata().map_or(0o600, |about| about.permissions().mode() & 0o666);
-    for number in (1..files.saturating_sub(1)).rev() {
-        let _ = std::fs::rename(numbered(number), numbered(number + 1));
-    }
-    if files > 1 {
-        std::fs::rename(path, numbered(1))?;
-    }
-    let mut options = OpenOptions::new();
-    options.create(true).write(true).truncate(files == 1).append(files > 1).mode(mode).open(path)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
 
     fn settled(sink: &Sink, lines: u64) -> (u64, u64) {
         loop {
@@ -335,8 +237,7 @@ mod tests {
         let (end, ended) = sync_channel(0);
         let counts = Arc::new(Counts::default());
         let told = Arc::clone(&counts);
-        let mut writer =
-            Writer { place: Place::Stderr(std::os::fd::OwnedFd::from(pipe).into()), is_torn: false };
+        let mut writer = Writer { place: Place::Stderr(OwnedFd::from(pipe).into()), is_torn: false };
         let thread = std::thread::spawn(move || {
             writer.run(&batches, &told);
             drop(end);
@@ -370,20 +271,26 @@ mod tests {
         assert_eq!(sink.end(Duration::from_secs(20)), 0);
         assert_eq!(std::fs::read_to_string(&path).expect("a file"), "whole\nha\nnext\nand\nlast\n");
         std::fs::remove_file(&path).expect("gone");
+    }
 
-        /// Has room for so many bytes.
-        struct Full(usize);
-        impl Write for Full {
-            fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
-                let taken = text.len().min(self.0);
-                self.0 -= taken;
-                if taken == 0 { Err(std::io::ErrorKind::StorageFull.into()) } else { Ok(taken) }
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
+    /// The same where a write fails half way; the lines before it were written.
+    #[test]
+    fn a_write_that_fails_half_way_spoils_no_other_line() {
+        let (mut reader, full) = UnixStream::pair().expect("a pair");
+        full.set_nonblocking(true).and_then(|()| reader.set_nonblocking(true)).expect("a pair");
+        let mut writer = Writer { place: Place::Stderr(OwnedFd::from(full).into()), is_torn: false };
+        let long = format!("first\n{}\n", "x".repeat(8 << 20));
+        let (whole, outcome) = writer.write(long.as_bytes());
+        assert!(whole == 1 && outcome.is_err(), "{whole} lines, {outcome:?}");
+        let mut text = Vec::new();
+        let _ = reader.read_to_end(&mut text);
+        assert!(text.starts_with(b"first\nx") && text.ends_with(b"x"));
+        for line in ["next\n", "last\n"] {
+            assert!(matches!(writer.write(line.as_bytes()), (1, Ok(()))));
         }
-        let (written, outcome) = write(&mut Full(7), b"first\nsecond\n");
-        assert!(written == 7 && outcome.is_err());
+        drop(writer);
+        text.clear();
+        reader.read_to_end(&mut text).expect("the rest");
+        assert_eq!(text, b"\nnext\nlast\n");
     }
 }
