@@ -108,7 +108,16 @@ impl Ask {
     /// A request of nothing but buckets in whole microseconds, as `lua/buckets.lua` takes it.
     pub(super) fn buckets(&mut self, request: &Request, bundle: usize) {
         self.body.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
-        self.body.push(u8::try_from(request.wants.len()).unwrap_or(u8::MAX));
+        let usual = |want: &Want| match want.limit.measures() {
+            Measures::Bucket { furthest, .. } => {
+                numbers(&want.limit, want.cost, want.phase).1[1].saturating_mul(2) == furthest
+            }
+            _ => true,
+        };
+        // Nearly all: those whose burst is all that their period lets through.
+        let are_usual = request.wants.iter().all(usual);
+        let count = u8::try_from(request.wants.len()).unwrap_or(FAR - 1);
+        self.body.push(if are_usual { count } else { count | FAR });
         for want in &request.wants {
             self.body.push(b';');
             self.body.extend_from_slice(&request.counters[want.counter].1);
@@ -116,7 +125,9 @@ impl Ask {
             let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
             self.number(cost);
             self.number(capacity);
-            self.furthest(&want.limit);
+            if !are_usual {
+                self.furthest(&want.limit);
+            }
         }
     }
 
@@ -174,6 +185,8 @@ impl Ask {
     }
 }
 
+/// Marks buckets that say how far ahead they may be.
+const FAR: u8 = 128;
 const PERMITS: u8 = 10;
 /// Marks a charge whose state may have been lost.
 const LOST: u8 = 4;

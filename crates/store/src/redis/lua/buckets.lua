@@ -2,12 +2,12 @@
 -- The same steps as `step.lua`'s first, without the tables that the others need: those cost more than deciding.
 --
 -- ARGV[1]: time (double; -1 for the server's own), then a request after another: its bundle (uint16), how many buckets
--- (uint8), and of each its name as it stands in the bundle (";601:", zero-terminated), cost, capacity and how far ahead
--- it may be (doubles).
+-- (uint8), and of each its name as it stands in the bundle (";601:", zero-terminated), cost and capacity (doubles). A bucket
+-- may be ahead by twice its capacity; where 128 is added to how many there are, each says by how much (another double).
 -- Answers like `charge.lua`.
 local decode, sub, number, text = struct.unpack, string.sub, tonumber, string.format
 local ask = ARGV[1]
-local now, b, n, name, cost, capacity, furthest = decode('<dHBsddd', ask)
+local now, b, n, name, cost, capacity = decode('<dHBsdd', ask)
 local fresh = 0
 if now < 0 then
   local time = redis.call('TIME')
@@ -19,10 +19,10 @@ end
 local value
 if not KEYS[2] then
   value = redis.call('GET', KEYS[1])
-  if #ask == 41 and (not value or #value == 19 and sub(value, 17) == sub(name, 2, 4)) then
+  if (#ask == 33 or n == 129 and #ask == 41) and (not value or #value == 19 and sub(value, 17) == sub(name, 2, 4)) then
     -- One request of one bucket that is alone in its bundle, by a name of three digits. Nothing is simpler or more usual.
     local tat = value and number(sub(value, 1, 16)) or now
-    if tat <= now + furthest then
+    if tat <= now + (n == 1 and capacity + capacity or decode('<d', ask, 34)) then
       local next = (tat > now and tat or now) + cost
       if next > now + capacity then
         return { value, now, '0' }
@@ -41,8 +41,12 @@ local at = 9
 local answers, values, ends = '', {}, {}
 while at <= #ask do
   b, n, at = decode('<HB', ask, at)
-  local of = { decode(n == 4 and '<sdddsdddsdddsddd' or n == 1 and '<sddd' or '<' .. rep('sddd', n), ask, at) }
-  at = of[4 * n + 1]
+  local each, form = 3, n == 4 and '<sddsddsddsdd' or n == 1 and '<sdd' or nil
+  if n > 128 then
+    n, each = n - 128, 4
+  end
+  local of = { decode(form or '<' .. rep(each == 3 and 'sdd' or 'sddd', n), ask, at) }
+  at = of[each * n + 1]
   value = values[b] or kept[b] or ''
   local alone = nil
   if value ~= '' and byte(value) ~= 59 then
@@ -56,9 +60,11 @@ while at <= #ask do
   end
   local refused, mended, known, latest = false, false, 0, now
   -- Made at its size: a table that grows costs more than what it holds.
-  local after = { of[1], 0, of[5], 0, of[9], 0, of[13], 0 }
+  local after = { of[1], 0, of[1], 0, of[1], 0, of[1], 0 }
   for i = 1, n do
-    name, cost, capacity, furthest = of[4 * i - 3], of[4 * i - 2], of[4 * i - 1], of[4 * i]
+    local j = each * (i - 1)
+    name, cost, capacity = of[j + 1], of[j + 2], of[j + 3]
+    local furthest = each == 4 and of[j + 4] or capacity + capacity
     local tat = alone or 0
     local first, last = find(value, name, 1, true)
     if first then
@@ -82,7 +88,7 @@ while at <= #ask do
     if next > latest then
       latest = next
     end
-    after[2 * i - 1], after[2 * i], of[4 * i] = name, next, tat
+    after[2 * i - 1], after[2 * i], of[j + 3] = name, next, tat
   end
   answers = answers .. (refused and '0' or '1')
   if not refused or mended then
@@ -90,14 +96,15 @@ while at <= #ask do
     if refused then
       latest = now
       for i = 1, n do
-        after[2 * i] = of[4 * i]
-        latest = of[4 * i] > latest and of[4 * i] or latest
+        local tat = of[each * i - each + 3]
+        after[2 * i] = tat
+        latest = tat > latest and tat or latest
       end
     end
     if known ~= #value then
       local own = {}
       for i = 1, n do
-        own[of[4 * i - 3]] = true
+        own[of[each * i - each + 1]] = true
       end
       for name, body, instant in value:gmatch('(;[^:]+:)(%a(%d+)[^;]*)') do
         instant = number(instant)
