@@ -7,7 +7,7 @@ use ring::rand::SystemRandom;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::beginning;
+use tollgate_core::{Part, beginning};
 use tollgate_rules::{TENANT_KEY, may_be_secret};
 
 /// The attributes that tell who asks, the first that is there.
@@ -171,6 +171,21 @@ impl Mask {
         }
     }
 
+    /// What stands for a value of a counter's name, which does not tell of what: where more is hidden than secrets, all are.
+    pub(crate) fn part(&self, part: &Part<'_>) -> String {
+        match part {
+            Part::Secret(value) => self.hidden(value, self.id(value)),
+            _ if self.hide == Hide::Secrets => {
+                let text = part.to_string();
+                text.split('?').next().unwrap_or_default().to_owned()
+            }
+            _ => {
+                let text = part.to_string();
+                self.hidden(&text, self.id(&text))
+            }
+        }
+    }
+
     /// Who asks, by the attributes; what was shown of them stands in the same order.
     pub(crate) fn caller(
         &self,
@@ -287,6 +302,18 @@ mod tests {
         let also = mask.clone().hiding(Hide::Also(vec!["user".to_owned()]), HiddenAs::Hash);
         assert_eq!(shown(&also, &pairs), ["alic…12345678", "a"]);
         assert_eq!(shown(&mask.hiding(Hide::All, HiddenAs::Mask), &pairs), ["alic…", "…"]);
+    }
+
+    #[test]
+    fn a_counters_values_are_hidden_as_attributes_are() {
+        let mask = Mask::by(|_| 0x1234_5678_0000_0000);
+        let network = Part::Network { address: u128::from(0xffff_0a01_0200_u64), prefix: 120 };
+        let parts = [Part::Secret(KEY), Part::Text("alice@example.com"), Part::Text("/o?x=1"), network];
+        let told = |mask: &Mask| parts.map(|part| mask.part(&part));
+        assert_eq!(told(&mask), ["sk_liv…12345678", "alice@example.com", "/o", "10.1.2.0/24"]);
+        assert_eq!(told(&mask)[0], shown(&mask, &[("api_key", KEY)])[0], "it is one caller to all who look");
+        let also = mask.clone().hiding(Hide::Also(vec!["user".to_owned()]), HiddenAs::Hash);
+        assert_eq!(told(&also), ["sk_liv…12345678", "alic…12345678", "/…12345678", "10…12345678"]);
     }
 
     #[test]

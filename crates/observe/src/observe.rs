@@ -133,6 +133,12 @@ impl Observe {
         &self.place
     }
 
+    /// What is told of a value of a counter's name.
+    #[must_use]
+    pub fn shown(&self, part: &tollgate_core::Part<'_>) -> String {
+        self.mask.part(part)
+    }
+
     /// Spans that wait for a collector, where traces are followed.
     #[must_use]
     pub const fn traces(&self) -> Option<&Traces> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tollgate_core::PermitId;
 use tollgate_engine::{DecisionId, Limiter};
-use tollgate_observe::Page;
+use tollgate_observe::{Observe, Page};
 use tollgate_store::LeaseFigures;
 
 /// How often idle leases are looked for.
@@ -53,15 +53,15 @@ pub(crate) async fn say_farewell(limiter: &Arc<Limiter<Store>>) {
     }
 }
 
-/// For `GET /v1/hot`.
-pub(crate) fn hot(leases: &Far) -> Value {
+/// For `GET /v1/hot`, and with who asks most.
+pub(crate) fn hot(leases: &Far, observe: &Observe) -> Value {
     let keys: Vec<Value> = leases
         .hot_keys(HOTTEST)
         .iter()
         .map(|key| {
             json!({
                 "counter": key.scope,
-                "values": key.values,
+                "values": key.values.iter().map(|part| observe.shown(&part.borrowed())).collect::<Vec<_>>(),
                 "per_second": key.rate,
                 "state": if key.promoted { "promoted" } else { "leased" },
                 "in_hand": key.in_hand,

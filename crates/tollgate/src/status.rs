@@ -168,7 +168,7 @@ impl Status for ServerStatus {
 
     fn hot(&self) -> Value {
         match self.limiter.store().leases() {
-            Some(leases) => crate::leases::hot(leases),
+            Some(leases) => crate::leases::hot(leases, &self.observe),
             None => json!({"hot": [], "threshold_per_second": null}),
         }
     }

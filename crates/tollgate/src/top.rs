@@ -12,7 +12,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
+use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table, Wrap};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -106,7 +106,7 @@ fn draw(frame: &mut Frame<'_>, seen: &Seen) {
     curve(frame, right, "denied a second", &numbers(&seen.stats["series"]["deny"]), DENY);
     let [left, right] = Layout::horizontal([Constraint::Fill(3), Constraint::Fill(2)]).areas(rules);
     by_rule(frame, left, seen);
-    health(frame, right, seen);
+    store(frame, right, seen);
     let thirds = [Constraint::Fill(1), Constraint::Fill(1), Constraint::Fill(1)];
     let [rate, denials, near] = Layout::horizontal(thirds).areas(keys);
     list(
@@ -195,7 +195,28 @@ fn by_rule(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
     frame.render_widget(table, area);
 }
 
-/// Breakers and leases: what stands behind the decisions.
+/// What stands behind the decisions; below it the keys that are hot, where keys are leased.
+fn store(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
+    if seen.stats["node"]["leases"].is_null() {
+        health(frame, area, seen);
+        return;
+    }
+    let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Fill(1)]).areas(area);
+    health(frame, above, seen);
+    let hot: Vec<Value> = seen.top["hot"].as_array().into_iter().flatten().map(hot_key).collect();
+    let title = seen.top["hot_from_per_second"].as_u64().map(|from| format!("hot keys, from {from}/s"));
+    let title = title.unwrap_or_else(|| "leased keys".to_owned());
+    list(frame, below, &title, &hot.into(), &[("key", ""), ("per_second", "/s"), ("state", "")]);
+}
+
+/// A hot key as one line has it.
+fn hot_key(key: &Value) -> Value {
+    let values: Vec<String> = key["values"].as_array().into_iter().flatten().map(plain).collect();
+    let name = if values.is_empty() { plain(&key["counter"]) } else { values.join(" ") };
+    json!({"key": name, "per_second": key["per_second"], "state": key["state"]})
+}
+
+/// Breakers, leases, and what is under way.
 fn health(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
     let node = &seen.stats["node"];
     let mut lines = Vec::new();
@@ -217,7 +238,8 @@ fn health(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
     if lines.is_empty() {
         lines.push(Line::from("counters are in memory: nothing to break").dim());
     }
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" store ")), area);
+    let lines = Paragraph::new(lines).wrap(Wrap { trim: true });
+    frame.render_widget(lines.block(Block::bordered().title(" store ")), area);
 }
 
 /// A list of callers, by its fields: the name, and the unit it is shown in.
@@ -269,7 +291,16 @@ fn tell(seen: &Seen) -> anyhow::Result<()> {
     let rows: Vec<[String; 3]> = callers
         .map(|one| [plain(&one["key_masked"]), shown(&one["rate"], "/s"), shown(&one["share"], "%")])
         .collect();
-    client::table(["CALLER", "RATE", "SHARE"], &rows)
+    client::table(["CALLER", "RATE", "SHARE"], &rows)?;
+    let hot: Vec<Value> = seen.top["hot"].as_array().into_iter().flatten().map(hot_key).collect();
+    if hot.is_empty() {
+        return Ok(());
+    }
+    let rows: Vec<[String; 3]> = hot
+        .iter()
+        .map(|one| [plain(&one["key"]), shown(&one["per_second"], "/s"), plain(&one["state"])])
+        .collect();
+    client::table(["HOT KEY", "RATE", "STATE"], &rows)
 }
 
 #[cfg(test)]
@@ -293,10 +324,14 @@ mod tests {
             "series": {"allow": [1, 2, 900], "deny": [0, 0, 37], "p99_us": [10.0, 11.0, 42.0]},
             "rules": [{"rule": "quiet", "allow": 9, "deny": 0}, {"rule": "login", "allow": 5, "deny": 321}],
             "node": {"name": "n1", "version": "0.1.0", "store": "redis", "rules_revision": "abc123",
-                     "breakers": [{"shard": "10.0.0.1:6379", "state": "open"}]},
+                     "breakers": [{"shard": "10.0.0.1:6379", "state": "open"}],
+                     "leases": {"keys": 7, "hot": 2, "in_hand": 1234, "local": 900_100, "central": 812, "refused": 3, "failed": 5}},
         });
         let top = json!({"by_rate": [{"key_masked": "ab\u{1b}c…", "rate": 12.25, "share": 0.5}],
-                         "near_limit": [{"key_masked": "zz…", "utilisation": 0.93, "tier_above": "pro"}]});
+                         "near_limit": [{"key_masked": "zz…", "utilisation": 0.93, "tier_above": "pro"}],
+                         "hot": [{"counter": "d/api_key", "values": ["sk_liv…12345678"], "per_second": 4321, "state": "promoted", "in_hand": 9},
+                                 {"counter": "d/all", "values": [], "per_second": 2000, "state": "leased", "in_hand": 9}],
+                         "hot_from_per_second": 1000});
         let seen = Seen { stats, top, trouble: None };
         let text = screen(&seen, 120, 30);
         for word in [
@@ -312,6 +347,13 @@ mod tests {
             "50%",
             "93%",
             "pro",
+            "in_hand 1234",
+            "failed 5",
+            "hot keys, from 1000/s",
+            "sk_liv…12345678",
+            "4321.0/s",
+            "promoted",
+            "d/all",
         ] {
             assert!(text.contains(word), "{word} is missing\n{text}");
         }

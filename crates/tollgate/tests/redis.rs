@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Folder, Redis, Server, eventually, run};
+use harness::{Folder, Redis, Server, eventually, run, run_with};
 use serde_json::{Value, json};
 
 const RULES: &str = "
@@ -91,6 +91,17 @@ descriptors:
         told.contains("sk_l") && !told.contains("4242"),
         "a key that may be a secret is told whole: {told}"
     );
+    let admin = format!("http://{}", first.admin.expect("an admin address"));
+    let (key, text) = eventually("a hot key on the screen", || {
+        passed += u64::from(ask(&first).status == 200);
+        let top = |args: &[&str]| run_with(args, &[("TOLLGATE_ADMIN_URL", &admin)]).out;
+        let seen: Value = serde_json::from_str(&top(&["top", "--format", "json"])).expect("JSON");
+        let (hot, most) = (&seen["top"]["hot"][0]["values"][0], &seen["top"]["by_rate"][0]["key_masked"]);
+        let text = top(&["top"]);
+        (text.contains("HOT KEY") && hot.is_string()).then(|| (hot.clone(), (most.clone(), text)))
+    });
+    assert_eq!(key, text.0, "one caller is told by two names");
+    assert!(key.as_str().is_some_and(|key| text.1.matches(key).count() == 2), "{key}: {}", text.1);
     first.signal("TERM");
     assert!(first.wait().success());
     let second = Server::start(&flags);

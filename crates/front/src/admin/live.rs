@@ -1,5 +1,5 @@
 //! What goes on: `GET /admin/v1/stats` (the last seconds), `/events` (each as it comes, as server-sent events), `/top` (who
-//! asks most) and `/nodes`.
+//! asks most, and which keys are hot) and `/nodes`.
 //!
 //! Whoever reads slowly skips events; nobody waits for a reader. There are only so many readers, of one place too, so that
 //! operators always find a connection; and they listen for as long as they would be let in, not for as long as they hold on.
@@ -28,7 +28,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
 use tollgate_control::{NodeSeen, Role};
 use tollgate_core::Span;
-use tollgate_observe::rfc3339;
+use tollgate_observe::{Observe, rfc3339};
 
 pub(super) const ROUTES: &[Route] = &[
     Route::new(Method::GET, "/admin/v1/stats", Role::Viewer, |asked| Box::pin(stats(asked))),
@@ -70,8 +70,14 @@ async fn stats(asked: Asked) -> Result<Reply, Problem> {
 }
 
 async fn top(asked: Asked) -> Result<Reply, Problem> {
-    let rules = (asked.admin.rules)();
-    aside(&asked.admin, move |observe| told(&observe.top_talkers(&rules))).await
+    let (rules, status) = ((asked.admin.rules)(), Arc::clone(&asked.admin.status));
+    let all = move |observe: &Observe| {
+        let (mut top, mut hot) = (observe.top_talkers(&rules), status.hot());
+        top["hot"] = hot["hot"].take();
+        top["hot_from_per_second"] = hot["threshold_per_second"].take();
+        told(&top)
+    };
+    aside(&asked.admin, all).await
 }
 
 /// All nodes that share the database; without one this one alone, and while it is away with what was last read of the others.

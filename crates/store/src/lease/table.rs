@@ -10,7 +10,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
-use tollgate_core::{Charge, Outcome, Outcomes, Part, Span, Timestamp};
+use tollgate_core::{Charge, Outcome, Outcomes, OwnedPart, Span, Timestamp};
 
 const PARTS: usize = 64;
 /// Names that were seen once, a part.
@@ -61,8 +61,8 @@ pub(super) struct Table {
 pub struct HotKey {
     /// The scope of its counter: domain, path, algorithm, period.
     pub scope: String,
-    /// Its values.
-    pub values: Vec<String>,
+    /// Its values as they came: whoever tells of them hides what is not to be told.
+    pub values: Vec<OwnedPart>,
     /// Units a second at this node.
     pub rate: u64,
     /// Leased because it is hot, not because its rule says so.
@@ -270,12 +270,12 @@ impl Table {
     /// Leases of at least half this rate, the highest first.
     pub(super) fn hottest(&self, most: usize, hot: u64, now: Timestamp) -> Vec<HotKey> {
         let mut keys = Vec::new();
-        self.each(|name, lease| {
+        self.each(|_, lease| {
             let rate = lease.rate(now);
             if lease.promoted || rate >= hot {
                 keys.push(HotKey {
                     scope: lease.named.scope.label().to_owned(),
-                    values: lease.named.parts().iter().map(|part| told(part, name)).collect(),
+                    values: lease.named.parts().iter().map(OwnedPart::from).collect(),
                     rate,
                     promoted: lease.promoted,
                     in_hand: lease.good(now),
@@ -286,13 +286,5 @@ impl Table {
         keys.sort_by(|a, b| b.rate.cmp(&a.rate).then_with(|| a.scope.cmp(&b.scope)));
         keys.truncate(most);
         keys
-    }
-}
-
-/// A value for the eye. What may be a secret is told by its beginning, and apart by the name that it has in this process.
-fn told(part: &Part<'_>, name: u64) -> String {
-    match part {
-        Part::Secret(_) => format!("{part}{:08x}", name >> 32),
-        _ => part.to_string(),
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Part, PermitId,
-    Quota, Scope, Span, SystemClock,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, OwnedPart, Part,
+    PermitId, Quota, Scope, Span, SystemClock,
 };
 use tollgate_store::{DenyCache, HotKey, LeaseConfig, Leased, RedisConfig, RedisStore};
 
@@ -184,7 +184,9 @@ async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
                 assert_eq!(figures.promoted, 0, "{figures:?}");
                 break;
             }
-            let is_hot = |hot: &HotKey| hot.promoted && hot.values == ["hot"] && hot.rate > 1_000;
+            let is_hot = |hot: &HotKey| {
+                hot.promoted && hot.values == [OwnedPart::Text("hot".into())] && hot.rate > 1_000
+            };
             if figures.promoted > 0 && hot.first().is_some_and(is_hot) && figures.local > figures.central {
                 break;
             }
