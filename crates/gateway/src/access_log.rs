@@ -1,21 +1,13 @@
-//! One line of JSON a request, written by a thread of its own: also of those that no route takes, that are refused as bad,
-//! and whose callers leave early. A request never waits for it: what does not fit into the queue is dropped, and counted. A
-//! file that was moved away is opened anew within a second.
+//! One line of JSON a request: also of those that no route takes, that are refused as bad, and whose callers leave early. A
+//! request never waits for it ([`Sink`]): what cannot be written is dropped, and counted.
 
 use serde_json::json;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 use tollgate_core::{Clock, SystemClock, Timestamp};
-
-/// Lines that wait to be written.
-const QUEUE: usize = 8192;
+use tollgate_observe::{Output, Sink};
 
 /// What the status of a request is whose caller left before there was an answer; nginx's number for it.
 const LEFT: u16 = 499;
@@ -23,8 +15,7 @@ const LEFT: u16 = 499;
 /// Where lines go.
 pub(crate) struct AccessLog {
     path: PathBuf,
-    queue: SyncSender<String>,
-    dropped: AtomicU64,
+    sink: Sink,
     clock: SystemClock,
 }
 
@@ -97,10 +88,12 @@ impl Drop for Line {
 impl AccessLog {
     /// Opens the log and starts its writer.
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
-        let (queue, lines) = sync_channel(QUEUE);
-        let sink = if path.as_os_str() == "-" { Sink::Output } else { Sink::open(path)? };
-        std::thread::Builder::new().name("access-log".to_owned()).spawn(move || sink.run(&lines))?;
-        Ok(Self { path: path.to_owned(), queue, dropped: AtomicU64::new(0), clock: SystemClock::new() })
+        let output = match path.as_os_str() == "-" {
+            true => Output::Stdout,
+            // How much is kept is for whoever moves it away.
+            false => Output::File { path: path.to_owned(), bytes: u64::MAX, files: 1 },
+        };
+        Ok(Self { path: path.to_owned(), sink: Sink::open("access log", output)?, clock: SystemClock::new() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -133,67 +126,16 @@ impl AccessLog {
                 line[name] = value.as_str().into();
             }
         }
-        if self.queue.try_send(line.to_string()).is_err() {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-        }
+        self.sink.write(format!("{line}\n"), 1);
     }
 
-    /// Lines that did not fit into the queue.
+    /// Lines that could not be written.
     pub(crate) fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
-    }
-}
-
-enum Sink {
-    Output,
-    File { path: PathBuf, file: File },
-}
-
-impl Sink {
-    fn open(path: &Path) -> std::io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Self::File { path: path.to_owned(), file })
+        self.sink.counts().1
     }
 
-    /// Writes until the gateway is gone: all that waits at once.
-    fn run(mut self, lines: &Receiver<String>) {
-        let mut text = String::new();
-        loop {
-            match lines.recv_timeout(Duration::from_secs(1)) {
-                Ok(line) => {
-                    text.push_str(&line);
-                    text.push('\n');
-                    while text.len() < 64 * 1024
-                        && let Ok(line) = lines.try_recv()
-                    {
-                        text.push_str(&line);
-                        text.push('\n');
-                    }
-                    // A full disk must not stop the gateway.
-                    let _ = self.write(text.as_bytes());
-                    text.clear();
-                }
-                Err(RecvTimeoutError::Timeout) => self.follow(),
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-        }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.follow();
-        match self {
-            Self::Output => std::io::stdout().lock().write_all(bytes),
-            Self::File { file, .. } => file.write_all(bytes),
-        }
-    }
-
-    /// Opens the file anew if it has been moved away.
-    fn follow(&mut self) {
-        let Self::File { path, file } = self else { return };
-        let place = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
-        let same = std::fs::metadata(&*path).map(place).ok() == file.metadata().map(place).ok();
-        if !same && let Ok(opened) = Self::open(path) {
-            *self = opened;
-        }
+    /// Waits for so long until all is written: how many lines were not. It takes none after that.
+    pub(crate) fn end(&self, patience: Duration) -> u64 {
+        self.sink.end(patience)
     }
 }

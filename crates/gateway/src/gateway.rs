@@ -149,6 +149,12 @@ impl<S: CounterStore + 'static> Handle<S> {
         self.0.proxy.state().tokens.clone()
     }
 
+    /// Waits for so long until the last lines of the access log are written: how many were not. Nobody is served any more.
+    #[must_use]
+    pub fn end(&self, patience: Duration) -> u64 {
+        self.0.proxy.state().log.as_ref().map_or(0, |log| log.end(patience))
+    }
+
     /// Adds its figures.
     pub fn metrics(&self, page: &mut Page) {
         let state = self.0.proxy.state();
@@ -156,7 +162,7 @@ impl<S: CounterStore + 'static> Handle<S> {
         let waiting = self.0.proxy.holds.waiting();
         page.gauge("gateway_held_requests", "Requests that wait for their turn.", waiting);
         let dropped = state.log.as_ref().map_or(0, |log| log.dropped());
-        let help = "Lines that did not fit into the access log's queue.";
+        let help = "Lines of the access log that could not be written.";
         page.counter("gateway_access_log_dropped_total", help, dropped);
         let each = [
             ("gateway_endpoint_usable", "Whether an upstream's address gets requests."),

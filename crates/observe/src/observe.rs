@@ -97,7 +97,7 @@ impl Observe {
         let clock = SystemClock::new();
         let share = settings.allowed.clamp(0.0, 1.0);
         let allows = if share > 0.0 { (1.0 / share).round().min(1e9) as u32 } else { 0 };
-        let sink = settings.output.map(Sink::open).transpose()?;
+        let sink = settings.output.map(|output| Sink::open("decision log", output)).transpose()?;
         Ok(Arc::new(Self {
             stripes: Stripes::new(),
             names: Names::new(),

@@ -1,12 +1,13 @@
 //! Lines for a file that is rotated, for the standard output or the standard error, written by a thread of its own behind a
-//! bounded queue. A full disk or a reader that does not read costs lines, which are counted, and nothing else.
+//! bounded queue, all that waits at once. A full disk or a reader that does not read costs lines, which are counted, and
+//! nothing else. A file that somebody else has moved away is begun anew within a second.
 
 mod place;
 
 use place::Place;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,8 +30,15 @@ pub enum Output {
 }
 
 /// What waits to be written: so many batches of lines, and so many bytes of them.
-const QUEUE: usize = 1_024;
+const QUEUE: usize = 8_192;
 const WAITING: u64 = 4 << 20;
+/// What is written at once, if batches are small.
+const TOGETHER: usize = 64 << 10;
+/// How soon it is seen that a file has been moved away, where nothing is written.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// The messages of the process itself: what is wrong with other logs is written there.
+const MESSAGES: &str = "messages";
 
 /// Writes lines, or drops them.
 #[derive(Debug)]
@@ -55,19 +63,18 @@ struct Counts {
 }
 
 impl Sink {
-    /// Opens the output and starts its writer.
+    /// Opens the output and starts its writer; `what` names the log, for the thread and for messages.
     ///
     /// # Errors
     /// If the output cannot be opened, or there can be no thread.
-    pub fn open(output: Output) -> std::io::Result<Self> {
+    pub fn open(what: &'static str, output: Output) -> std::io::Result<Self> {
         let (queue, batches) = sync_channel(QUEUE);
         let (end, ended) = sync_channel(0);
         let counts = Arc::new(Counts::default());
         let told = Arc::clone(&counts);
-        let name = if output == Output::Stderr { "messages" } else { "decision-log" };
-        let mut writer = Writer { place: Place::open(output)?, is_torn: false };
-        writer.is_torn = writer.place.ends_in_half_a_line();
-        std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let place = Place::open(output)?;
+        let mut writer = Writer { what, is_torn: place.ends_in_half_a_line(), place };
+        std::thread::Builder::new().name(what.replace(' ', "-")).spawn(move || {
             writer.run(&batches, &told);
             drop(end);
         })?;
@@ -113,6 +120,7 @@ impl Sink {
 
 /// Writes until there will be no more.
 struct Writer {
+    what: &'static str,
     place: Place,
     /// Whether the last that was written is half a line: the next is not to be joined to it.
     is_torn: bool,
@@ -120,9 +128,23 @@ struct Writer {
 
 impl Writer {
     fn run(&mut self, batches: &Receiver<Batch>, counts: &Counts) {
-        let is_messages = matches!(self.place, Place::Stderr(_));
+        let is_messages = self.what == MESSAGES;
         let (mut failing, mut told) = (false, 0);
-        for (text, lines) in batches {
+        loop {
+            let (mut text, mut lines) = match batches.recv_timeout(GLANCE) {
+                Ok(batch) => batch,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.follow();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            while text.len() < TOGETHER
+                && let Ok((more, of_more)) = batches.try_recv()
+            {
+                text.push_str(&more);
+                lines += of_more;
+            }
             let (whole, outcome) = self.write(text.as_bytes());
             let whole = if outcome.is_ok() { lines } else { whole.min(lines) };
             counts.written.fetch_add(whole, Ordering::Relaxed);
@@ -131,7 +153,7 @@ impl Writer {
             match outcome {
                 // Once for each time that it begins: a full disk must not fill the other log as well.
                 Err(error) if !std::mem::replace(&mut failing, true) && !is_messages => {
-                    tracing::warn!(%error, "the decision log cannot be written; decisions go on");
+                    tracing::warn!(%error, "the {} cannot be written; requests go on", self.what);
                 }
                 Err(_) => {}
                 Ok(()) => {
@@ -146,8 +168,15 @@ impl Writer {
         }
     }
 
+    fn follow(&mut self) {
+        if self.place.follow() {
+            self.is_torn = self.place.ends_in_half_a_line();
+        }
+    }
+
     /// Writes, as far as that goes: how many lines are whole.
     fn write(&mut self, text: &[u8]) -> (u64, std::io::Result<()>) {
+        self.follow();
         if self.is_torn {
             if let Err(error) = self.place.write(b"\n").1 {
                 return (0, Err(error));
@@ -184,7 +213,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("tollgate-sink-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let path = folder.join("log");
-        let sink = Sink::open(Output::File { path: path.clone(), bytes: 100, files: 3 }).expect("a sink");
+        let sink =
+            Sink::open("log", Output::File { path: path.clone(), bytes: 100, files: 3 }).expect("a sink");
         for number in 0..10 {
             sink.write(format!("{number:059}\n"), 1);
             settled(&sink, number + 1);
@@ -203,7 +233,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_counted() {
         let path = PathBuf::from("/dev/full");
-        let sink = Sink::open(Output::File { path, bytes: 1 << 20, files: 3 }).expect("a sink");
+        let sink = Sink::open("log", Output::File { path, bytes: 1 << 20, files: 3 }).expect("a sink");
         (0..50).for_each(|_| sink.write("line\n".to_owned(), 1));
         assert_eq!(settled(&sink, 50), (0, 50));
     }
@@ -217,7 +247,7 @@ mod tests {
     fn the_end_waits_for_all_that_was_handed_over() {
         let path = file("end");
         let output = Output::File { path: path.clone(), bytes: 1 << 20, files: 3 };
-        let sink = Sink::open(output).expect("a sink");
+        let sink = Sink::open("log", output).expect("a sink");
         (0..500).for_each(|number| sink.write(format!("{number}\n"), 1));
         assert_eq!(sink.end(Duration::from_secs(20)), 0);
         sink.write("late\n".to_owned(), 1);
@@ -229,6 +259,29 @@ mod tests {
         std::fs::remove_file(&path).expect("gone");
     }
 
+    /// Whoever rotates logs by other means finds the next lines in a new file, also where nothing is written for a while.
+    #[test]
+    fn a_file_that_was_moved_away_is_begun_anew() {
+        let (path, moved) = (file("moved"), file("moved-away"));
+        let output = Output::File { path: path.clone(), bytes: u64::MAX, files: 1 };
+        let sink = Sink::open("log", output).expect("a sink");
+        sink.write("before\n".to_owned(), 1);
+        settled(&sink, 1);
+        std::fs::rename(&path, &moved).expect("moved");
+        sink.write("after\n".to_owned(), 1);
+        settled(&sink, 2);
+        let read = |path: &PathBuf| std::fs::read_to_string(path).expect("a file");
+        assert_eq!((read(&moved).as_str(), read(&path).as_str()), ("before\n", "after\n"));
+        std::fs::rename(&path, &moved).expect("moved");
+        while !path.exists() {
+            std::thread::yield_now();
+        }
+        assert_eq!((read(&moved).as_str(), read(&path).as_str()), ("after\n", ""));
+        for path in [path, moved] {
+            std::fs::remove_file(path).expect("gone");
+        }
+    }
+
     /// Nobody reads: only so much waits, all else is counted, and the end does not wait for ever.
     #[test]
     fn a_reader_that_does_not_read_is_not_waited_for() {
@@ -237,7 +290,8 @@ mod tests {
         let (end, ended) = sync_channel(0);
         let counts = Arc::new(Counts::default());
         let told = Arc::clone(&counts);
-        let mut writer = Writer { place: Place::Stderr(OwnedFd::from(pipe).into()), is_torn: false };
+        let mut writer =
+            Writer { what: MESSAGES, place: Place::Stderr(OwnedFd::from(pipe).into()), is_torn: false };
         let thread = std::thread::spawn(move || {
             writer.run(&batches, &told);
             drop(end);
@@ -265,7 +319,7 @@ mod tests {
         let path = file("torn");
         std::fs::write(&path, "whole\nha").expect("a file");
         let output = Output::File { path: path.clone(), bytes: 1 << 20, files: 3 };
-        let sink = Sink::open(output).expect("a sink");
+        let sink = Sink::open("log", output).expect("a sink");
         sink.write("next\nand\n".to_owned(), 2);
         sink.write("last\n".to_owned(), 1);
         assert_eq!(sink.end(Duration::from_secs(20)), 0);
@@ -278,7 +332,8 @@ mod tests {
     fn a_write_that_fails_half_way_spoils_no_other_line() {
         let (mut reader, full) = UnixStream::pair().expect("a pair");
         full.set_nonblocking(true).and_then(|()| reader.set_nonblocking(true)).expect("a pair");
-        let mut writer = Writer { place: Place::Stderr(OwnedFd::from(full).into()), is_torn: false };
+        let mut writer =
+            Writer { what: MESSAGES, place: Place::Stderr(OwnedFd::from(full).into()), is_torn: false };
         let long = format!("first\n{}\n", "x".repeat(8 << 20));
         let (whole, outcome) = writer.write(long.as_bytes());
         assert!(whole == 1 && outcome.is_err(), "{whole} lines, {outcome:?}");

@@ -8,6 +8,7 @@ use crate::logging::{self, Logs};
 use crate::operators::Operators;
 use crate::serve::{pay_debts, told_to_stop};
 use crate::settings::Settings;
+use crate::status::FAREWELL;
 use crate::{leases, open_files, reload, sources};
 use anyhow::Context;
 use std::io::Write;
@@ -66,7 +67,7 @@ async fn serve(
         gateway: gateway.handle(),
         status: Arc::clone(&status),
     };
-    let handle = gateway.handle();
+    let (handle, served) = (gateway.handle(), gateway.handle());
     let keys = tokio::spawn(reload::watch_keys(move || handle.tokens(), Arc::clone(&status)));
     let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let settings = tokio::spawn(settings.watch());
@@ -94,6 +95,9 @@ async fn serve(
     tending.abort();
     leases::say_farewell(&limiter).await;
     status.end().await;
+    if let Ok(lost @ 1..) = tokio::task::spawn_blocking(move || served.end(FAREWELL)).await {
+        tracing::warn!(lost, "the access log did not take its last lines in time");
+    }
     if let Some(sending) = sending {
         sending.end().await;
     }

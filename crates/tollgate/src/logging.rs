@@ -91,7 +91,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
 /// # Errors
 /// If there can be no thread for them.
 pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<Logs>> {
-    let _ = MESSAGES.set(Sink::open(Output::Stderr).context("the standard error")?);
+    let _ = MESSAGES.set(Sink::open("messages", Output::Stderr).context("the standard error")?);
     std::panic::set_hook(Box::new(panicked));
     let (filter, handle) = reload::Layer::new(targets(&flags.log.0));
     let terminal = std::io::stderr().is_terminal();

@@ -17,7 +17,7 @@ use tollgate_front::Status;
 use tollgate_observe::{Observe, Page, rfc3339};
 
 /// How long the end waits for the last decisions to be written.
-const FAREWELL: Duration = Duration::from_secs(2);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 pub(crate) struct ServerStatus {
     limiter: Arc<Limiter<Store>>,

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Gateway, Origin, eventually, foreign, plain};
+use harness::{Folder, Gateway, Origin, eventually, foreign, plain};
 use serde_json::Value;
 
 const RULES: &str = "
@@ -125,4 +125,28 @@ fn callers_who_leave_early_have_their_line() {
     assert!(cut.answer().is_err(), "half an answer is no answer");
     let line = &lines(&gateway, 7)[6];
     assert!(line["error"].as_str().is_some_and(|error| !error.contains("caller")), "{line}");
+}
+
+/// The end waits for what has not been written yet, and not for ever: what nobody took is told.
+#[test]
+fn the_end_waits_for_the_last_lines() {
+    let (origin, folder) = (Origin::start(), Folder::new());
+    let pipe = folder.join("access");
+    foreign("mkfifo", &[pipe.to_str().expect("a plain path")]);
+    // Both ends, so that nobody waits for the other one.
+    let reader = std::fs::File::options().read(true).write(true).open(&pipe).expect("a pipe");
+    let section = plain(origin.address, "") + &format!("  access_log: {}\n", pipe.display());
+    let mut gateway = Gateway::start(RULES, &section);
+    let mut caller = gateway.open();
+    // More than a pipe holds.
+    for _ in 0..2_000 {
+        caller.send(b"GET /a HTTP/1.1\r\nhost: t\r\nx-api-key: k\r\n\r\n").expect("sent");
+        caller.answer().expect("an answer");
+    }
+    drop(caller);
+    gateway.signal("TERM");
+    assert!(gateway.wait().success());
+    let log = gateway.log();
+    assert!(log.contains("the access log did not take its last lines in time"), "{log}");
+    drop(reader);
 }
