@@ -122,7 +122,7 @@ bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
 	$(TARGET)/release/bench http --short
 	$(TARGET)/release/bench gateway --short
 
-# Ten million requests through the gateway, and forty million decisions with every output broken: memory must stay what it was.
+# Ten million requests through the gateway, and eighteen minutes of decisions with every output broken: memory must stay what it was.
 .PHONY: bench-memory
 bench-memory: toolchain bench-tools
 	$(CARGO) build --release --locked -p tollgate -p bench

@@ -1,22 +1,27 @@
 //! Whether memory stays where it is when everything that watches is broken: a server whose decision log is a full disk, whose
 //! collector takes connections and never answers, and to which 200 pages listen that never read, is asked by very many callers,
-//! most of them denied and every one of them traced. What it holds is told at every tenth.
+//! most of them denied and every one of them traced. What it holds is looked at every second, and told at every twelfth.
 
-use crate::process::{Server, free_port, tollgate_binary};
+use crate::process::{Server, free_port, median, tollgate_binary};
 use crate::report::{at_most, heading, note};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Decisions, in millions.
+/// How long it is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
     Full,
     Short,
 }
+
+/// The rooms that fill with use are full: the longest ones hold five minutes (what rehearsals go over, who is near a limit).
+const FILLED: Duration = Duration::from_secs(360);
+/// At the most, a second: nobody is asked without end.
+const MOST_A_SECOND: u64 = 200_000;
 
 const RULES: &str = "{domain: d, descriptors: [{key: api_key, name: per-key, limit: 1/hour}]}";
 const CALLERS: u64 = 300_000;
@@ -27,18 +32,18 @@ const PAGES: usize = 200;
 const CHANGES: u64 = 5_000;
 
 pub(crate) fn run(length: Length) -> io::Result<()> {
-    let total: u64 = match length {
-        Length::Full => 40_000_000,
-        Length::Short => 4_000_000,
-    };
+    let lasts = Duration::from_secs(match length {
+        Length::Full => 1_080,
+        Length::Short => 60,
+    });
     let folder = std::env::temp_dir().join(format!("tollgate-observe-memory-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
-    let ran = measure(total, &folder);
+    let ran = measure(lasts, &folder);
     std::fs::remove_dir_all(&folder)?;
     ran
 }
 
-fn measure(total: u64, folder: &Path) -> io::Result<()> {
+fn measure(lasts: Duration, folder: &Path) -> io::Result<()> {
     let rules = folder.join("rules.yaml");
     std::fs::write(&rules, RULES)?;
     let collector = TcpListener::bind("127.0.0.1:0")?;
@@ -71,46 +76,51 @@ fn measure(total: u64, folder: &Path) -> io::Result<()> {
     // Changes make more to tell than figures once a second: the pages' connections fill up. They are over before memory is looked
     // at, since a database holds in memory what it has written.
     (0..CHANGES).try_for_each(|n| change(&admin, n))?;
-    let asked = AtomicU64::new(0);
-    let mut tenths = vec![server.resident_kib()];
-    note(&format!("at the start: {} KiB", tenths[0]));
+    let (asked, most) = (AtomicU64::new(0), MOST_A_SECOND * lasts.as_secs());
+    let mut held = Vec::new();
+    note(&format!("at the start: {} KiB", server.resident_kib()));
+    #[allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+    let begun = Instant::now();
     std::thread::scope(|scope| {
         let askers: Vec<_> = (0..THREADS)
             .map(|n| {
-                scope.spawn({
-                    let (server, asked) = (&server, &asked);
-                    move || ask(&server.address, n, total, asked)
-                })
+                let (server, asked) = (&server, &asked);
+                let more = move || {
+                    asked.fetch_add(TOGETHER as u64, Ordering::Relaxed) < most && begun.elapsed() < lasts
+                };
+                scope.spawn(move || ask(&server.address, n, more))
             })
             .collect();
-        while tenths.len() <= 10 && !askers.iter().any(ScopedJoinHandle::is_finished) {
-            std::thread::sleep(Duration::from_millis(50));
-            let done = asked.load(Ordering::Relaxed);
-            if done * 10 >= total * tenths.len() as u64 {
-                tenths.push(server.resident_kib());
-                note(&format!(
-                    "{:.1} million decisions: {} KiB",
-                    done as f64 / 1e6,
-                    tenths[tenths.len() - 1]
-                ));
+        let twelfth = (lasts.as_secs() / 12).max(1) as usize;
+        while !askers.iter().any(ScopedJoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_secs(1));
+            held.push(server.resident_kib() as f64);
+            if held.len() % twelfth == 0 {
+                let (done, last) = (asked.load(Ordering::Relaxed) as f64 / 1e6, held[held.len() - 1]);
+                note(&format!("{} s, {done:.1} million decisions: {last} KiB", held.len()));
             }
         }
         askers
             .into_iter()
             .try_for_each(|asker| asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })?;
-    tenths.push(server.resident_kib());
-    note(&format!("at the end: {} KiB", tenths[tenths.len() - 1]));
     drop(pages);
     for name in ["ratelimit_decisions_total", "ratelimit_decision_log_", "ratelimit_trace_spans"] {
         figures(&admin, name)?.iter().for_each(|line| note(line));
     }
-    // The rooms that are filled with use (counters, the log's 20,000 decisions, what waits for an output) are full by half time.
-    let (early, late) = (tenths.iter().take(6).max(), tenths.iter().skip(6).max());
-    let (early, late) = early.zip(late).ok_or_else(|| io::Error::other("the server was asked too little"))?;
+    // A short run sees no more than that nothing runs away.
+    let full = held.split_off(held.len().min(FILLED.min(lasts / 4).as_secs() as usize));
+    let (early, late) = full.split_at(full.len() / 2);
+    if early.is_empty() {
+        return Err(io::Error::other("the server was asked too little"));
+    }
     at_most(
-        "the most memory of the second half beside the most of the first",
-        *late as f64 / *early as f64,
+        &format!(
+            "memory in the last {} s beside the {} s before, each in the middle",
+            late.len(),
+            early.len()
+        ),
+        median(late.to_vec()) / median(early.to_vec()),
         1.05,
     );
     Ok(())
@@ -124,11 +134,11 @@ fn listen(admin: &str) -> io::Result<TcpStream> {
 }
 
 /// Asks as many callers in turn, at random, many requests at a time, each of them part of a sampled trace.
-fn ask(http: &str, seed: u64, total: u64, asked: &AtomicU64) -> io::Result<()> {
+fn ask(http: &str, seed: u64, more: impl Fn() -> bool) -> io::Result<()> {
     let mut server = TcpStream::connect(http)?;
     server.set_read_timeout(Some(Duration::from_secs(30)))?;
     let (mut random, mut requests, mut answers) = (seed + 0x9e37_79b9, Vec::new(), vec![0; 1 << 16]);
-    while asked.fetch_add(TOGETHER as u64, Ordering::Relaxed) < total {
+    while more() {
         requests.clear();
         for _ in 0..TOGETHER {
             random ^= random << 13;
