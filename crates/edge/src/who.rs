@@ -8,6 +8,7 @@
 //! | `token` | a user, from a JSON Web Token; `keys` holds what verifies it, `verified` what has been |
 //! | `routes` | the endpoint, as a template: `/users/1` and `/users/2` are one |
 //! | `path` | a path as an upstream would read it |
+//! | `secret` | whether a path tells a secret, for logs |
 //!
 //! The rule that everything here follows: **a header counts only where the peer that sent it is one we trust**, unless it
 //! proves itself (a signed token) or is the caller's own to choose (its API key). What a stranger writes into
@@ -36,6 +37,7 @@ mod key;
 mod keys;
 mod path;
 mod routes;
+mod secret;
 mod settings;
 mod token;
 mod verified;

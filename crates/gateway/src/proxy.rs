@@ -22,7 +22,7 @@ use http::{Request, Response, StatusCode};
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
+use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp, beginning};
 use tollgate_edge::answer::{self, Facts};
 use tollgate_edge::fields::Fields;
 use tollgate_edge::h1::Answer;
@@ -150,7 +150,8 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let (parts, body) = request.into_parts();
         let now = self.clock.now();
         let asked = Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers);
-        let mut line = state.log.as_ref().map(|log| Line::new(Arc::clone(log), entry(&asked, peer, now)));
+        let mut line =
+            state.log.as_ref().map(|log| Line::new(Arc::clone(log), entry(state, &asked, peer, now)));
         let ruled = match ruled.map_or_else(|| self.rule(state, &asked, now), Ok) {
             Err(Unruled::Waits) => Box::pin(self.rule_later(state, &asked, now)).await,
             ruled => ruled,
@@ -213,7 +214,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         ruled: &Ruled<'_>,
     ) -> Option<Line> {
         let log = state.log.as_ref()?;
-        let mut entry = entry(asked, peer, ruled.began);
+        let mut entry = entry(state, asked, peer, ruled.began);
         tell(&mut entry, ruled.route, ruled.decision.as_ref(), ruled.remote);
         Some(Line::new(Arc::clone(log), entry))
     }
@@ -375,12 +376,16 @@ async fn pass_on(
 }
 
 /// What is known of a request before anything is decided.
-fn entry(asked: &Asked<'_, impl Fields>, peer: &Peer, began: Timestamp) -> Entry {
+fn entry(state: &State, asked: &Asked<'_, impl Fields>, peer: &Peer, began: Timestamp) -> Entry {
+    let is_secret = state.routes.nobody().tells_secret(asked.headers, asked.path);
     Entry {
         method: Some(asked.method.to_owned()),
         host: Some(asked.host().unwrap_or_default().to_owned()),
-        // The query may hold secrets.
-        path: Some(asked.path.to_owned()),
+        // The query may hold secrets, and is never told; a path that does is shown as all secrets are.
+        path: Some(match is_secret {
+            true => format!("{}…", beginning(asked.path)),
+            false => asked.path.to_owned(),
+        }),
         ..Entry::new(began, peer.address)
     }
 }

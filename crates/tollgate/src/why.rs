@@ -3,6 +3,7 @@
 use crate::cli::print;
 use crate::client::{self, AdminFlags, Client, encoded};
 use anyhow::Context;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args};
 use hyper::Method;
 use serde_json::Value;
@@ -19,12 +20,13 @@ pub(crate) struct WhyFlags {
     #[command(flatten)]
     admin: AdminFlags,
     /// The decision's id: the caller has it in `X-RateLimit-Decision-Id` or `decision_id`.
-    #[arg(value_name = "ID", conflicts_with = "at")]
+    #[arg(value_name = "ID", conflicts_with = "at", value_parser = NonEmptyStringValueParser::new())]
     id: Option<String>,
     /// The caller: an API key or another attribute's value. The last denial, unless --at says when.
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
-    /// About when, in UTC: 14:32:17, or 2027-01-31T14:32:17Z. The decision nearest to it is told, a denial first.
+    /// About when: 14:32:17 (the last one that was), 2027-01-31T14:32:17, or either with an offset such as +02:00; in UTC
+    /// without one. The decision nearest to it is told, a denial first.
     #[arg(long, value_name = "TIME", requires = "key")]
     at: Option<String>,
 }
@@ -52,7 +54,8 @@ pub(crate) fn why(flags: &WhyFlags) -> anyhow::Result<ExitCode> {
 
 /// The decision that is meant: a denial, if there is one.
 async fn find(client: &Client, key: &str, at: Option<&str>) -> anyhow::Result<String> {
-    let at = at.map(time).transpose()?;
+    let now = i64::try_from(SystemClock::new().now().as_micros() / 1_000)?;
+    let at = at.map(|text| time(text, now)).transpose()?;
     for verdict in ["&verdict=deny", ""] {
         let log = Log { client, query: format!("key={}{verdict}", encoded(key)) };
         let found = match at {
@@ -131,34 +134,100 @@ impl Log<'_> {
     }
 }
 
-/// A time of today, or of yesterday if it has not come yet; or a whole one. In milliseconds since 1970.
-fn time(text: &str) -> anyhow::Result<i64> {
-    let whole: Result<jiff::Timestamp, _> = text.parse();
-    if let Ok(whole) = whole {
-        return Ok(whole.as_millisecond());
-    }
-    let of_day: jiff::civil::Time =
-        text.parse().ok().with_context(|| format!("--at {text}: write a time such as 14:32:17"))?;
-    let micros = i64::try_from(SystemClock::new().now().as_micros())?;
-    let now = jiff::Timestamp::from_microsecond(micros)?;
-    let today =
-        now.to_zoned(jiff::tz::TimeZone::UTC).date().to_datetime(of_day).to_zoned(jiff::tz::TimeZone::UTC)?;
-    let at = today.timestamp().as_millisecond();
+/// A whole time, or a time of day: the last one that was. In UTC unless it says its offset. In milliseconds since 1970.
+fn time(text: &str, now: i64) -> anyhow::Result<i64> {
     const DAY: i64 = 86_400_000;
-    Ok(if at > now.as_millisecond() { at - DAY } else { at })
+    let read = |text: &str| text.parse::<jiff::Timestamp>().map(jiff::Timestamp::as_millisecond);
+    if let Ok(whole) = read(text) {
+        return Ok(whole);
+    }
+    // A reader that needs no offset takes whatever else is there and forgets it: a date, or the name of a zone.
+    let is_plain = text.contains(':') && text.chars().all(|c| c.is_ascii_digit() || ":.+-TtZz ".contains(c));
+    let is_of_day = text.as_bytes().get(2) == Some(&b':');
+    let whole = if is_of_day { format!("1970-01-01T{text}") } else { text.to_owned() };
+    let found = read(&whole).or_else(|_| read(&format!("{whole}Z"))).ok().filter(|_| is_plain);
+    let found = found.map(|at| if is_of_day { now - (now - at).rem_euclid(DAY) } else { at });
+    found.with_context(|| {
+        format!(
+            "--at {text}: write a time such as 14:32:17 or 2027-01-31T14:32:17, in UTC, or with its offset: \
+             14:32:17+02:00; names of zones are not read"
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// 2027-01-31T14:32:17Z
+    const TIME: i64 = 1_801_405_937_000;
+    const HOUR: i64 = 3_600_000;
+
+    fn at(text: &str) -> Option<i64> {
+        time(text, TIME).ok()
+    }
+
     #[test]
     fn times_are_read_as_people_write_them() {
-        assert_eq!(time("2027-01-31T14:32:17Z").ok(), Some(1_801_405_937_000));
-        assert_eq!(time("2027-01-31T15:32:17+01:00").ok(), Some(1_801_405_937_000));
-        let midnight = time("00:00:00").expect("a time");
-        assert_eq!(midnight % 86_400_000, 0);
-        assert_eq!(time("14:32:17").expect("a time").rem_euclid(86_400_000), 52_337_000);
-        assert!(time("soon").is_err());
+        for whole in [
+            "2027-01-31T14:32:17Z",
+            "2027-01-31T15:32:17+01:00",
+            "2027-01-31T14:32:17",
+            "2027-01-31 14:32:17",
+            "2027-01-31t14:32:17z",
+            "2027-01-31T12:02:17-02:30",
+            "2027-01-31T23:32:17+09:00[Asia/Tokyo]",
+        ] {
+            assert_eq!(at(whole), Some(TIME), "{whole}");
+        }
+        assert_eq!(at("2020-01-01T20:43:35"), Some(1_577_911_415_000), "the date is kept");
+        assert_eq!(at("1999-12-31 20:43"), Some(946_672_980_000));
+    }
+
+    #[test]
+    fn a_time_of_day_is_the_last_one_that_was() {
+        for (text, told) in [
+            ("14:32:17", TIME),
+            ("14:32:17Z", TIME),
+            ("14:32:17.000", TIME),
+            ("14:32", TIME - 17_000),
+            ("14:32:18", TIME + 1_000 - 24 * HOUR),
+            ("14:32:18.5Z", TIME + 1_500 - 24 * HOUR),
+            ("19:32:17+05:00", TIME),
+            ("09:32:17-05:00", TIME),
+            ("14:32:17+05:00", TIME - 5 * HOUR),
+            ("14:32:17-05:00", TIME - 19 * HOUR),
+            ("00:32:17+10:00", TIME),
+        ] {
+            assert_eq!(at(text), Some(told), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_would_be_misread_is_refused() {
+        for text in [
+            "",
+            "soon",
+            "14",
+            "1432",
+            "2027",
+            "25:00",
+            "14:32:17[Asia/Tokyo]",
+            "14:32:17 CET",
+            "2027-01-31",
+            "2027-02-30T14:32:17",
+            "2027-01-31T14:32:17[Asia/Tokyo]",
+            "14:32:17+",
+            "14:32:17-5",
+            "14:32:17ZZ",
+            "Z",
+        ] {
+            assert_eq!(at(text), None, "{text}");
+        }
+        let said = time("14:32:17[Asia/Tokyo]", TIME).expect_err("no zone").to_string();
+        assert!(
+            said.contains("--at 14:32:17[Asia/Tokyo]: write") && said.contains("names of zones"),
+            "{said}"
+        );
     }
 }

@@ -49,6 +49,26 @@ fn a_line_tells_what_happened() {
     }
 }
 
+/// Whoever reads logs must not come by keys: some callers have theirs in the path too.
+#[test]
+fn a_key_in_the_path_is_not_told() {
+    let (gateway, _origin) = start("", "");
+    let key = "123456:PLANTED-abcdef";
+    for path in ["/bot/123456:PLANTED-abcdef/send", "/bot/123456%3aPLANTED%2Dabcdef/send"] {
+        for field in ["x-api-key: ", "authorization: Bearer "] {
+            let head = format!("GET {path} HTTP/1.1\r\nhost: t\r\n{field}{key}\r\nconnection: close\r\n\r\n");
+            gateway.exchange(head.as_bytes());
+        }
+    }
+    gateway.exchange(
+        b"GET /bot/send HTTP/1.1\r\nhost: t\r\nx-api-key: 123456:PLANTED\r\nconnection: close\r\n\r\n",
+    );
+    let lines = lines(&gateway, 5);
+    assert_eq!(lines.iter().filter(|line| line["path"] == "/bot/send").count(), 1, "{lines:?}");
+    assert_eq!(lines.iter().filter(|line| line["path"] == "/bot/1…").count(), 4, "{lines:?}");
+    assert!(lines.iter().all(|line| !line.to_string().contains("PLANTED")), "{lines:?}");
+}
+
 /// Somebody who looks for a wrong path, or for someone who tries paths, looks here.
 #[test]
 fn what_leads_nowhere_has_its_line() {

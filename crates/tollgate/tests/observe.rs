@@ -93,6 +93,56 @@ fn metrics_are_what_happened_and_clean() {
     assert!(open.text().ends_with("# EOF\n") && open.text().contains("# TYPE ratelimit_decisions counter"));
 }
 
+/// An alarm on how long checks take is about checks: nothing else is among them, and none of them twice.
+#[test]
+fn only_decisions_are_timed_and_each_once() {
+    let redis = Redis::start();
+    for store in ["memory", &redis.url()] {
+        let server = Server::start_with_rules(RULES, &["--store", store, "--decision-log-allowed", "1"]);
+        let client =
+            redis::Client::open(format!("redis://{}", server.resp.expect("on"))).expect("an address");
+        let mut connection = client.get_connection().expect("a connection");
+        let mut pipe = redis::pipe();
+        for at in 0..3 {
+            pipe.cmd("CL.THROTTLE").arg(format!("k{at}")).arg(&[9, 9, 60]).ignore();
+            pipe.cmd("PING").ignore().cmd("COMMAND").arg("DOCS").ignore();
+        }
+        // A key that is no text goes another way.
+        pipe.cmd("CL.THROTTLE").arg(b"\xff").arg(&[9, 9, 60]).ignore();
+        pipe.query::<()>(&mut connection).expect("answers");
+        for arguments in [&["CL.THROTTLE", "k", "9"][..], &["CL.THROTTLE", "k", "9", "0", "60"], &["NOBODY"]]
+        {
+            let refused: redis::RedisResult<redis::Value> = arguments[1..]
+                .iter()
+                .fold(redis::cmd(arguments[0]), |mut all, one| all.arg(one).clone())
+                .query(&mut connection);
+            refused.expect_err("refused");
+        }
+        let entries = json!([{"entries": [{"key": "api_key", "value": "json"}]}]);
+        let ask = json!({"domain": "d", "descriptors": entries});
+        assert_eq!(server.post("/json", &ask).status, 200);
+        assert_eq!(server.check("d", &json!({"api_key": "a"})).status, 200);
+        let reserved = server.post("/v1/reserve", &json!({"domain": "d", "attributes": {"api_key": "b"}}));
+        let settle =
+            |name: &Value| server.post("/v1/settle", &json!({"reservation": name, "cost": 1})).status;
+        assert_eq!(settle(&reserved.json()["reservation"]), 200);
+        assert!(settle(&json!("nobody")) >= 400);
+        for path in ["/v1/check", "/v1/reserve", "/json"] {
+            assert_eq!(server.post(path, &json!({"domain": 1})).status, 400, "{path}");
+        }
+        let text = metrics(&server);
+        let count = |front: &str| {
+            figure(&text, &format!("ratelimit_check_duration_seconds_count{{front=\"{front}\"}}"))
+        };
+        assert_eq!((count("http"), count("resp")), (3.0, 4.0), "{store}");
+        let log = eventually("the decision in the log", || {
+            let log = get(&server, "/admin/v1/decisions?key=json");
+            log["decisions"].get(0).cloned()
+        });
+        assert_eq!(log["front"], "http", "one name for one front");
+    }
+}
+
 /// Over a store that dies: what was let through is told, by rule, and why.
 #[test]
 fn a_store_that_is_away_shows() {
@@ -189,6 +239,16 @@ fn a_denied_caller_can_be_told_why() {
     let said = run(&["why", "--key", KEY, "--admin", &place, "--json"]);
     let told: Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{}{}", said.out, said.err));
     assert_eq!(told["rule"], "per-key");
+    let made = why["at"].as_str().expect("when").trim_end_matches('Z').to_owned();
+    let why_at = |at: &str| run(&["why", "--key", KEY, "--at", at, "--admin", &place]);
+    let said = why_at(&made);
+    assert!(said.code == Some(0) && said.out.contains("Denied by rule"), "{}{}", said.out, said.err);
+    let (_, of_day) = made.split_once('T').expect("a date and a time");
+    let said = why_at(&format!("2020-01-01T{of_day}"));
+    assert!(said.code == Some(1) && said.err.contains("no decision about this key"), "{}", said.err);
+    let said = why_at(&format!("{of_day}[Asia/Tokyo]"));
+    assert!(said.code == Some(1) && said.err.contains("names of zones are not read"), "{}", said.err);
+    assert_eq!(run(&["why", "--key", "", "--admin", &place]).code, Some(2), "nobody has an empty key");
     let said = run(&["why", &"0".repeat(32), "--admin", &place]);
     assert!(said.code == Some(1) && said.err.contains("no such decision"), "{}", said.err);
 }

@@ -30,6 +30,11 @@ impl ApiKey {
         Ok(Self { header, bearer: settings.bearer })
     }
 
+    /// The field that keys are sent in.
+    pub(super) const fn header(&self) -> Option<&HeaderName> {
+        self.header.as_ref()
+    }
+
     /// The caller's key. Where tokens are read, what looks like one is no key.
     pub(super) fn read<'r>(
         &self,

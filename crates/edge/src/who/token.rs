@@ -90,6 +90,11 @@ struct Head {
 }
 
 impl Tokens {
+    /// The field that tokens are sent in.
+    pub(super) const fn header(&self) -> &HeaderName {
+        &self.header
+    }
+
     /// Reads the settings and the key file that they name; nothing where they say nothing of tokens.
     ///
     /// # Errors

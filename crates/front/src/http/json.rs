@@ -27,7 +27,7 @@ pub(crate) async fn answer<S: CounterStore>(
     trace: Option<&Trace>,
 ) -> Result<Answer, Problem> {
     let request: Request = body::decode(body)?;
-    let decision = rls::decide(&app.limiter, &request.into(), trace).await;
+    let decision = rls::decide(&app.limiter, "http", &request.into(), trace).await;
     let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut answer = Answer::json(status, encode(&rls::response(&decision)).to_string().into_bytes());

@@ -56,6 +56,11 @@ fn is_asked_of(path: &str) -> bool {
     matches!(path, "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json")
 }
 
+/// Where an answer is a decision.
+fn decides(path: &str) -> bool {
+    matches!(path, "/v1/check" | "/v1/reserve" | "/json") || forward::is_at(path)
+}
+
 impl<S: CounterStore + 'static> Service for App<S> {
     fn wants_body(&self, request: &Request<'_>) -> bool {
         request.method == "POST" && is_asked_of(request.path)
@@ -78,19 +83,23 @@ impl<S: CounterStore + 'static> Service for App<S> {
         } else {
             Err(None)
         }?;
-        limiter.took("http", 1, limiter.clock().now().since(began));
+        if answer.is_ok() {
+            limiter.took("http", 1, limiter.clock().now().since(began));
+        }
         Ok(answer.unwrap_or_else(Problem::told))
     }
 
     async fn answer(&self, request: &Request<'_>, rest: Self::Rest) -> h1::Answer {
-        if !is_asked_of(request.path) && !forward::is_at(request.path) {
+        if !decides(request.path) {
             return route(self, request, None, None).await.unwrap_or_else(Problem::told);
         }
         let began = self.limiter.clock().now();
         let trace = trace::of(&self.limiter, &request.fields, || began);
-        let answer = route(self, request, rest, trace.as_ref()).await.unwrap_or_else(Problem::told);
-        self.limiter.took("http", 1, self.limiter.clock().now().since(began));
-        answer
+        let answer = route(self, request, rest, trace.as_ref()).await;
+        if answer.is_ok() {
+            self.limiter.took("http", 1, self.limiter.clock().now().since(began));
+        }
+        answer.unwrap_or_else(Problem::told)
     }
 }
 

@@ -226,12 +226,12 @@ impl<S: CounterStore> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Tells those who watch how long it took from the read to the answers: each of its commands waited for all.
+    /// Tells those who watch how long it took from the read to the answers: each that was decided waited for all.
     fn took(&mut self, began: Timestamp) {
-        let commands = std::mem::take(&mut self.session.commands);
-        if commands > 0 {
+        let decided = std::mem::take(&mut self.session.decided);
+        if decided > 0 {
             let limiter = &self.app.limiter;
-            limiter.took("resp", commands, limiter.clock().now().since(began));
+            limiter.took("resp", decided, limiter.clock().now().since(began));
         }
     }
 

@@ -2,7 +2,7 @@
 //! of them, and answered in their order.
 
 use super::check::{self, Question};
-use super::encode::{self, Protocol};
+use super::encode;
 use super::frame::{self, Words};
 use super::session::{After, Session};
 use super::throttle::{self, Throttle};
@@ -39,7 +39,7 @@ pub(super) async fn answer<S: CounterStore>(
     let mut at = 0;
     loop {
         if asks.len() == ASKED || out.len() >= FULL {
-            settle(app, session.protocol, &mut asks, out).await;
+            settle(app, session, &mut asks, out).await;
         }
         if out.len() >= FULL {
             return (at, Stop::Full);
@@ -48,11 +48,11 @@ pub(super) async fn answer<S: CounterStore>(
         let length = match frame::parse(&input[at..], &mut words) {
             Ok(Some(length)) => length,
             Ok(None) => {
-                settle(app, session.protocol, &mut asks, out).await;
+                settle(app, session, &mut asks, out).await;
                 return (at, Stop::Rest);
             }
             Err(fault) => {
-                settle(app, session.protocol, &mut asks, out).await;
+                settle(app, session, &mut asks, out).await;
                 encode::error(out, "ERR", &format!("Protocol error: {}", fault.message()));
                 return (at, Stop::Close);
             }
@@ -60,32 +60,32 @@ pub(super) async fn answer<S: CounterStore>(
         match Ask::of(session, &words) {
             Some(Ok(ask)) => asks.push(ask),
             Some(Err(refusal)) => {
-                settle(app, session.protocol, &mut asks, out).await;
+                settle(app, session, &mut asks, out).await;
                 refusal.write(out);
             }
             None if words.is_empty() => {}
             None => {
-                settle(app, session.protocol, &mut asks, out).await;
+                settle(app, session, &mut asks, out).await;
                 if session.answer(&app.config, &words, out) == After::Close {
                     return (at + length, Stop::Close);
                 }
             }
         }
         at += length;
-        session.commands += 1;
     }
 }
 
 async fn settle<S: CounterStore>(
     app: &App<S>,
-    protocol: Protocol,
+    session: &mut Session,
     asks: &mut Vec<Ask<'_>>,
     out: &mut Vec<u8>,
 ) {
     for told in join_all(asks.drain(..).map(|ask| ask.put(app))).await {
+        session.decided += u64::from(!matches!(told, Told::Unavailable(_)));
         match told {
             Told::Throttled(limit, outcome) => throttle::reply(out, &limit, &outcome),
-            Told::Checked(decision) => check::reply(out, protocol, &decision),
+            Told::Checked(decision) => check::reply(out, session.protocol, &decision),
             Told::Unavailable(refusal) => refusal.write(out),
         }
     }

@@ -13,8 +13,8 @@ const NAME: usize = 256;
 pub(super) struct Session {
     pub(super) protocol: Protocol,
     pub(super) is_authenticated: bool,
-    /// Commands that were carried out since somebody looked.
-    pub(super) commands: u64,
+    /// Checks that were decided since somebody looked.
+    pub(super) decided: u64,
     wrong_passwords: u8,
     id: u64,
     name: Box<[u8]>,
@@ -32,7 +32,7 @@ impl Session {
         Self {
             protocol: Protocol::Resp2,
             is_authenticated: config.password.is_none(),
-            commands: 0,
+            decided: 0,
             wrong_passwords: 0,
             id,
             name: Box::default(),
@@ -50,7 +50,7 @@ impl Session {
             b"AUTH" => self.auth(config, &words[1..], out),
             b"HELLO" => self.hello(config, &words[1..], out),
             b"RESET" => {
-                *self = Self::new(self.id, config);
+                *self = Self { decided: self.decided, ..Self::new(self.id, config) };
                 encode::simple(out, "RESET");
                 Ok(())
             }

@@ -258,7 +258,7 @@ impl<'a> Batch<'a> {
         Ok(Taken::Yes)
     }
 
-    /// Decides all and writes the replies. `false`, and nothing done, if the store has to be waited for.
+    /// Decides all and writes the replies. How many those were; `None`, and nothing done, if the store has to be waited for.
     #[inline]
     pub(super) fn settle<S: CounterStore>(
         &mut self,
@@ -266,9 +266,9 @@ impl<'a> Batch<'a> {
         limits: &Limits,
         outcomes: &mut Vec<Outcome>,
         out: &mut Vec<u8>,
-    ) -> bool {
+    ) -> Option<u64> {
         if self.is_empty() {
-            return true;
+            return Some(0);
         }
         let parts: SmallVec<[[Part<'_>; 1]; MOST]> =
             self.calls.iter().map(|call| [Part::Text(call.key)]).collect();
@@ -279,24 +279,24 @@ impl<'a> Batch<'a> {
         }
         outcomes.clear();
         if !app.limiter.throttle_each_now(&charges, outcomes) {
-            return false;
+            return None;
         }
         for (charge, outcome) in charges.iter().zip(&*outcomes) {
             reply(out, charge.limit, outcome);
         }
         self.calls.clear();
-        true
+        Some(charges.len() as u64)
     }
 }
 
-/// Decides a call whose key is no text. `None` if the store has to be waited for.
+/// Decides a call whose key is no text, unless its limit is refused. How many were decided; `None` if the store has to be waited for.
 #[cold]
-pub(super) fn odd<S: CounterStore>(app: &App<S>, call: &Throttle<'_>, out: &mut Vec<u8>) -> Option<()> {
+pub(super) fn odd<S: CounterStore>(app: &App<S>, call: &Throttle<'_>, out: &mut Vec<u8>) -> Option<u64> {
     let limit = match call.numbers.limit() {
         Ok(limit) => limit,
         Err(refusal) => {
             refusal.write(out);
-            return Some(());
+            return Some(0);
         }
     };
     let key = Key::of(call.key);
@@ -305,6 +305,7 @@ pub(super) fn odd<S: CounterStore>(app: &App<S>, call: &Throttle<'_>, out: &mut 
     let mut outcomes = Vec::new();
     app.limiter.throttle_each_now(&[charge], &mut outcomes).then(|| {
         outcomes.iter().for_each(|outcome| reply(out, &limit, outcome));
+        1
     })
 }
 

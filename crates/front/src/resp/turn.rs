@@ -50,8 +50,9 @@ pub(super) fn answer<S: CounterStore>(
     // Whatever is not one of a batch has to come after it.
     macro_rules! settle {
         () => {
-            if !batch.settle(app, limits, outcomes, out) {
-                return (batch.from, Stop::Store);
+            match batch.settle(app, limits, outcomes, out) {
+                Some(decided) => session.decided += decided,
+                None => return (batch.from, Stop::Store),
             }
         };
     }
@@ -83,8 +84,9 @@ pub(super) fn answer<S: CounterStore>(
                 Ok((Taken::Yes | Taken::Full, _)) => {}
                 Ok((Taken::Odd, call)) => {
                     settle!();
-                    if throttle::odd(app, &call, out).is_none() {
-                        return (at, Stop::Store);
+                    match throttle::odd(app, &call, out) {
+                        Some(decided) => session.decided += decided,
+                        None => return (at, Stop::Store),
                     }
                 }
                 Err(refusal) => {
@@ -101,7 +103,6 @@ pub(super) fn answer<S: CounterStore>(
             }
         }
         at += length;
-        session.commands += 1;
     }
 }
 
@@ -117,6 +118,7 @@ fn other<S: CounterStore>(
         Some(Ok(question)) => {
             let decision = app.limiter.check_now(&question.check())?;
             check::reply(out, session.protocol, &decision);
+            session.decided += 1;
         }
         Some(Err(refusal)) => refusal.write(out),
         None => return Some(session.answer(&app.config, words, out)),

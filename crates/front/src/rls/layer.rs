@@ -42,7 +42,7 @@ pub(crate) async fn answer<S: CounterStore>(
             let check = Check::attributes(&request.domain, &bag).costing(cost);
             limiter.check(&check.asked_by("rls").traced(trace)).await
         }
-        b"descriptors" => decide(limiter, request, trace).await?,
+        b"descriptors" => decide(limiter, "rls", request, trace).await?,
         _ => return Err(BadRequest(format!("{ASK}: write attributes or descriptors"))),
     };
     let answer = answers.respond(&Facts::of(&decision), limiter.clock().now());

@@ -33,23 +33,24 @@ pub async fn answer<S: CounterStore>(
     request: &RateLimitRequest,
     trace: Option<&Trace>,
 ) -> Result<RateLimitResponse, BadRequest> {
-    let decision = decide(limiter, request, trace).await?;
+    let decision = decide(limiter, "rls", request, trace).await?;
     Ok(encode::response(&decision))
 }
 
-/// Decides on one request, without putting the answer on the wire.
+/// Decides on one request that came by `front`, without putting the answer on the wire.
 ///
 /// # Errors
 /// [`BadRequest`] if the request is not one.
 pub async fn decide<S: CounterStore>(
     limiter: &Limiter<S>,
+    front: &'static str,
     request: &RateLimitRequest,
     trace: Option<&Trace>,
 ) -> Result<Decision, BadRequest> {
     let entries = decode::entries(request)?;
     let descriptors = decode::descriptors(request, &entries)?;
     let check = Check::descriptors(&request.domain, &descriptors).costing(decode::hits(request));
-    Ok(limiter.check(&check.asked_by("rls").traced(trace)).await)
+    Ok(limiter.check(&check.asked_by(front).traced(trace)).await)
 }
 
 pub use encode::response;

@@ -52,7 +52,9 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
             }
             None => super::answer(&self.0, request.get_ref(), trace.as_ref()).await,
         };
-        self.0.took("rls", 1, self.0.clock().now().since(began));
+        if answered.is_ok() {
+            self.0.took("rls", 1, self.0.clock().now().since(began));
+        }
         match answered {
             Ok(response) => Ok(Response::new(response)),
             Err(bad) => Err(Status::invalid_argument(bad.to_string())),

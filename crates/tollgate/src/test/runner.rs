@@ -107,7 +107,7 @@ fn by_descriptors(
         descriptors: descriptors.iter().map(wire_descriptor).collect(),
         hits_addend: step.hits.unwrap_or(0),
     };
-    match pollster::block_on(rls::decide(limiter, &request, None)) {
+    match pollster::block_on(rls::decide(limiter, "rls", &request, None)) {
         Err(bad) => Actual { overall: "ERROR", error: Some(bad.to_string()), ..Actual::default() },
         Ok(decision) => {
             let RateLimitResponse { statuses, .. } = rls::response(&decision);
