@@ -40,7 +40,9 @@ export class Server {
   async start(rules = RULES): Promise<this> {
     writeFileSync(join(this.folder, 'rules.yaml'), rules);
     const any = '127.0.0.1:0';
-    const child = spawn(BINARY, ['serve', '--rules', 'rules.yaml', '--db', this.db, '--admin', any, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
+    // Where a page that is open looks for it, if there has been one.
+    const admin = this.admin ? new URL(this.admin).host : any;
+    const child = spawn(BINARY, ['serve', '--rules', 'rules.yaml', '--db', this.db, '--admin', admin, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
       cwd: this.folder,
       stdio: ['ignore', 'pipe', 'inherit'],
     });
@@ -59,13 +61,22 @@ export class Server {
     return this;
   }
 
-  async stop(): Promise<void> {
+  private async end(signal: 'SIGTERM' | 'SIGKILL'): Promise<void> {
     const child = this.child;
-    if (child && child.exitCode === null) {
-      const ended = new Promise((done) => child.once('exit', done));
-      child.kill('SIGTERM');
-      await ended;
-    }
+    if (!child || child.exitCode !== null) return;
+    const ended = new Promise((done) => child.once('exit', done));
+    child.kill(signal);
+    await ended;
+  }
+
+  /** Ends at once, as by a power cut, and comes back at the same address. */
+  async restart(): Promise<void> {
+    await this.end('SIGKILL');
+    await this.start();
+  }
+
+  async stop(): Promise<void> {
+    await this.end('SIGTERM');
     rmSync(this.folder, { recursive: true, force: true });
   }
 

@@ -213,3 +213,29 @@ async function passes(server: Server, name: string): Promise<number> {
   for (let i = 0; i < 50; i++) if (!(await server.check({ api_key: key }))) return i;
   return 50;
 }
+
+test('what changed while nobody could listen is seen', async ({ page }) => {
+  const server = await new Server('restarted').start();
+  try {
+    await open(page, server, 'quotas');
+    await expect(page.getByText('Nothing is agreed with anybody')).toBeVisible();
+    await expect(page.getByText('live', { exact: true })).toBeVisible();
+    await server.restart();
+    await server.ask('PUT', '/admin/v1/quotas/restarted-4242424242', { tier: 'pro', reason: 'a restart' });
+    await expect(page.getByRole('row').filter({ hasText: 'restar' })).toBeVisible();
+  } finally {
+    await server.stop();
+  }
+});
+
+test('a key that is searched for does not get into the address', async ({ page, server }) => {
+  await open(page, server, 'decisions');
+  const key = page.getByLabel('API key');
+  await key.fill('sk_live_4242424242424242');
+  await page.getByLabel('Rule').fill('per-key');
+  await page.getByRole('button', { name: 'Search' }).click();
+  await expect(page).toHaveURL(/#\/decisions\?rule=per-key$/);
+  await key.fill('0123456789abcdef');
+  await page.getByRole('button', { name: 'Search' }).click();
+  await expect(page).toHaveURL(/key=0123456789abcdef/);
+});

@@ -82,3 +82,8 @@ export function toField(text: string | null | undefined): string {
   if (!at || Number.isNaN(at.getTime())) return '';
   return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
+
+/** Whether a text is what stands for a key (its id, or its beginning and what hides the rest), and not what may be one. */
+export function isShown(text: string): boolean {
+  return /^[0-9a-f]{16}$/.test(text) || text.includes('…');
+}

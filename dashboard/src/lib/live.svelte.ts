@@ -4,6 +4,7 @@ import { asProblem, get, type Problem } from './api';
 import type { Series, Stats, Tick } from './types';
 
 const FIELDS = ['t', 'allow', 'deny', 'shadow_deny', 'fail_open', 'delayed', 'p50_us', 'p99_us', 'p999_us'] as const;
+const KINDS = ['rules', 'emergency', 'quota'] as const;
 const RELOAD = 5_000;
 
 function none(): Series {
@@ -49,23 +50,31 @@ class Live {
 
   private open(): void {
     if (this.source) return;
-    // What changed while nobody looked is not told again.
-    for (const kind of ['rules', 'emergency', 'quota'] as const) this.changed[kind] += 1;
     this.status = 'connecting';
     void this.history();
-    this.reload = setInterval(() => void this.history(), RELOAD);
+    this.reload = setInterval(() => {
+      // While nobody tells what has changed, one has to look.
+      if (this.status !== 'live') this.lookAgain();
+      void this.history();
+    }, RELOAD);
     const source = new EventSource('/admin/v1/events');
     this.source = source;
+    // Also when it comes back by itself: what changed while nobody listened is not told again.
     source.onopen = () => {
       this.status = 'live';
+      this.lookAgain();
     };
     source.onerror = () => {
       this.status = source.readyState === EventSource.CLOSED ? 'broken' : 'connecting';
     };
     source.addEventListener('tick', (event) => this.push(JSON.parse((event as MessageEvent<string>).data) as Tick));
-    for (const kind of ['rules', 'emergency', 'quota'] as const) {
+    for (const kind of KINDS) {
       source.addEventListener(kind, () => (this.changed[kind] += 1));
     }
+  }
+
+  private lookAgain(): void {
+    for (const kind of KINDS) this.changed[kind] += 1;
   }
 
   private close(): void {
@@ -77,8 +86,11 @@ class Live {
   }
 
   private async history(): Promise<void> {
+    const asked = this.seconds;
     try {
-      const stats = await get<Stats>(`/admin/v1/stats?seconds=${this.seconds}`);
+      const stats = await get<Stats>(`/admin/v1/stats?seconds=${asked}`);
+      // Somebody has chosen another stretch meanwhile, and its answer is on its way.
+      if (asked !== this.seconds) return;
       this.stats = stats;
       this.series = stats.series;
       this.problem = null;
