@@ -63,10 +63,15 @@ export class Server {
 
   private async end(signal: 'SIGTERM' | 'SIGKILL'): Promise<void> {
     const child = this.child;
-    if (!child || child.exitCode !== null) return;
+    if (!child || child.exitCode !== null || child.signalCode !== null) return;
     const ended = new Promise((done) => child.once('exit', done));
     child.kill(signal);
     await ended;
+  }
+
+  /** Ends at once; whatever it had told stays with those who look. */
+  async pause(): Promise<void> {
+    await this.end('SIGKILL');
   }
 
   /** Ends at once, as by a power cut, and comes back at the same address. */

@@ -87,3 +87,14 @@ export function toField(text: string | null | undefined): string {
 export function isShown(text: string): boolean {
   return /^[0-9a-f]{16}$/.test(text) || text.includes('…');
 }
+
+/** What a stranger wrote, so that it is read as it was written: marks that turn the direction of text around, or are not seen, are told by their numbers. */
+export function plain(text: string): string {
+  return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]/gu, (mark) => `⟨U+${mark.codePointAt(0)?.toString(16).toUpperCase().padStart(4, '0')}⟩`);
+}
+
+/** The same, no longer than a list has room for. */
+export function brief(text: string, most = 80): string {
+  const letters = [...plain(text)];
+  return letters.length > most ? `${letters.slice(0, most - 1).join('')}…` : letters.join('');
+}

@@ -1,11 +1,15 @@
-// What happens now: history from /stats, then a step a second by server-sent events. A tab that nobody sees lets go of its
-// connection (browsers have only six for a server) and fills the gap when it is seen again.
+// What happens now: history from /stats, then a step a second by server-sent events. Browsers have only six connections for a
+// server, and each stream is one: a tab that nobody sees lets go of its own and fills the gap when it is seen again, and of
+// windows side by side only a few have one; the others ask every few seconds until there is a seat for them.
 import { asProblem, get, type Problem } from './api';
+import { setClock } from './now.svelte';
 import type { Series, Stats, Tick } from './types';
 
 const FIELDS = ['t', 'allow', 'deny', 'shadow_deny', 'fail_open', 'delayed', 'p50_us', 'p99_us', 'p999_us'] as const;
 const KINDS = ['rules', 'emergency', 'quota'] as const;
 const RELOAD = 5_000;
+/** Windows of one browser that have a stream. */
+const SEATS = 3;
 
 function none(): Series {
   return { t: [], allow: [], deny: [], shadow_deny: [], fail_open: [], delayed: [], p50_us: [], p99_us: [], p999_us: [] };
@@ -17,11 +21,15 @@ class Live {
   series = $state.raw<Series>(none());
   stats = $state.raw<Stats | null>(null);
   problem = $state.raw<Problem | null>(null);
-  status = $state<'off' | 'connecting' | 'live' | 'broken'>('off');
+  status = $state<'off' | 'connecting' | 'live' | 'asking' | 'broken'>('off');
+  /** When the server last told something, by its clock. */
+  toldAt = $state<string | null>(null);
   /** Each counts up when the server says that something of its kind has changed. */
   changed = $state({ rules: 0, emergency: 0, quota: 0 });
 
   private source: EventSource | null = null;
+  /** Gives the seat to another window. */
+  private leave: (() => void) | null = null;
   private reload: ReturnType<typeof setInterval> | null = null;
   private wanted = false;
 
@@ -49,14 +57,31 @@ class Live {
   }
 
   private open(): void {
-    if (this.source) return;
+    if (this.reload) return;
     this.status = 'connecting';
     void this.history();
     this.reload = setInterval(() => {
       // While nobody tells what has changed, one has to look.
       if (this.status !== 'live') this.lookAgain();
       void this.history();
+      void this.listen();
     }, RELOAD);
+    void this.listen();
+  }
+
+  /** Listens, if there is a seat for this window. */
+  private async listen(): Promise<void> {
+    if (this.source || !this.reload) return;
+    if (!this.leave) {
+      const seat = await takeSeat();
+      // Somebody may have turned away meanwhile, or another call been quicker.
+      if (!this.reload || this.leave || this.source) return seat?.();
+      if (!seat) {
+        this.status = 'asking';
+        return;
+      }
+      this.leave = seat;
+    }
     const source = new EventSource('/admin/v1/events');
     this.source = source;
     // Also when it comes back by itself: what changed while nobody listened is not told again.
@@ -80,17 +105,21 @@ class Live {
   private close(): void {
     this.source?.close();
     this.source = null;
+    this.leave?.();
+    this.leave = null;
     if (this.reload) clearInterval(this.reload);
     this.reload = null;
     this.status = 'off';
   }
 
   private async history(): Promise<void> {
-    const asked = this.seconds;
+    const [seconds, asked] = [this.seconds, Date.now()];
     try {
-      const stats = await get<Stats>(`/admin/v1/stats?seconds=${asked}`);
+      const stats = await get<Stats>(`/admin/v1/stats?seconds=${seconds}`);
       // Somebody has chosen another stretch meanwhile, and its answer is on its way.
-      if (asked !== this.seconds) return;
+      if (seconds !== this.seconds) return;
+      setClock(stats.now, asked, Date.now());
+      this.toldAt = stats.now;
       this.stats = stats;
       this.series = stats.series;
       this.problem = null;
@@ -99,8 +128,8 @@ class Live {
     }
     // A stream that the server has refused does not come back by itself.
     if (this.source?.readyState === EventSource.CLOSED && !this.problem) {
-      this.close();
-      this.open();
+      this.source = null;
+      void this.listen();
     }
   }
 
@@ -130,6 +159,22 @@ class Live {
     }
     return null;
   }
+}
+
+/** One of the seats, until it is left; none, if all are taken. Where the browser does not know, everybody has one. */
+function takeSeat(): Promise<(() => void) | null> {
+  const { locks } = navigator as { locks?: LockManager };
+  if (!locks) return Promise.resolve(() => undefined);
+  return new Promise((taken) => {
+    const ask = (seat: number): void => {
+      if (seat === SEATS) return taken(null);
+      void locks.request(`tollgate events ${seat}`, { ifAvailable: true }, (lock) => {
+        if (lock) return new Promise<void>((left) => taken(left));
+        ask(seat + 1);
+      });
+    };
+    ask(0);
+  });
 }
 
 export const live = new Live();

@@ -104,6 +104,8 @@ export interface Top {
     tier_above: string | null;
   }[];
   shared_address: { prefix: string; keys: number; near_limit: number }[];
+  /** Leased keys with the most traffic at this node; the values are hidden as elsewhere. */
+  hot: { counter: string; values: string[]; per_second: number; state: 'leased' | 'promoted'; in_hand: number }[];
 }
 
 export interface ClusterNode {
