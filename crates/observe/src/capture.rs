@@ -9,7 +9,7 @@ use crate::names::{Layout, THROTTLE_NAME};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-use tollgate_core::{Charge, Cost, Limit, Part, Span, Timestamp, Verdict};
+use tollgate_core::{Charge, Cost, Limit, Outcome, Part, Span, Timestamp, Verdict};
 use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, Request};
 
 /// Decisions that one buffer holds.
@@ -75,12 +75,44 @@ pub(crate) struct Noted {
     pub(crate) ruled: Ruled,
     /// The limit that it is about: the one that denied, else the one nearest its end.
     pub(crate) status: Option<LimitStatus>,
-    /// The caller's tier.
-    pub(crate) tier: u16,
+    /// How much the caller has used of its own.
+    pub(crate) own: Option<OwnUse>,
     /// Whether it goes to the log.
     pub(crate) log: bool,
     /// How many decisions it stands for in the sketches; none, if it is not shown to them.
     pub(crate) weight: u32,
+}
+
+/// How much a caller has used of the limit nearest its end, of those that can turn it away and that it shares with nobody.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnUse {
+    pub(crate) slot: u32,
+    /// The tier that the limit is of.
+    pub(crate) tier: u16,
+    /// From 0 to 1.
+    pub(crate) used: f32,
+}
+
+impl OwnUse {
+    pub(crate) fn of(slot: u32, tier: u16, outcome: &Outcome, capacity: u64) -> Self {
+        // One that denies is at its limit, whatever odd units are left.
+        let used = if outcome.verdict.is_denied() {
+            1.0
+        } else {
+            1.0 - outcome.remaining as f32 / capacity.max(1) as f32
+        };
+        Self { slot, tier, used }
+    }
+}
+
+/// All attributes of a request, but for what stands for everybody.
+pub(crate) fn pairs<'c>(check: &Check<'c>) -> impl Iterator<Item = &'c (&'c str, &'c str)> + Clone {
+    let (attributes, descriptors) = match check.request {
+        Request::Attributes(attributes) => (attributes, &[][..]),
+        Request::Descriptors(descriptors) => (&[][..], descriptors),
+    };
+    let all = attributes.iter().chain(descriptors.iter().flat_map(|descriptor| descriptor.entries));
+    all.filter(|(key, _)| *key != "global")
 }
 
 /// One decision, set aside.
@@ -139,12 +171,7 @@ impl Buffer {
         }
         let (start, first) = (self.text.len(), self.ends.len());
         self.put(check.domain);
-        match check.request {
-            Request::Attributes(pairs) => self.put_pairs(pairs.iter(), mask),
-            Request::Descriptors(descriptors) => {
-                self.put_pairs(descriptors.iter().flat_map(|descriptor| descriptor.entries), mask);
-            }
-        }
+        self.put_pairs(pairs(check), mask);
         let own = noted.status.filter(|status| status.number().is_none());
         let own = own.and_then(|status| decision.limit(&status)).map(|limit| Box::new(limit.limit.clone()));
         self.captures.push(Capture {
@@ -205,7 +232,6 @@ impl Buffer {
     /// Attributes, as many as are kept. What is hidden goes first where there are too many: only what is known to be a secret
     /// is recognised as one under other names.
     fn put_pairs<'p>(&mut self, pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone, mask: &Mask) {
-        let pairs = pairs.filter(|(key, _)| *key != "global");
         let mut open = MOST_PAIRS;
         let too_many = pairs.clone().nth(MOST_PAIRS).is_some();
         if too_many {

@@ -124,7 +124,7 @@ impl Observe {
                 family.histogram(&[("front", front)], &bounds, &counts, sum);
             }
         }
-        let help = "Callers that have been at 80% of a limit or more for five minutes.";
+        let help = "Callers that have been at 80% or more of a limit of their own for five minutes.";
         page.gauge("ratelimit_near_limit_keys", help, self.top().near_keys());
         page.gauge("ratelimit_decision_log_entries", "Decisions in memory, to be searched.", self.log.len());
         let logged = self.log.logged();

@@ -1,9 +1,12 @@
 //! What is told of a caller's attributes. A value that may be a secret is never told: what stands for it is its first few
 //! characters and a keyed hash, enough to recognise it and to search by it, not enough to use it.
 
+mod secret;
+
 use crate::capture::LONGEST;
 use ring::hmac;
 use ring::rand::SystemRandom;
+use secret::Secret;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
@@ -28,9 +31,6 @@ const CALLERS: [&str; 11] = [
 const ADDRESSES: [&str; 4] = ["remote_address", "ip", "client_ip", "source_address"];
 /// Attributes that tell what is asked for, and not by whom.
 const NOBODY: [&str; 5] = ["endpoint", "path", "method", "host", "route"];
-
-/// Nothing shorter is looked for as a secret under other names: it would be found everywhere.
-const SHORTEST: usize = 4;
 
 /// A keyed hash of a text.
 type Hash = dyn Fn(&str) -> u64 + Send + Sync;
@@ -146,16 +146,12 @@ impl Mask {
         // What a name that was cut said at its end is not known.
         let hides: SmallVec<[bool; 16]> =
             pairs.iter().map(|(name, _)| is_cut(name) || self.hides(name)).collect();
-        // A secret is one under any name that it is sent by.
-        let secret = |value: &str| {
-            let mut secrets =
-                pairs.iter().zip(&hides).filter(|((_, other), hidden)| **hidden && other.len() >= SHORTEST);
-            secrets.any(|((_, other), _)| {
-                value.contains(other) || (is_cut(value) && ends_with_beginning(value, other))
-            })
-        };
+        let hidden = pairs.iter().zip(&hides).filter(|(_, hidden)| **hidden);
+        let secrets: SmallVec<[Secret<'_>; 4]> =
+            hidden.filter_map(|((_, value), _)| Secret::of(value)).collect();
         let shown = pairs.iter().zip(&ids).zip(&hides).map(|(((name, value), id), hidden)| {
-            let hidden = *hidden || secret(value);
+            // A secret is one under any name that it is sent by.
+            let hidden = *hidden || secrets.iter().any(|secret| secret.is_told_by(value));
             // What follows in an address may hold anything.
             let open = value.split('?').next().unwrap_or_default();
             ((*name).to_owned(), if hidden { self.hidden(value, *id) } else { open.to_owned() })
@@ -202,20 +198,21 @@ impl Mask {
 
 /// Which attribute tells who asks.
 fn caller_at(pairs: &[(&str, &str)]) -> Option<usize> {
-    let by_name = CALLERS.iter().find_map(|name| pairs.iter().position(|(key, _)| key == name));
-    by_name.or_else(|| pairs.iter().position(|(key, _)| !NOBODY.contains(key)))
+    let key = caller_key(pairs.iter())?;
+    pairs.iter().position(|(name, _)| *name == key)
+}
+
+/// The name of the attribute that tells who asks.
+pub(crate) fn caller_key<'p>(pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone) -> Option<&'p str> {
+    let keys = pairs.map(|(key, _)| *key);
+    let by_name = CALLERS.iter().find_map(|name| keys.clone().find(|key| key == name));
+    by_name.or_else(|| keys.clone().find(|key| !NOBODY.contains(key)))
 }
 
 /// Whether this may be the beginning of something longer, as it was captured.
 fn is_cut(text: &str) -> bool {
     // No character is longer than four bytes.
     text.len() + 4 > LONGEST
-}
-
-/// Whether the end of a value is the beginning of a secret that did not fit.
-fn ends_with_beginning(value: &str, secret: &str) -> bool {
-    let (value, secret) = (value.as_bytes(), secret.as_bytes());
-    (SHORTEST..=secret.len().min(value.len())).any(|length| value.ends_with(&secret[..length]))
 }
 
 /// The network that a request came from: none where its address is hidden, or is all that its caller is known by. What was
@@ -271,13 +268,47 @@ mod tests {
         assert_ne!(told, shown(&Mask::of_this_process(), &[("api_key", KEY)]), "the hash is keyed");
     }
 
+    /// Nor where it is sent with more around it, or spelled as addresses spell it.
+    #[test]
+    fn secrets_are_not_told_however_they_are_written() {
+        let mask = Mask::by(|_| 0);
+        let spaced = "sk live/SECRET42x";
+        let (bearer, basic) = (format!("Bearer {KEY}"), "basic   dXNlcjpwYXNzd29yZA==".to_owned());
+        let part = format!("/v1/{}/x", &KEY[8..]);
+        for (secret, sent) in [
+            (&*bearer, KEY),
+            (&*bearer, &KEY[4..18]),
+            (&*bearer, &*part.replace(&KEY[8..], KEY)),
+            (&*basic, "dXNlcjpwYXNzd29yZA=="),
+            (&*basic, "/dXNlcjpwYXNzd29yZA%3D%3d/x"),
+            (spaced, "/v1/sk%20live%2FSECRET42x"),
+            (spaced, "sk%20live%2fSECRET42x"),
+            (spaced, "/v1/sk%2520live%252FSECRET42x"),
+            ("sk%20live%2FSECRET42x", "/v1/sk live/SECRET42x"),
+            ("sk%20live%2FSECRET42x", "live/SECRET42x"),
+        ] {
+            let told = shown(&mask, &[("authorization", secret), ("client", sent)]);
+            assert!(told[1].ends_with("…00000000"), "{sent} beside {secret}: {told:?}");
+        }
+        // What is only short, or has nothing of it, is told as it is; so is how it was sent.
+        for open in ["Bearer", "Bearer ", "sk_live", "/v1/orders", "100%", "%zz%4", "4242"] {
+            let told = shown(&mask, &[("authorization", &bearer), ("client", open)]);
+            assert_eq!(told[1], open, "beside {bearer}");
+        }
+        // A cut in the midst of an escape.
+        let long = format!("/{}/sk%20live%2FSECRET42x", "x".repeat(LONGEST));
+        let end = long.find("%2F").expect("an escape") + 2;
+        let told = shown(&mask, &[("api_key", spaced), ("path", &long[end - LONGEST..end])]);
+        assert!(told[1].ends_with("…00000000"), "{told:?}");
+    }
+
     /// Values are cut, and may be so in the midst of a secret.
     #[test]
     fn no_part_of_a_secret_is_told_where_a_value_was_cut() {
         let mask = Mask::by(|_| 0);
         let whole = format!("/{}/{KEY}", "x".repeat(LONGEST));
         // Wherever the cut falls: between the first character of the key and the last.
-        for told in SHORTEST..=KEY.len() {
+        for told in secret::SHORTEST..=KEY.len() {
             let cut = &whole[whole.len() - KEY.len() + told - LONGEST..][..LONGEST];
             let shown = shown(&mask, &[("path", cut), ("api_key", KEY)]);
             assert!(shown[0].ends_with("…00000000"), "{told}: {shown:?}");

@@ -77,11 +77,17 @@ impl Known {
     fn lay_out(&mut self, rules: Arc<Ruleset>) -> Layout {
         let mut slots = vec![OTHER; rules.rules().len()];
         let mut unmatched = Vec::new();
+        let mut apart = vec![0; rules.rules().len()];
+        let mut key_sets: HashMap<Vec<&str>, u32> = HashMap::new();
         for domain in rules.domains() {
             let name: Arc<str> = domain.name().into();
             unmatched.push((Arc::clone(&name), self.rule(&name, "")));
             for rule in domain.own_rules() {
                 slots[rule.id as usize] = self.rule(&name, &rule.name);
+            }
+            for (rule, keys) in domain.keys_apart() {
+                let next = u32::try_from(key_sets.len()).unwrap_or(0);
+                apart[rule as usize] = *key_sets.entry(keys).or_insert(next);
             }
         }
         let mut limits = Vec::new();
@@ -107,7 +113,12 @@ impl Known {
         }
         let tiers = self.tiers.clone();
         let revision = rules.revision().into();
-        Layout { rules, revision, slots: slots.into(), limits: limits.into(), unmatched, tiers }
+        let mut key_sets: Vec<(Vec<&str>, u32)> = key_sets.into_iter().collect();
+        key_sets.sort_unstable_by_key(|(_, number)| *number);
+        let key_sets =
+            key_sets.into_iter().map(|(keys, _)| keys.into_iter().map(Into::into).collect()).collect();
+        let (slots, limits, apart) = (slots.into(), limits.into(), apart.into());
+        Layout { rules, revision, slots, limits, apart, key_sets, unmatched, tiers }
     }
 
     fn rule(&mut self, domain: &Arc<str>, rule: &str) -> u32 {
@@ -151,6 +162,10 @@ pub(crate) struct Layout {
     pub(crate) slots: Box<[u32]>,
     /// By the limit's number in the rule set.
     pub(crate) limits: Box<[LimitFacts]>,
+    /// By the rule's number in the rule set: which of the key sets it has.
+    apart: Box<[u32]>,
+    /// Keys of which every value has counters of its own.
+    key_sets: Vec<Box<[Box<str>]>>,
     /// For requests that no rule limits, by domain.
     unmatched: Vec<(Arc<str>, u32)>,
     tiers: Vec<Arc<str>>,
@@ -174,6 +189,12 @@ impl Layout {
 
     pub(crate) fn slot(&self, rule: u32) -> u32 {
         self.slots.get(rule as usize).copied().unwrap_or(OTHER)
+    }
+
+    /// Whether a rule has counters of their own for those who are known by this key.
+    pub(crate) fn is_apart(&self, rule: u32, key: &str) -> bool {
+        let keys = self.apart.get(rule as usize).and_then(|set| self.key_sets.get(*set as usize));
+        keys.is_some_and(|keys| keys.iter().any(|known| **known == *key))
     }
 
     pub(crate) fn tier(&self, tier: Option<&str>) -> u16 {

@@ -84,8 +84,9 @@ pub struct Observe {
     /// What rules without a number of their own are called.
     other: Arc<str>,
     events: Mutex<Option<broadcast::Sender<Event>>>,
-    /// One at a time gathers: when it is over, all is where it belongs.
-    gathering: Mutex<()>,
+    /// One at a time gathers: when it is over, all is where it belongs. How many samples each thread has shown since the worker
+    /// last came, by the places of their stripes.
+    gathering: Mutex<Vec<usize>>,
 }
 
 impl Observe {
@@ -204,25 +205,38 @@ impl Observe {
         gathered + sink.end(patience)
     }
 
-    fn gathering(&self) -> MutexGuard<'_, ()> {
+    fn gathering(&self) -> MutexGuard<'_, Vec<usize>> {
         self.gathering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Empties what decisions have set aside. The worker does so by itself.
+    /// What the worker does ten times a second: empties what decisions have set aside, and lets threads show more again that
+    /// have shown little. It does so by itself.
+    pub fn round(&self) {
+        let mut found = self.gather_until(self.clock.now());
+        for (stripe, found) in self.stripes.all().iter().zip(found.iter_mut()) {
+            stripe.pace.visit(std::mem::take(found));
+        }
+    }
+
+    /// Empties what decisions have set aside, for whoever wants to know of all up to now.
     pub fn gather(&self) {
-        let _gathering = self.gathering();
+        drop(self.gather_until(self.clock.now()));
+    }
+
+    fn gather_until(&self, now: Timestamp) -> MutexGuard<'_, Vec<usize>> {
+        let mut found = self.gathering();
         let stripes = self.stripes.all().clone();
+        found.resize(stripes.len(), 0);
         let names = self.names.rules();
         let mut spare = Buffer::default();
         let mut entries = Vec::new();
-        for stripe in &stripes {
-            let mut samples = 0;
+        self.top().turn(now);
+        for (stripe, found) in stripes.iter().zip(found.iter_mut()) {
             for buffer in &stripe.buffers {
                 std::mem::swap(&mut *buffer.lock().unwrap_or_else(PoisonError::into_inner), &mut spare);
-                samples += self.take_in(&spare, &names, &mut entries);
+                *found += self.take_in(&spare, &names, &mut entries);
                 spare.clear();
             }
-            stripe.pace.visit(samples);
         }
         entries.sort_by_key(|entry: &Entry| entry.at);
         // Whoever hears of a line that was lost finds it in memory.
@@ -242,7 +256,7 @@ impl Observe {
                 sink.write(text, lines);
             }
         }
-        self.top().turn(self.clock.now());
+        found
     }
 
     /// What one thread set aside: how many of it were samples.
@@ -252,31 +266,24 @@ impl Observe {
         let mut recall = self.recall.lock().unwrap_or_else(PoisonError::into_inner);
         for capture in &buffer.captures {
             let asker = recall.asker(buffer, capture, &self.mask);
-            let limit = recall.limit(buffer, capture);
             let noted = &capture.noted;
             if noted.weight > 0 {
                 samples += 1;
             }
             if let Some(caller) = &asker.caller {
-                let used = limit.as_ref().zip(noted.status).map(|(limit, status)| {
-                    let remaining = status.outcome.remaining as f32;
-                    // One that denies is at its limit, whatever odd units are left.
-                    let used = 1.0 - remaining / limit.capacity.max(1) as f32;
-                    if status.outcome.verdict.is_denied() { 1.0 } else { used }
-                });
+                let rule = |slot: u32| names.get(slot as usize).map_or(&self.other, |name| &name.rule);
                 top.see(&Seen {
                     caller,
                     network: asker.network.as_deref(),
                     slot: noted.slot,
-                    rule: names.get(noted.slot as usize).map_or(&self.other, |name| &name.rule),
-                    tier: noted.tier,
+                    rule: rule(noted.slot),
                     denied: noted.ruled == Ruled::Deny,
-                    used,
+                    own: noted.own.map(|own| (own, rule(own.slot))),
                     weight: noted.weight,
-                    at: capture.at,
                 });
             }
             if noted.log {
+                let limit = recall.limit(buffer, capture);
                 entries.push(Entry::of(capture, buffer, names, asker, limit));
             }
         }
@@ -321,7 +328,7 @@ impl Observe {
 fn run(observe: &Weak<Observe>) {
     let mut second = Timestamp::ZERO;
     while let Some(observe) = observe.upgrade() {
-        observe.gather();
+        observe.round();
         let now = observe.clock.now();
         if now.since(second) >= Span::from_secs(1) {
             // On the second, whatever the rounds are.
@@ -332,3 +339,6 @@ fn run(observe: &Weak<Observe>) {
         std::thread::sleep(ROUND);
     }
 }
+
+#[cfg(test)]
+mod tests;

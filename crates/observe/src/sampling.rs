@@ -32,6 +32,12 @@ impl Pace {
         }
         self.visits.fetch_add(1, Ordering::Relaxed);
     }
+
+    /// One in how many is shown.
+    #[cfg(test)]
+    pub(crate) fn step(&self) -> u32 {
+        1 << self.shift.load(Ordering::Relaxed)
+    }
 }
 
 /// A generator of numbers that nobody needs to be unable to guess.

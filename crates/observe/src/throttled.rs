@@ -4,7 +4,7 @@
 //! over its outcomes and a few additions for each; whatever more there is to do is done for the whole batch at once, so that a
 //! flood of denials takes one lock and reads one clock a batch.
 
-use crate::capture::{Noted, Ruled};
+use crate::capture::{Noted, OwnUse, Ruled};
 use crate::names::{NO_TIER, THROTTLE, part};
 use crate::observe::Observe;
 use crate::stripe::{Local, add};
@@ -81,7 +81,8 @@ impl Observe {
                 _ => Ruled::Allow,
             };
             let status = Some(LimitStatus::brought(*outcome));
-            let noted = Noted { slot: THROTTLE, ruled, status, tier: NO_TIER, log, weight };
+            let own = Some(OwnUse::of(THROTTLE, NO_TIER, outcome, charge.limit.capacity()));
+            let noted = Noted { slot: THROTTLE, ruled, status, own, log, weight };
             let mut kept = false;
             while let Some(room) = &mut buffer {
                 kept = room.push_brought(charge, noted, now);

@@ -7,7 +7,8 @@
 //! | `near` | who has been near a limit for minutes |
 //! | `shared` | addresses that many such callers share |
 //!
-//! The worker shows it a sample of decisions, each with a weight; with little traffic the sample is all of them.
+//! The worker shows it every denial that there was room for, and a sample of all decisions, each of these with a weight; with
+//! little traffic the sample is all of them.
 
 mod near;
 mod shared;
@@ -17,6 +18,7 @@ pub(crate) use near::NearLimit;
 pub(crate) use shared::SharedAddress;
 pub(crate) use sketch::Sketch;
 
+use crate::capture::OwnUse;
 use crate::mask::{ApiKey, Caller};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -37,13 +39,11 @@ pub(crate) struct Seen<'a> {
     pub(crate) network: Option<&'a str>,
     pub(crate) slot: u32,
     pub(crate) rule: &'a Arc<str>,
-    pub(crate) tier: u16,
     pub(crate) denied: bool,
-    /// The used part of the limit, if there is one.
-    pub(crate) used: Option<f32>,
+    /// What the caller has used of its own, and the name of that rule.
+    pub(crate) own: Option<(OwnUse, &'a Arc<str>)>,
     /// How many decisions it stands for; none, where it was kept for another reason.
     pub(crate) weight: u32,
-    pub(crate) at: Timestamp,
 }
 
 /// Counts of one stretch of time.
@@ -63,6 +63,7 @@ impl Piece {
 /// All that is known of who asks.
 #[derive(Debug, Default)]
 pub(crate) struct Top {
+    now: Timestamp,
     pieces: VecDeque<Piece>,
     near: near::Near,
     shared: shared::Shared,
@@ -85,26 +86,35 @@ pub(crate) struct ByDenials {
 
 impl Top {
     pub(crate) fn see(&mut self, seen: &Seen<'_>) {
-        self.turn(seen.at);
         let (caller, id) = (seen.caller, seen.caller.id);
-        if let Some(piece) = self.pieces.back_mut().filter(|_| seen.weight > 0) {
-            let weight = u64::from(seen.weight);
-            piece.by_rate.add(id, weight, || Arc::clone(caller));
+        if let Some(piece) = self.pieces.back_mut() {
+            if seen.weight > 0 {
+                piece.by_rate.add(id, u64::from(seen.weight), || Arc::clone(caller));
+            }
             if seen.denied {
-                let told = || (Arc::clone(caller), Arc::clone(seen.rule));
-                piece.by_denials.add((id, seen.slot), weight, told);
+                // Every denial is shown, sampled or not: each stands for itself.
+                piece.by_denials.add((id, seen.slot), 1, || (Arc::clone(caller), Arc::clone(seen.rule)));
             }
         }
-        if let Some(used) = seen.used {
-            self.near.see(seen, used);
-            if let Some(network) = seen.network {
-                self.shared.see(network, id, used >= NEAR, seen.at);
-            }
+        if let Some((own, rule)) = &seen.own {
+            self.near.see(caller, rule, own);
+        }
+        if let Some(network) = seen.network {
+            // Who has nothing of its own is there, too, and is not near.
+            let near = seen.own.is_some_and(|(own, _)| own.used >= NEAR);
+            self.shared.see(network, id, near, self.now);
         }
     }
 
-    /// Begins a new piece when it is time, and forgets old ones.
+    /// It is so late: what is seen next is of this time. Begins a new piece when it is due, and forgets old ones.
+    ///
+    /// Once a round, by the clock of whoever gathers, and never by the times of what is seen: threads are looked through one
+    /// after the other, so that these go back and forth.
     pub(crate) fn turn(&mut self, now: Timestamp) {
+        if now < self.now {
+            return;
+        }
+        self.now = now;
         if self.pieces.back().is_none_or(|last| now.since(last.since) >= PIECE) {
             self.pieces.push_back(Piece::new(now));
         }

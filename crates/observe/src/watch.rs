@@ -1,14 +1,15 @@
 //! The watcher on the path of a request: counts every decision, and sets some aside. It takes no lock that anybody waits
 //! behind, allocates nothing in the usual case, and shares no cache line with other threads.
 
-use crate::capture::{Noted, Ruled};
-use crate::names::{NO_TIER, OTHER, part};
+use crate::capture::{Noted, OwnUse, Ruled, pairs};
+use crate::mask::caller_key;
+use crate::names::{Layout, NO_TIER, OTHER, part};
 use crate::observe::Observe;
 use crate::stripe::{FRONTS, Local, add};
 use std::sync::TryLockError;
 use std::sync::atomic::AtomicU64;
 use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
-use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, RulingBy};
+use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, Request, RulingBy};
 use tollgate_rules::Role;
 
 /// Verdicts that are counted for each origin.
@@ -151,7 +152,7 @@ impl Observe {
         add(&cells[verdict * ORIGINS.len() + origin(decision.origin)], 1);
 
         let log = !allowed || shadowed.is_some();
-        self.maybe_set_aside(local, check, decision, Found { slot, ruled, nearest, shadowed, tier, log });
+        self.maybe_set_aside(local, check, decision, Found { slot, ruled, nearest, shadowed, log });
     }
 
     /// Sets a decision aside if it is to be logged or shown to the sketches.
@@ -201,8 +202,9 @@ impl Observe {
             }
             _ => (found.slot, found.nearest.map(|(_, status)| status), found.ruled),
         };
-        let noted = Noted { slot, ruled, status: status.copied(), tier: found.tier, log, weight };
         let Some(layout) = &local.layout else { return };
+        let own = nearest_own(check, decision, layout);
+        let noted = Noted { slot, ruled, status: status.copied(), own, log, weight };
         let now = self.clock.now();
         for buffer in &local.stripe.buffers {
             let mut buffer = match buffer.try_lock() {
@@ -253,8 +255,37 @@ struct Found<'d> {
     ruled: Ruled,
     nearest: Option<(u32, &'d LimitStatus)>,
     shadowed: Option<(u32, &'d LimitStatus)>,
-    tier: u16,
     log: bool,
+}
+
+/// What a caller has used of its own. What all share says nothing of any of them, nor does what is only tried out.
+fn nearest_own(check: &Check<'_>, decision: &Decision, layout: &Layout) -> Option<OwnUse> {
+    let key = caller_key(pairs(check))?;
+    let is_own = |status: &LimitStatus| match (status.rule, check.request) {
+        (Some(rule), _) => layout.is_apart(rule, key),
+        // What came with a descriptor has counters by all that the descriptor says.
+        (None, Request::Descriptors(all)) => {
+            let own = all.get(usize::from(status.descriptor));
+            own.is_some_and(|own| own.entries.iter().any(|(name, _)| *name == key))
+        }
+        (None, Request::Attributes(_)) => false,
+    };
+    let used = |status: &LimitStatus| {
+        let facts = status.number().and_then(|number| layout.limits.get(number as usize));
+        let (slot, tier) = match facts {
+            Some(facts) => (facts.slot, facts.tier),
+            None => {
+                let slot = status.rule.map_or(OTHER, |rule| layout.slot(rule));
+                (slot, layout.tier(decision.agreed_tier()))
+            }
+        };
+        let capacity = decision.limit(status)?.limit.capacity();
+        Some(OwnUse::of(slot, tier, &status.outcome, capacity))
+    };
+    let deciding = decision.limits.iter().filter(|status| {
+        matches!(status.role, Role::Live | Role::Quota) && status.outcome.verdict != Verdict::Unanswered
+    });
+    deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
 }
 
 /// Whether a denial by a limit did not bite: it is a shadow, or everything is.

@@ -42,7 +42,7 @@ fn ask<S: CounterStore>(limiter: &Limiter<S>, pairs: &[(&str, &str)]) -> bool {
 
 /// The log, the latest first: each with its explanation, and when it would have passed.
 fn told(observe: &Observe) -> Vec<(Value, String, Option<String>)> {
-    observe.gather();
+    observe.round();
     let found = observe.search(&Search { limit: 100, ..Search::default() }).0;
     let all = found.iter().map(|entry| {
         let (lines, passes) = entry.explanation(observe.place());

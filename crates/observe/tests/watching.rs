@@ -86,7 +86,7 @@ fn what_does_not_fit_is_dropped_and_counted() {
     let (limiter, observe) = watched(text, Settings { keep: 5_000, ..Settings::default() });
     let denials = (0..20_001).filter(|_| decide(&limiter, &[("a", "x")]) == "deny").count();
     assert_eq!(denials, 20_000);
-    observe.gather();
+    observe.round();
     let mut page = Page::new(Format::Prometheus);
     observe.write(&mut page);
     let text = page.finish();
@@ -103,7 +103,7 @@ fn what_does_not_fit_is_dropped_and_counted() {
     // From now on somebody does.
     decide(&limiter, &[("a", "y")]);
     decide(&limiter, &[("a", "y")]);
-    observe.gather();
+    observe.round();
     let search =
         Search { key: Some("y".to_owned()), ruled: Some(Ruled::Deny), limit: 10, ..Search::default() };
     assert_eq!(observe.search(&search).0.len(), 1);
@@ -119,10 +119,10 @@ fn the_sample_of_what_is_allowed_has_its_size() {
         for n in 0..30_000 {
             decide(&limiter, &[("a", &names[n % 500])]);
             if n % 1_000 == 0 {
-                observe.gather();
+                observe.round();
             }
         }
-        observe.gather();
+        observe.round();
         let found = observe.search(&Search { limit: 100_000, ..Search::default() }).0.len();
         assert!((least..=most).contains(&found), "{allowed}: {found}");
     }
@@ -142,7 +142,7 @@ fn shares_are_right_under_load() {
             };
             decide(&limiter, &[("api_key", &name)]);
         }
-        observe.gather();
+        observe.round();
     }
     let top = observe.top_talkers(&limiter.rules());
     let share = top["by_rate"][0]["share"].as_f64().expect("a share");
@@ -218,10 +218,10 @@ fn callers_are_not_mistaken_for_each_other() {
             decide(&limiter, &[("a", "v"), ("api_key", &key), ("user", &user)]);
         }
         if n % 500 == 0 {
-            observe.gather();
+            observe.round();
         }
     }
-    observe.gather();
+    observe.round();
     let found =
         |key: &str| observe.search(&Search { key: Some(key.to_owned()), limit: 10, ..Search::default() }).0;
     let told = |key: &str| -> Vec<String> {
@@ -269,7 +269,7 @@ fn what_callers_bring_themselves_is_watched_too() {
             }
             // Rules are decided on the same thread, in between.
             decide(&limiter, &[("a", "x")]);
-            observe.gather();
+            observe.round();
         }
         // The rule's own sixty decisions: one unit of fifty less each time, then none.
         (0..60_usize).for_each(|n| tenths[49_usize.saturating_sub(n).saturating_sub(1) / 5] += 1);
@@ -303,7 +303,7 @@ fn what_callers_bring_themselves_is_watched_too() {
         let mut outcomes = Vec::new();
         limiter.throttle_each_now(&[charge], &mut outcomes);
         assert!(outcomes[0].verdict.is_allowed());
-        observe.gather();
+        observe.round();
         assert_eq!(all(Ruled::ShadowDeny).len(), 1);
     }
 }
@@ -322,11 +322,11 @@ fn whoever_is_listed_can_be_acted_on_in_a_flood() {
             decide(&limiter, &[("api_key", heavy)]);
         }
         if n % 100 == 99 {
-            observe.gather();
+            observe.round();
         }
     }
     assert!((0..2_000).any(|_| decide(&limiter, &[("api_key", heavy)]) == "deny"));
-    observe.gather();
+    observe.round();
     let id = |value: &serde_json::Value| {
         u64::from_str_radix(value["key_id"].as_str().expect("an id"), 16).expect("a number")
     };
@@ -342,7 +342,7 @@ fn whoever_is_listed_can_be_acted_on_in_a_flood() {
     for n in 0..8_000 {
         decide(&limiter, &[("api_key", &format!("sk_live_denied_{n:08}")), ("bad", "")]);
         if n % 100 == 99 {
-            observe.gather();
+            observe.round();
         }
     }
     let key = "sk_live_denied_00006000";
@@ -350,4 +350,31 @@ fn whoever_is_listed_can_be_acted_on_in_a_flood() {
     let logged = observe.search(&search).0.pop().expect("a denial").json(observe.place());
     assert_eq!(observe.api_key(id(&logged)).as_deref(), Some(key), "{logged}");
     assert!(!format!("{observe:?}").contains("sk_live_"), "it tells nobody");
+}
+
+/// The `top` of a limiter that has been asked so.
+fn top(limiter: &Limiter<MemoryStore<SystemClock>>, observe: &Observe) -> serde_json::Value {
+    observe.round();
+    observe.top_talkers(&limiter.rules())
+}
+
+/// Few denials among much that is allowed are told one by one, neither left out nor made more.
+#[test]
+fn every_denial_of_a_caller_is_told_whatever_else_passes() {
+    let text = "{domain: d, descriptors: [{key: user, name: many, limit: 100000000/hour}, {key: bad, limit: 0/hour}]}";
+    let (limiter, observe) = watched(text, Settings::default());
+    for n in 0..60_000 {
+        decide(&limiter, &[("user", "busy")]);
+        if n % 3_000 == 1_500 {
+            assert_eq!(decide(&limiter, &[("user", "unlucky"), ("bad", "")]), "deny");
+        }
+        if n % 6_000 == 0 {
+            observe.round();
+        }
+    }
+    let top = top(&limiter, &observe);
+    let denials = top["by_denials"].as_array().expect("a list");
+    assert_eq!(denials.len(), 1, "{top}");
+    assert_eq!((&denials[0]["key_masked"], &denials[0]["denied"]), (&"unlucky".into(), &20.into()), "{top}");
+    assert_eq!(top["by_rate"][0]["key_masked"], "busy");
 }

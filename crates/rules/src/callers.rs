@@ -4,6 +4,7 @@ use crate::plan::Attributes;
 use crate::rule::Rule;
 use crate::ruleset::{Domain, Ruleset};
 use crate::tenant::is_callers;
+use crate::tree::Test;
 use crate::walk::find;
 
 /// A rule that has counters for this caller.
@@ -42,6 +43,22 @@ impl Domain {
             }
         }
         found
+    }
+
+    /// Its rules by number, each with the keys of its path of which every value has counters of its own: who is known by one
+    /// of these shares the rule's counters with nobody.
+    pub fn keys_apart(&self) -> impl Iterator<Item = (u32, Vec<&str>)> {
+        (0..).zip(&self.tree).filter_map(|(at, node)| {
+            let path = self.path(at);
+            let apart = path.iter().map(|node| &self.tree[*node as usize].element).filter(|element| {
+                match element.test {
+                    Test::Any | Test::Like(_) | Test::Exact(_) => true,
+                    Test::Network(prefix) => prefix.is_one_client(),
+                    Test::Shared(_) => false,
+                }
+            });
+            Some((node.rule?, apart.map(|element| &*element.key).collect()))
+        })
     }
 }
 

@@ -36,6 +36,11 @@ fn numbered(key: &str) -> Option<(&str, u32)> {
 }
 
 impl Prefix {
+    /// Whether a network is no more than one client has: an address, or the 64 bits that an IPv6 client is known by.
+    pub(crate) fn is_one_client(self) -> bool {
+        self.v4.is_none_or(|bits| bits == 32) && self.v6.is_none_or(|bits| bits >= 64)
+    }
+
     /// The network that a value lies in; none if it is no address, or of a family that this prefix leaves out.
     pub(crate) fn network(self, value: &str) -> Option<Part<'static>> {
         let address: IpAddr = value.parse().ok()?;

@@ -356,6 +356,10 @@ fn no_key_is_told_anywhere() {
     }
     let descriptors = json!({"domain": "d", "descriptors": [{"entries": [["api_key", KEY], ["authorization", format!("Bearer {KEY}")]]}]});
     server.post("/v1/check", &descriptors);
+    // With more around it in the place where it is expected, and bare elsewhere; spelled as addresses spell it.
+    server.check("d", &json!({"authorization": format!("Bearer {KEY}"), "client": KEY, "n": &KEY[8..20]}));
+    let escaped = format!("/v1/x%20{}", KEY.replace('_', "%5F"));
+    server.check("d", &json!({"api_key": format!("x {KEY}"), "path": escaped}));
     // Values are cut: one in the midst of the key. And of many attributes only some are kept: not the key.
     let long = format!("{KEY}{}", "PLANTED".repeat(6));
     let cut = json!({"api_key": long, "path": format!("/{}/{long}", "x".repeat(200))});
@@ -369,9 +373,9 @@ fn no_key_is_told_anywhere() {
     );
     // The same caller, who has nothing left.
     assert_eq!(server.exchange(traced.as_bytes()).status, 429);
-    let lines = eventually("twelve lines", || {
+    let lines = eventually("fourteen lines", || {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
-        (text.lines().count() >= 12).then_some(text)
+        (text.lines().count() >= 14).then_some(text)
     });
     for line in lines.lines() {
         let line: Value = serde_json::from_str(line).expect("a line is JSON");

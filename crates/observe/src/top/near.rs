@@ -1,21 +1,23 @@
-//! Who has been near a limit for minutes: a list for "consider upgrading". A minute counts if the caller was near at some
-//! time in it; a bucket that is used up again and again is full in between.
+//! Who has been near a limit for minutes: a list for "consider upgrading". A minute of the clock counts if the caller was near
+//! at some time in it; a bucket that is used up again and again is full in between. How long it has been so is from the first
+//! time to the last, so that a minute that had hardly begun is not taken for a whole one.
 
-use super::{NEAR, Seen};
+use super::NEAR;
+use crate::capture::OwnUse;
 use crate::mask::Caller;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::Timestamp;
+use tollgate_core::{Span, Timestamp};
 
 /// Callers that are watched at once.
 const MOST: usize = 4_096;
-/// Minutes in a row that make it worth telling.
-const MINUTES: u64 = 5;
+/// For so long somebody must have been near to be told of.
+const LONG: Span = Span::from_secs(300);
 
 #[derive(Debug, Default)]
 pub(super) struct Near {
     watched: HashMap<(u64, u32), Watched>,
-    minute: u64,
+    now: Timestamp,
 }
 
 #[derive(Debug)]
@@ -27,8 +29,10 @@ struct Watched {
     used: f32,
     /// What it was in the minute before.
     before: f32,
-    /// Whole minutes in a row.
-    minutes: u64,
+    /// When it was near for the first time, of every minute since then.
+    since: Timestamp,
+    /// When it was last.
+    last: Timestamp,
 }
 
 /// A caller that has been near a limit for a while.
@@ -43,32 +47,34 @@ pub(crate) struct NearLimit {
 }
 
 impl Near {
-    pub(super) fn see(&mut self, seen: &Seen<'_>, used: f32) {
-        let key = (seen.caller.id, seen.slot);
+    pub(super) fn see(&mut self, caller: &Arc<Caller>, rule: &Arc<str>, own: &OwnUse) {
+        let (key, now) = ((caller.id, own.slot), self.now);
         if let Some(watched) = self.watched.get_mut(&key) {
-            watched.used = watched.used.max(used);
-            watched.tier = seen.tier;
-        } else if used >= NEAR && self.watched.len() < MOST {
-            let (caller, rule) = (Arc::clone(seen.caller), Arc::clone(seen.rule));
+            watched.used = watched.used.max(own.used);
+            watched.tier = own.tier;
+            if own.used >= NEAR {
+                watched.last = now;
+            }
+        } else if own.used >= NEAR && self.watched.len() < MOST {
+            let (caller, rule) = (Arc::clone(caller), Arc::clone(rule));
+            let (tier, used) = (own.tier, own.used);
             self.watched
-                .insert(key, Watched { caller, rule, tier: seen.tier, used, before: 0.0, minutes: 0 });
+                .insert(key, Watched { caller, rule, tier, used, before: 0.0, since: now, last: now });
         }
     }
 
-    /// A minute that has ended counts, or ends the row.
+    /// A minute that has ended counts, or ends the row. Time does not go back: whoever says so is late.
     pub(super) fn turn(&mut self, now: Timestamp) {
-        let minute = now.as_secs() / 60;
-        if minute == self.minute {
+        let (minute, last) = (now.as_secs() / 60, self.now.as_secs() / 60);
+        self.now = self.now.max(now);
+        if minute <= last {
             return;
         }
         // More than a minute without a look: nobody has asked in between.
-        let in_a_row = minute == self.minute + 1;
-        self.minute = minute;
+        let in_a_row = minute == last + 1;
         self.watched.retain(|_, watched| {
-            let stays = in_a_row && watched.used >= NEAR;
-            watched.minutes += 1;
             watched.before = std::mem::take(&mut watched.used);
-            stays
+            in_a_row && watched.before >= NEAR
         });
     }
 
@@ -78,7 +84,7 @@ impl Near {
     }
 
     pub(super) fn told(&self, most: usize) -> Vec<NearLimit> {
-        let long = self.watched.iter().filter(|(_, watched)| watched.minutes >= MINUTES);
+        let long = self.watched.iter().filter(|(_, watched)| watched.last.since(watched.since) >= LONG);
         let mut all: Vec<NearLimit> = long
             .map(|((_, slot), watched)| NearLimit {
                 caller: Arc::clone(&watched.caller),
@@ -86,7 +92,7 @@ impl Near {
                 rule: Arc::clone(&watched.rule),
                 tier: watched.tier,
                 used: watched.used.max(watched.before),
-                minutes: watched.minutes,
+                minutes: watched.last.since(watched.since).as_micros() / 60_000_000,
             })
             .collect();
         all.sort_by(|a, b| b.used.total_cmp(&a.used).then(b.minutes.cmp(&a.minutes)));
@@ -97,24 +103,25 @@ impl Near {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Top;
+    use super::super::{Seen, Top};
     use super::*;
 
-    fn see(top: &mut Top, id: u64, used: f32, secs: u64) {
+    const BEGIN: u64 = 600_000;
+
+    fn see(top: &mut Top, id: u64, used: f32) {
         let caller = Arc::new(Caller { id, shown: format!("caller {id}"), key: None });
-        let (rule, at) = ("r".into(), Timestamp::from_secs(600_000 + secs));
-        let (network, denied) = (None, used >= 1.0);
-        top.see(&Seen {
-            caller: &caller,
-            network,
-            slot: 3,
-            rule: &rule,
-            tier: 2,
-            denied,
-            used: Some(used),
-            weight: 1,
-            at,
-        });
+        let rule = "r".into();
+        let own = Some((OwnUse { slot: 3, tier: 2, used }, &rule));
+        let denied = used >= 1.0;
+        top.see(&Seen { caller: &caller, network: None, slot: 3, rule: &rule, denied, own, weight: 1 });
+    }
+
+    fn turn(top: &mut Top, secs: u64) {
+        top.turn(Timestamp::from_secs(BEGIN + secs));
+    }
+
+    fn told(top: &Top) -> Vec<(u64, u64)> {
+        top.near().iter().map(|near| (near.caller.id, near.minutes)).collect()
     }
 
     /// Against what a person would say with all the numbers before them.
@@ -122,21 +129,48 @@ mod tests {
     fn only_those_who_stay_near_are_told() {
         let mut top = Top::default();
         for secs in 0..360 {
-            see(&mut top, 1, 0.95, secs);
-            see(&mut top, 2, if secs % 50 == 0 { 0.85 } else { 0.1 }, secs);
-            see(&mut top, 3, if (120..180).contains(&secs) { 0.5 } else { 0.9 }, secs);
-            see(&mut top, 4, 0.79, secs);
+            turn(&mut top, secs);
+            see(&mut top, 1, 0.95);
+            see(&mut top, 2, if secs % 50 == 0 { 0.85 } else { 0.1 });
+            see(&mut top, 3, if (120..180).contains(&secs) { 0.5 } else { 0.9 });
+            see(&mut top, 4, 0.79);
             if secs < 200 {
-                see(&mut top, 5, 1.0, secs);
+                see(&mut top, 5, 1.0);
             }
         }
-        let told =
-            |top: &Top| top.near().iter().map(|near| (near.caller.id, near.minutes)).collect::<Vec<_>>();
-        see(&mut top, 1, 0.95, 360);
-        assert_eq!(told(&top), [(1, 6), (2, 6)]);
+        turn(&mut top, 360);
+        see(&mut top, 1, 0.95);
+        assert_eq!(told(&top), [(1, 6), (2, 5)]);
         assert_eq!(top.near()[0].tier, 2);
         // Nobody asks for a while: nobody is near.
-        top.turn(Timestamp::from_secs(600_000 + 1_000));
+        turn(&mut top, 1_000);
         assert_eq!(told(&top), []);
+    }
+
+    /// A caller who came in the last second of a minute has not been there for all of it.
+    #[test]
+    fn five_minutes_are_five_minutes() {
+        let mut top = Top::default();
+        for secs in 59..360 {
+            turn(&mut top, secs);
+            see(&mut top, 1, 1.0);
+            let minutes = if secs < 359 { None } else { Some(5) };
+            assert_eq!(told(&top).first().map(|(_, minutes)| *minutes), minutes, "after {secs} s");
+        }
+    }
+
+    /// Rounds that overlap at the end of a minute: one has been told the next minute already when the other still has the old.
+    #[test]
+    fn nobody_is_lost_where_time_steps_back() {
+        let mut top = Top::default();
+        for secs in 0..400 {
+            turn(&mut top, secs);
+            see(&mut top, 1, 0.9);
+            turn(&mut top, secs.saturating_sub(2));
+            see(&mut top, 2, 0.9);
+        }
+        let mut told = told(&top);
+        told.sort_unstable();
+        assert_eq!(told, [(1, 6), (2, 6)]);
     }
 }

@@ -1,0 +1,93 @@
+//! The worker's rounds, at times that the test says.
+
+use super::*;
+use serde_json::json;
+use tollgate_engine::{Check, Limiter};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+type Memory = Limiter<MemoryStore<SystemClock>>;
+
+fn watched(text: &str) -> (Memory, Arc<Observe>) {
+    let observe = Observe::new(Settings { allowed: 0.0, ..Settings::default() }).expect("a watcher");
+    let rules = Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules");
+    let clock = SystemClock::new();
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("memory");
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::new(clock));
+    (limiter.with_observer(Arc::clone(&observe) as _), observe)
+}
+
+fn decide(limiter: &Memory, pairs: &[(&str, &str)]) -> bool {
+    limiter.check_now(&Check::attributes("d", pairs)).expect("memory").is_allowed()
+}
+
+/// Somebody is near a limit by what it alone has used: what many share, and what is only tried out, accuses nobody.
+#[test]
+fn only_what_a_caller_has_of_its_own_makes_it_near() {
+    let text = "{domain: d, descriptors: [
+        {key: global, name: total, limit: 20/hour},
+        {key: plan, name: plan, limit: 20/hour},
+        {key: remote_address/24, name: network, limit: 20/hour},
+        {key: api_key, name: tried, shadow: true, limit: 1/hour},
+        {key: endpoint, name: endpoint, limit: 20/hour},
+        {key: api_key, value: \"sk_live_*\", descriptors: [{key: endpoint, name: own, limit: 10/hour}]}]}";
+    let (limiter, observe) = watched(text);
+    let ask = |key: &str| {
+        let more = [("plan", "free"), ("endpoint", "/"), ("remote_address", "10.1.2.3")];
+        decide(&limiter, &[&[("api_key", key)], &more[..]].concat())
+    };
+    let begin = observe.clock.now();
+    let others = |count: usize| {
+        (0..6).flat_map(|n| (0..count).map(move |_| format!("sk_live_{n}"))).filter(|key| ask(key)).count()
+    };
+    assert!((0..9).all(|_| ask("sk_live_greedy")));
+    assert_eq!(others(2), 11, "what all share is used up");
+    for second in (0..=330).step_by(10) {
+        assert!(!ask("sk_live_greedy") && others(1) == 0);
+        drop(observe.gather_until(begin + Span::from_secs(second)));
+    }
+    let top = observe.top_talkers(&limiter.rules());
+    let near = top["near_limit"].as_array().expect("a list");
+    assert_eq!(near.len(), 1, "{top}");
+    assert_eq!((&near[0]["rule"], &near[0]["minutes"]), (&json!("own"), &json!(5)), "{top}");
+    assert!((near[0]["utilisation"].as_f64().expect("a part") - 0.9).abs() < 0.01, "{top}");
+    assert_eq!(observe.top().near_keys(), 1);
+    assert_eq!(top["shared_address"], json!([]), "one of seven is near");
+}
+
+/// Many callers of one network who have all used up what is theirs.
+#[test]
+fn callers_who_are_all_near_their_own_limits_and_share_a_network_are_told() {
+    let (limiter, observe) =
+        watched("{domain: d, descriptors: [{key: user, name: own, limit: 2/hour, tiers: {pro: 9/hour}}]}");
+    for n in 0..5 {
+        let user = format!("u{n}");
+        let asked = (0..3).map(|_| decide(&limiter, &[("user", &user), ("remote_address", "10.1.2.3")]));
+        assert_eq!(asked.filter(|passed| *passed).count(), 2);
+    }
+    observe.gather();
+    let told = |observe: &Observe| observe.top_talkers(&limiter.rules())["shared_address"].clone();
+    assert_eq!(told(&observe), json!([{"prefix": "10.1.2.0/24", "keys": 5, "near_limit": 5}]));
+    // One more, whose tier has room.
+    decide(&limiter, &[("user", "u9"), ("tier", "pro"), ("remote_address", "10.1.2.4")]);
+    observe.gather();
+    assert_eq!(told(&observe), json!([]));
+}
+
+/// Those who look on, however many and often, do not make threads show more: it would cost every decision.
+#[test]
+fn readers_do_not_make_decisions_dearer() {
+    let (limiter, observe) = watched("{domain: d, descriptors: [{key: user, limit: 100000000/hour}]}");
+    assert!((0..20_000).all(|_| decide(&limiter, &[("user", "busy")])));
+    let step = || observe.stripes.all()[0].pace.step();
+    let rushed = step();
+    assert!(rushed >= 16, "{rushed}");
+    (0..200).for_each(|_| observe.gather());
+    assert_eq!(step(), rushed);
+    // What readers took has been shown: the worker does not find too little.
+    observe.round();
+    assert_eq!(step(), rushed);
+    // When nothing more comes it does.
+    (0..30).for_each(|_| observe.round());
+    assert_eq!(step(), 1);
+}
