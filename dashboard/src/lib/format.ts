@@ -9,6 +9,11 @@ export function count(value: number | null | undefined): string {
   return Math.abs(value) < 100 && !Number.isInteger(value) ? one.format(value) : whole.format(value);
 }
 
+/** What somebody has agreed on or written as a rule: to the last unit. */
+export function exact(value: number | null | undefined): string {
+  return value === null || value === undefined || Number.isNaN(value) ? '–' : whole.format(value);
+}
+
 export function share(part: number | null | undefined): string {
   if (part === null || part === undefined || Number.isNaN(part)) return '–';
   const percent = part * 100;
@@ -76,11 +81,11 @@ export function fromField(text: string): string | null {
   return at && !Number.isNaN(at.getTime()) ? at.toISOString() : null;
 }
 
-/** The other way round. */
+/** The other way round, to the second: what is saved again ends when it did. */
 export function toField(text: string | null | undefined): string {
   const at = text ? new Date(text) : null;
   if (!at || Number.isNaN(at.getTime())) return '';
-  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
 }
 
 /** Whether a text is what stands for a key (its id, or its beginning and what hides the rest), and not what may be one. */
