@@ -4,7 +4,7 @@
 //! Buffers are of bounded size. When the worker is behind, what does not fit is dropped and counted: a decision never waits
 //! for whoever wants to read about it.
 
-use crate::mask::Mask;
+use crate::mask::{Mask, tells_caller};
 use crate::names::{Layout, THROTTLE_NAME};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -14,8 +14,9 @@ use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, Request}
 
 /// Decisions that one buffer holds.
 pub(crate) const MOST: usize = 2_048;
-/// Bytes of attributes that one buffer holds.
-const MOST_TEXT: usize = 512 * 1024;
+/// Bytes of attributes that one buffer holds, and of one request.
+const MOST_TEXT: usize = 1024 * 1024;
+const MOST_OF_ONE: usize = 2 * 1024;
 /// Attributes of one request that are kept, and bytes of each.
 const MOST_PAIRS: usize = 16;
 pub(crate) const LONGEST: usize = 256;
@@ -115,6 +116,11 @@ pub(crate) fn pairs<'c>(check: &Check<'c>) -> impl Iterator<Item = &'c (&'c str,
     all.filter(|(key, _)| *key != "global")
 }
 
+/// Bytes that are kept of an attribute, at most.
+fn size((key, value): &(&str, &str)) -> usize {
+    key.len().min(LONGEST) + value.len().min(LONGEST)
+}
+
 /// One decision, set aside.
 #[derive(Debug)]
 pub(crate) struct Capture {
@@ -163,15 +169,17 @@ impl Buffer {
         mask: &Mask,
         at: Timestamp,
     ) -> bool {
-        if self.is_full() {
+        if self.captures.len() >= MOST {
             return false;
         }
         if !self.layouts.last().is_some_and(|last| Arc::ptr_eq(last, layout)) {
             self.layouts.push(Arc::clone(layout));
         }
         let (start, first) = (self.text.len(), self.ends.len());
-        self.put(check.domain);
-        self.put_pairs(pairs(check), mask);
+        let mut room = self.room();
+        self.put(check.domain, room);
+        room -= self.text.len() - start;
+        self.put_pairs(pairs(check), mask, room);
         let own = noted.status.filter(|status| status.number().is_none());
         let own = own.and_then(|status| decision.limit(&status)).map(|limit| Box::new(limit.limit.clone()));
         self.captures.push(Capture {
@@ -194,14 +202,17 @@ impl Buffer {
 
     /// Sets the decision about a limit aside that came with its call, if there is room.
     pub(crate) fn push_brought(&mut self, charge: &Charge<'_>, noted: Noted, at: Timestamp) -> bool {
-        if self.is_full() {
+        if self.captures.len() >= MOST {
             return false;
         }
         let (start, first) = (self.text.len(), self.ends.len());
-        self.put(THROTTLE_NAME);
-        if let Some(Part::Text(key)) = charge.key.parts.first() {
-            self.put("key");
-            self.put(key);
+        let room = self.room();
+        self.put(THROTTLE_NAME, room);
+        if let Some(Part::Text(key)) = charge.key.parts.first()
+            && size(&("key", key)) + THROTTLE_NAME.len() <= room
+        {
+            self.put("key", LONGEST);
+            self.put(key, LONGEST);
         }
         let retry_after = noted.status.and_then(|status| match status.outcome.verdict {
             Verdict::Denied { retry_after } => retry_after,
@@ -225,32 +236,59 @@ impl Buffer {
         true
     }
 
-    fn is_full(&self) -> bool {
-        self.captures.len() >= MOST || self.text.len() >= MOST_TEXT
+    /// How many bytes the next decision may take: as many as any, while there is much room; then no more than its part of what
+    /// is left. So a few who say much never take the places of those who say little.
+    fn room(&self) -> usize {
+        let left = MOST_TEXT - self.text.len();
+        let part = left / (MOST - self.captures.len()).max(1);
+        if left > MOST_TEXT / 2 { MOST_OF_ONE } else { part.min(MOST_OF_ONE) }
     }
 
-    /// Attributes, as many as are kept. What is hidden goes first where there are too many: only what is known to be a secret
-    /// is recognised as one under other names.
-    fn put_pairs<'p>(&mut self, pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone, mask: &Mask) {
-        let mut open = MOST_PAIRS;
-        let too_many = pairs.clone().nth(MOST_PAIRS).is_some();
-        if too_many {
-            open = open.saturating_sub(pairs.clone().filter(|(key, _)| mask.hides(key)).count());
+    /// Attributes, as many as are kept, each of them whole or not at all. Where there are too many, what is hidden goes first,
+    /// since only what is known to be a secret is recognised as one under other names: without all of it nothing else is told.
+    /// Then come those that tell who asks.
+    fn put_pairs<'p>(
+        &mut self,
+        pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone,
+        mask: &Mask,
+        mut room: usize,
+    ) {
+        let (count, bytes) =
+            pairs.clone().fold((0, 0), |(count, bytes), pair| (count + 1, bytes + size(pair)));
+        if count <= MOST_PAIRS && bytes <= room {
+            pairs.for_each(|pair| self.put_pair(pair));
+            return;
         }
-        let kept = pairs.filter(|(key, _)| {
-            let is_hidden = too_many && mask.hides(key);
-            let is_kept = is_hidden || open > 0;
-            open -= usize::from(is_kept && !is_hidden);
-            is_kept
-        });
-        for (key, value) in kept.take(MOST_PAIRS) {
-            self.put(key);
-            self.put(value);
+        let mut places = MOST_PAIRS;
+        let mut put = |pair: &(&str, &str)| {
+            let fits = places > 0 && size(pair) <= room;
+            if fits {
+                self.put_pair(pair);
+                places -= 1;
+                room -= size(pair);
+            }
+            fits
+        };
+        let hides: SmallVec<[bool; 32]> = pairs.clone().map(|(key, _)| mask.hides(key)).collect();
+        let known = || pairs.clone().zip(&hides);
+        let mut all_hidden = true;
+        for (pair, _) in known().filter(|(_, hidden)| **hidden) {
+            all_hidden &= put(pair);
+        }
+        if all_hidden {
+            let open = || known().filter(|(_, hidden)| !**hidden).map(|(pair, _)| pair);
+            open().filter(|(key, _)| tells_caller(key)).for_each(|pair| _ = put(pair));
+            open().filter(|(key, _)| !tells_caller(key)).for_each(|pair| _ = put(pair));
         }
     }
 
-    fn put(&mut self, text: &str) {
-        let mut end = text.len().min(LONGEST);
+    fn put_pair(&mut self, (key, value): &(&str, &str)) {
+        self.put(key, LONGEST);
+        self.put(value, LONGEST);
+    }
+
+    fn put(&mut self, text: &str, most: usize) {
+        let mut end = text.len().min(LONGEST).min(most);
         while !text.is_char_boundary(end) {
             end -= 1;
         }

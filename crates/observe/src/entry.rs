@@ -85,6 +85,14 @@ impl Entry {
         }
     }
 
+    /// What it takes in memory, apart from who asked.
+    pub(crate) const BYTES: usize = size_of::<Self>() + size_of::<Arc<Self>>() + 2 * size_of::<usize>();
+
+    /// Who asked: many may have the same.
+    pub(crate) fn asker(&self) -> &Asker {
+        &self.asker
+    }
+
     /// Whether one of its attributes has this value, or is shown so; `ids` are what it hashes to, and what it is as an id.
     pub(crate) fn is_of(&self, key: &str, ids: &[Option<u64>]) -> bool {
         self.asker.ids.iter().any(|id| ids.contains(&Some(*id)))

@@ -7,10 +7,11 @@ use crate::observe::Observe;
 use crate::page::Page;
 use crate::process;
 use crate::series::{KEPT, Totals};
-use crate::stripe::{CELLS, FRONTS, TENTHS};
-use crate::watch::{MET_ALLOW, MET_DENY, ORIGINS, SHADOW_DENY, VERDICTS};
+use crate::stripe::{CELLS, FRONTS, Stripe, TENTHS};
+use crate::watch::{MET_ALLOW, MET_DENY, MET_SPARED, ORIGINS, SHADOW_DENY, VERDICTS};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tollgate_core::Clock;
 use tollgate_engine::Origin;
 use tollgate_rules::Ruleset;
@@ -35,9 +36,9 @@ impl Observe {
         all
     }
 
-    /// How often rules were asked about, by their numbers: allowed and denied.
+    /// How often rules were asked about, by their numbers: how often they let pass and turned away.
     pub(crate) fn met(&self) -> Vec<[u64; 2]> {
-        self.all_counts().iter().map(|(_, sums)| [sums[MET_ALLOW], sums[MET_DENY]]).collect()
+        self.all_counts().iter().map(|(_, sums)| passed_and_not(sums)).collect()
     }
 
     fn latency(&self) -> [Latency; FRONTS.len()] {
@@ -67,10 +68,12 @@ impl Observe {
             totals.allow += verdict(0) + verdict(2) + verdict(3);
             totals.deny += verdict(1);
             totals.delayed += verdict(2);
-            totals.shadow_deny += sums[SHADOW_DENY];
             totals.fail_open +=
                 (0..VERDICTS.len()).map(|verdict| sums[verdict * ORIGINS.len() + 3]).sum::<u64>();
         }
+        // By requests, each of which several rules may have denied in shadow.
+        let shadowed = |stripe: &Arc<Stripe>| stripe.shadowed.load(Ordering::Relaxed);
+        totals.shadow_deny = self.stripes.all().iter().map(shadowed).sum();
         self.latency().iter().for_each(|latency| totals.latency.add(latency));
         totals
     }
@@ -102,10 +105,11 @@ impl Observe {
         let help = "Requests that a rule's limits were asked about, whoever decided in the end.";
         let mut family = page.counters("ratelimit_rule_checks_total", help);
         for (name, sums) in &counts {
-            for (verdict, cell) in [("allow", MET_ALLOW), ("deny", MET_DENY)] {
-                if sums[cell] > 0 {
+            for (verdict, count) in [("allow", sums[MET_ALLOW]), ("deny", sums[MET_DENY] + sums[MET_SPARED])]
+            {
+                if count > 0 {
                     let labels = [("domain", &*name.domain), ("rule", &*name.rule), ("verdict", verdict)];
-                    family.add(&labels, sums[cell]);
+                    family.add(&labels, count);
                 }
             }
         }
@@ -162,8 +166,9 @@ impl Observe {
             .filter(|(_, (name, sums))| !name.rule.is_empty() && sums.iter().any(|sum| *sum > 0))
             .map(|(slot, (name, sums))| {
                 let [allowed, denied] = rates.of(slot);
+                let [allow, deny] = passed_and_not(sums);
                 json!({
-                    "rule": name.rule, "domain": name.domain, "allow": sums[MET_ALLOW], "deny": sums[MET_DENY],
+                    "rule": name.rule, "domain": name.domain, "allow": allow, "deny": deny,
                     "shadow_deny": sums[SHADOW_DENY],
                     "per_second_allow": allowed,
                     "per_second_deny": denied,
@@ -250,6 +255,11 @@ impl Observe {
             "shared_address": shared,
         })
     }
+}
+
+/// How often a rule let pass, and how often it turned away.
+const fn passed_and_not(sums: &[u64; CELLS]) -> [u64; 2] {
+    [sums[MET_ALLOW] + sums[MET_SPARED], sums[MET_DENY]]
 }
 
 /// The tier of a rule with the least that is more than this one has.

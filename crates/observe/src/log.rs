@@ -5,6 +5,7 @@ use crate::capture::Ruled;
 use crate::entry::Entry;
 use crate::sink::Sink;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::Timestamp;
 use tollgate_engine::DecisionId;
@@ -30,11 +31,38 @@ pub struct Search {
     pub limit: usize,
 }
 
+/// Bytes in memory for each decision that is kept, on the average: who says much makes fewer be kept.
+const BYTES_EACH: usize = 1_024;
+
 /// The last decisions, and how many there have been.
 #[derive(Debug, Default)]
 struct Kept {
     entries: VecDeque<Arc<Entry>>,
+    /// What they take.
+    bytes: usize,
     logged: u64,
+}
+
+impl Kept {
+    fn push(&mut self, mut entry: Entry) -> &Arc<Entry> {
+        self.logged += 1;
+        entry.seq = self.logged;
+        self.bytes += Entry::BYTES;
+        // Under the log's lock nobody else counts.
+        if entry.asker().kept.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.bytes += entry.asker().bytes();
+        }
+        self.entries.push_back(Arc::new(entry));
+        &self.entries[self.entries.len() - 1]
+    }
+
+    fn pop(&mut self) {
+        let Some(entry) = self.entries.pop_front() else { return };
+        self.bytes -= Entry::BYTES;
+        if entry.asker().kept.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.bytes -= entry.asker().bytes();
+        }
+    }
 }
 
 /// The last decisions.
@@ -58,6 +86,12 @@ impl Log {
         self.kept().entries.len()
     }
 
+    /// What those in memory take, as far as it is counted.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.kept().bytes
+    }
+
     /// All that were ever logged.
     pub(crate) fn logged(&self) -> u64 {
         self.kept().logged
@@ -67,17 +101,15 @@ impl Log {
     pub(crate) fn push(&self, entries: Vec<Entry>) -> Vec<Arc<Entry>> {
         let mut kept = self.kept();
         let mut written = Vec::new();
-        for mut entry in entries {
-            kept.logged += 1;
-            entry.seq = kept.logged;
-            let entry = Arc::new(entry);
+        for entry in entries {
+            let entry = kept.push(entry);
             if self.sink.is_some() {
-                written.push(Arc::clone(&entry));
+                written.push(Arc::clone(entry));
             }
-            kept.entries.push_back(entry);
         }
-        let over = kept.entries.len().saturating_sub(self.most);
-        kept.entries.drain(..over);
+        while kept.entries.len() > self.most || kept.bytes > self.most * BYTES_EACH {
+            kept.pop();
+        }
         written
     }
 

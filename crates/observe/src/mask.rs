@@ -6,7 +6,7 @@ mod secret;
 use crate::capture::LONGEST;
 use ring::hmac;
 use ring::rand::SystemRandom;
-use secret::Secret;
+use secret::Spelled;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
@@ -147,11 +147,15 @@ impl Mask {
         let hides: SmallVec<[bool; 16]> =
             pairs.iter().map(|(name, _)| is_cut(name) || self.hides(name)).collect();
         let hidden = pairs.iter().zip(&hides).filter(|(_, hidden)| **hidden);
-        let secrets: SmallVec<[Secret<'_>; 4]> =
-            hidden.filter_map(|((_, value), _)| Secret::of(value)).collect();
+        let secrets: SmallVec<[Spelled<'_>; 4]> =
+            hidden.filter_map(|((_, value), _)| Spelled::secret(value)).collect();
         let shown = pairs.iter().zip(&ids).zip(&hides).map(|(((name, value), id), hidden)| {
             // A secret is one under any name that it is sent by.
-            let hidden = *hidden || secrets.iter().any(|secret| secret.is_told_by(value));
+            let tells = |value| {
+                let value = Spelled::of(value);
+                secrets.iter().any(|secret| value.tells(secret))
+            };
+            let hidden = *hidden || tells(value);
             // What follows in an address may hold anything.
             let open = value.split('?').next().unwrap_or_default();
             ((*name).to_owned(), if hidden { self.hidden(value, *id) } else { open.to_owned() })
@@ -200,6 +204,11 @@ impl Mask {
 fn caller_at(pairs: &[(&str, &str)]) -> Option<usize> {
     let key = caller_key(pairs.iter())?;
     pairs.iter().position(|(name, _)| *name == key)
+}
+
+/// Whether an attribute of this name may tell who asks, or from where.
+pub(crate) fn tells_caller(name: &str) -> bool {
+    CALLERS.contains(&name) || ADDRESSES.contains(&name)
 }
 
 /// The name of the attribute that tells who asks.

@@ -5,17 +5,19 @@
 //! act on somebody without knowing the key.
 
 use crate::capture::{Buffer, Capture};
-use crate::mask::{Caller, Mask, network};
+use crate::mask::{ApiKey, Caller, Mask, network};
 use crate::names::Layout;
 use foldhash::quality::RandomState;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use tollgate_core::Limit;
 use tollgate_engine::Window;
 
-/// So many of each are remembered; then it begins anew.
+/// So many of each are remembered, and of those who ask so many bytes; then it begins anew.
 const MOST: usize = 4_096;
+const MOST_BYTES: usize = 4 * 1024 * 1024;
 
 /// Who asked, and for what.
 #[derive(Debug)]
@@ -29,6 +31,31 @@ pub(crate) struct Asker {
     pub(crate) key_id: Option<u64>,
     /// The network that it came from, if its caller is known by more than that.
     pub(crate) network: Option<Box<str>>,
+    /// How many decisions of the log in memory it is part of.
+    pub(crate) kept: AtomicUsize,
+}
+
+impl Asker {
+    /// What it takes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        // What the allocator adds to each text.
+        const EACH: usize = 16;
+        let text = |text: &str| text.len() + EACH;
+        let pair = |(name, value): &(String, String)| {
+            size_of::<(String, String)>() + size_of::<u64>() + text(name) + text(value)
+        };
+        let key = |key: &ApiKey| text(key.expose());
+        let caller = self.caller.as_ref().map_or(0, |caller| {
+            size_of::<Caller>() + EACH + text(&caller.shown) + caller.key.as_ref().map_or(0, key)
+        });
+        let attributes: usize = self.attributes.iter().map(pair).sum();
+        size_of::<Self>()
+            + 3 * EACH
+            + text(&self.domain)
+            + attributes
+            + caller
+            + self.network.as_deref().map_or(0, text)
+    }
 }
 
 /// A limit, as it is told.
@@ -56,6 +83,8 @@ impl ToldLimit {
 pub(crate) struct Recall {
     /// By two hashes of the domain and all attributes: one alone could be somebody else's, once in a long while.
     askers: HashMap<(u64, u64), Arc<Asker>, RandomState>,
+    /// What they take.
+    bytes: usize,
     second: RandomState,
     limits: HashMap<u32, Arc<ToldLimit>, RandomState>,
     /// Whose numbers the limits have.
@@ -85,10 +114,13 @@ impl Recall {
             key_id: acted_on.map(|caller| caller.id),
             caller: caller.map(Arc::new),
             network: network.map(Into::into),
+            kept: AtomicUsize::new(0),
         });
-        if self.askers.len() >= MOST {
+        if self.askers.len() >= MOST || self.bytes >= MOST_BYTES {
             self.askers.clear();
+            self.bytes = 0;
         }
+        self.bytes += asker.bytes();
         self.askers.insert(key, Arc::clone(&asker));
         asker
     }

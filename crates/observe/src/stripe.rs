@@ -44,6 +44,8 @@ pub(crate) struct Stripe {
     pub(crate) buffers: [Mutex<Buffer>; 2],
     /// Decisions that should have been logged and did not fit.
     pub(crate) dropped: AtomicU64,
+    /// Requests that something in shadow would have denied, whatever was decided.
+    pub(crate) shadowed: AtomicU64,
 }
 
 impl Stripe {
@@ -56,6 +58,7 @@ impl Stripe {
             latencies: [const { Latencies::new() }; FRONTS.len()],
             buffers: [Mutex::default(), Mutex::default()],
             dropped: AtomicU64::new(0),
+            shadowed: AtomicU64::new(0),
         }
     }
 

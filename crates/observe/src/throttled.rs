@@ -8,7 +8,7 @@ use crate::capture::{Noted, OwnUse, Ruled};
 use crate::names::{NO_TIER, THROTTLE, part};
 use crate::observe::Observe;
 use crate::stripe::{Local, add};
-use crate::watch::{MET_ALLOW, MET_DENY, ORIGINS, SHADOW_DENY};
+use crate::watch::{MET_ALLOW, MET_DENY, MET_SPARED, ORIGINS, SHADOW_DENY};
 use std::sync::TryLockError;
 use tollgate_core::{Charge, Clock, Outcome, Verdict};
 use tollgate_engine::{Bites, LimitStatus};
@@ -38,7 +38,9 @@ impl Observe {
             if denied > 0 {
                 add(&cells[DENY], refused as u64);
                 add(&cells[SHADOW_DENY], (denied - refused) as u64);
-                add(&cells[MET_DENY], denied as u64);
+                add(&cells[MET_DENY], refused as u64);
+                add(&cells[MET_SPARED], (denied - refused) as u64);
+                add(&local.stripe.shadowed, (denied - refused) as u64);
             }
             let few = u32::try_from(count).unwrap_or(u32::MAX);
             let quiet = denied == 0 && (self.allows == 0 || local.until_log > few);

@@ -10,7 +10,7 @@ use std::sync::TryLockError;
 use std::sync::atomic::AtomicU64;
 use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
 use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, Request, RulingBy};
-use tollgate_rules::Role;
+use tollgate_rules::{Action, Role};
 
 /// Verdicts that are counted for each origin.
 pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
@@ -28,7 +28,9 @@ pub(crate) const ORIGINS: [Origin; 7] = [
 pub(crate) const SHADOW_DENY: usize = VERDICTS.len() * ORIGINS.len();
 pub(crate) const MET_ALLOW: usize = SHADOW_DENY + 1;
 pub(crate) const MET_DENY: usize = SHADOW_DENY + 2;
-const _: () = assert!(MET_DENY < crate::stripe::CELLS);
+/// Over its limit, without turning anybody away.
+pub(crate) const MET_SPARED: usize = SHADOW_DENY + 3;
+const _: () = assert!(MET_SPARED < crate::stripe::CELLS);
 
 const fn origin(origin: Origin) -> usize {
     match origin {
@@ -108,18 +110,20 @@ impl Observe {
             let denied = match status.outcome.verdict {
                 Verdict::Unanswered => {
                     unanswered = unanswered.or(Some(slot).filter(|_| decides));
-                    met.denied |=
-                        status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own)));
+                    met.bit |= status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own)));
                     continue;
                 }
                 Verdict::Denied { .. } => true,
                 Verdict::Allowed { .. } => false,
             };
-            if denied && is_shadow(status.role, allowed, decision) {
-                met.shadowed = true;
-                shadowed.get_or_insert((slot, status));
+            if denied {
+                met.denied = true;
+                met.bit |= !allowed && bites(status, decision);
+                if is_shadow(status.role, allowed, decision) {
+                    met.shadowed = true;
+                    shadowed.get_or_insert((slot, status));
+                }
             }
-            met.denied |= denied;
             // Signed numbers are the quicker to convert; a limit has never so many units that it matters.
             let share = status.outcome.remaining as i64 as f32 * scale;
             if decides && share < least {
@@ -151,6 +155,9 @@ impl Observe {
         let cells = if slot == met.slot { met_cells } else { stripe.cells(slot) };
         add(&cells[verdict * ORIGINS.len() + origin(decision.origin)], 1);
 
+        if shadowed.is_some() {
+            add(&stripe.shadowed, 1);
+        }
         let log = !allowed || shadowed.is_some();
         self.maybe_set_aside(local, check, decision, Found { slot, ruled, nearest, shadowed, log });
     }
@@ -227,21 +234,29 @@ impl Observe {
 #[derive(Clone, Copy)]
 struct Met {
     slot: u32,
+    /// It was over.
     denied: bool,
+    /// It turned the request away, alone or with others.
+    bit: bool,
     /// It would have been denied, by a limit that does not bite.
     shadowed: bool,
 }
 
 impl Default for Met {
     fn default() -> Self {
-        Self { slot: OTHER, denied: false, shadowed: false }
+        Self { slot: OTHER, denied: false, bit: false, shadowed: false }
     }
 }
 
 impl Met {
     #[inline]
     fn count(self, cells: &[AtomicU64]) {
-        add(&cells[if self.denied { MET_DENY } else { MET_ALLOW }], 1);
+        let met = match () {
+            () if self.bit => MET_DENY,
+            () if self.denied => MET_SPARED,
+            () => MET_ALLOW,
+        };
+        add(&cells[met], 1);
         if self.shadowed {
             add(&cells[SHADOW_DENY], 1);
         }
@@ -286,6 +301,14 @@ fn nearest_own(check: &Check<'_>, decision: &Decision, layout: &Layout) -> Optio
         matches!(status.role, Role::Live | Role::Quota) && status.outcome.verdict != Verdict::Unanswered
     });
     deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
+}
+
+/// Whether a limit that is over turns requests away.
+#[cold]
+fn bites(status: &LimitStatus, decision: &Decision) -> bool {
+    let rule = status.rule.and_then(|rule| decision.rules().rule(rule));
+    let degrades = rule.is_some_and(|rule| rule.action == Action::Degrade);
+    matches!(status.role, Role::Live | Role::Quota) && !degrades
 }
 
 /// Whether a denial by a limit did not bite: it is a shadow, or everything is.

@@ -76,8 +76,49 @@ fn a_rule_in_shadow_counts_once_for_each_request() {
             "ratelimit_decisions_total{{domain=\"d\",rule=\"{name}\",verdict=\"deny\",origin=\"store\",shadow=\"true\"}} {count}\n"
         );
         assert!(text.contains(&line), "{name}: {text}");
-        assert_eq!(rule(&observe, name), [json!(4 - count), json!(count), json!(count)], "{name}");
+        // It turned nobody away.
+        assert_eq!(rule(&observe, name), [json!(4), json!(0), json!(count)], "{name}");
+        let checks =
+            format!("ratelimit_rule_checks_total{{domain=\"d\",rule=\"{name}\",verdict=\"deny\"}} {count}\n");
+        assert!(text.contains(&checks), "{name}: {text}");
     }
+}
+
+/// A request that two rules in shadow would have denied is one request to whoever adds them up.
+#[test]
+fn a_request_is_one_in_shadow_whatever_rules_it_meets() {
+    let text = "{domain: d, descriptors: [
+        {key: a, name: one, shadow: true, limit: 2/hour},
+        {key: b, name: two, shadow: true, limit: 2/hour},
+        {key: c, name: bites, limit: 1/hour, candidate: 0/hour}]}";
+    let (limiter, observe) = watched(text, memory());
+    let shadowed = |observe: &Observe| {
+        observe.tick();
+        let stats = observe.stats(3_600);
+        let all = stats["series"]["shadow_deny"].as_array().expect("a column").iter();
+        all.filter_map(Value::as_u64).sum::<u64>()
+    };
+    (0..5).for_each(|_| assert!(ask(&limiter, &[("a", "x"), ("b", "x")])));
+    assert_eq!(shadowed(&observe), 3);
+    assert_eq!(rule(&observe, "one"), [json!(5), json!(0), json!(3)]);
+    assert_eq!(rule(&observe, "two"), [json!(5), json!(0), json!(3)]);
+    // The number that is tried beside a limit, and the limit.
+    assert!(ask(&limiter, &[("c", "x")]));
+    assert!(!ask(&limiter, &[("c", "x")]));
+    assert_eq!(rule(&observe, "bites"), [json!(1), json!(1), json!(2)]);
+    assert_eq!(shadowed(&observe), 5);
+}
+
+/// A rule that only serves in a lesser way turns nobody away.
+#[test]
+fn a_rule_that_degrades_denies_nobody() {
+    let text = "{domain: d, descriptors: [
+        {key: a, name: lesser, limit: 2/hour, action: degrade}, {key: b, name: shut, limit: 0/hour}]}";
+    let (limiter, observe) = watched(text, memory());
+    (0..3).for_each(|_| assert!(ask(&limiter, &[("a", "x")])));
+    assert!(!ask(&limiter, &[("a", "x"), ("b", "x")]));
+    assert_eq!(rule(&observe, "lesser"), [json!(4), json!(0), json!(0)]);
+    assert_eq!(rule(&observe, "shut"), [json!(0), json!(1), json!(0)]);
 }
 
 /// Whatever says what a request costs, it is what was taken, and the counter stood where it did.

@@ -10,49 +10,53 @@ const SHORTEST_PART: usize = 8;
 /// How many times over a value may be escaped.
 const DEEPEST: usize = 4;
 
-/// A value that is not to be told.
-pub(super) struct Secret<'p> {
-    sent: &'p [u8],
-    plain: Cow<'p, [u8]>,
+/// A text, and what it is without escapes, where it has any.
+pub(super) struct Spelled<'p> {
+    sent: &'p str,
+    plain: Option<String>,
 }
 
-impl<'p> Secret<'p> {
-    /// Of a hidden value, without the word that says of what kind it is; nothing, where it is too short to be recognised.
-    pub(super) fn of(value: &'p str) -> Option<Self> {
-        let scheme = |word: &&str| ["bearer", "basic"].iter().any(|known| word.eq_ignore_ascii_case(known));
-        let value = match value.trim_start().split_once(' ') {
-            Some((_, rest)) if value.split_whitespace().next().as_ref().is_some_and(scheme) => rest.trim(),
-            _ => value,
-        };
-        let sent = value.as_bytes();
-        (sent.len() >= SHORTEST).then(|| Self { sent, plain: unescaped(value) })
+impl<'p> Spelled<'p> {
+    pub(super) fn of(sent: &'p str) -> Self {
+        let plain = sent.contains('%').then(|| unescaped(sent));
+        Self { sent, plain }
     }
 
-    /// Whether whoever reads this value knows of it.
-    pub(super) fn is_told_by(&self, value: &str) -> bool {
-        let plain = unescaped(value);
-        let tells = |value: &[u8], secret: &[u8]| {
-            secret.len() >= SHORTEST && contains(value, secret)
-                || value.len() >= SHORTEST_PART && contains(secret, value)
+    /// A hidden value without the word that says of what kind it is; nothing, where it is too short to be recognised.
+    pub(super) fn secret(value: &'p str) -> Option<Self> {
+        let is_scheme = |word: &str| ["bearer", "basic"].iter().any(|known| word.eq_ignore_ascii_case(known));
+        let value = match value.trim_start().split_once(' ') {
+            Some((scheme, rest)) if is_scheme(scheme) => rest.trim(),
+            _ => value,
         };
-        tells(value.as_bytes(), self.sent)
-            || tells(&plain, &self.plain)
-            || is_cut(value)
-                && (ends_with_beginning(value.as_bytes(), self.sent)
-                    || ends_with_beginning(&plain, &self.plain))
+        (value.len() >= SHORTEST).then(|| Self::of(value))
+    }
+
+    fn plain(&self) -> &str {
+        self.plain.as_deref().unwrap_or(self.sent)
+    }
+
+    /// Whether whoever reads it knows of this secret.
+    pub(super) fn tells(&self, secret: &Self) -> bool {
+        let tells = |value: &str, secret: &str| {
+            secret.len() >= SHORTEST && value.contains(secret)
+                || value.len() >= SHORTEST_PART && secret.contains(value)
+                || is_cut(self.sent) && ends_with_beginning(value, secret)
+        };
+        let is_escaped = self.plain.is_some() || secret.plain.is_some();
+        tells(self.sent, secret.sent) || is_escaped && tells(self.plain(), secret.plain())
     }
 }
 
 /// Without `%` and two digits, however often over; one that was cut off is left out.
-fn unescaped(text: &str) -> Cow<'_, [u8]> {
+fn unescaped(text: &str) -> String {
     let mut bytes = Cow::Borrowed(text.as_bytes());
     for _ in 0..DEEPEST {
-        if !bytes.contains(&b'%') {
-            break;
+        if bytes.contains(&b'%') {
+            bytes = Cow::Owned(once_unescaped(&bytes));
         }
-        bytes = Cow::Owned(once_unescaped(&bytes));
     }
-    bytes
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn once_unescaped(text: &[u8]) -> Vec<u8> {
@@ -75,11 +79,8 @@ fn once_unescaped(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-fn contains(text: &[u8], part: &[u8]) -> bool {
-    part.len() <= text.len() && text.windows(part.len()).any(|window| window == part)
-}
-
 /// Whether the end of a value is the beginning of a secret that did not fit.
-fn ends_with_beginning(value: &[u8], secret: &[u8]) -> bool {
+fn ends_with_beginning(value: &str, secret: &str) -> bool {
+    let (value, secret) = (value.as_bytes(), secret.as_bytes());
     (SHORTEST..=secret.len().min(value.len())).any(|length| value.ends_with(&secret[..length]))
 }

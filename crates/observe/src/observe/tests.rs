@@ -9,7 +9,8 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 type Memory = Limiter<MemoryStore<SystemClock>>;
 
 fn watched(text: &str) -> (Memory, Arc<Observe>) {
-    let observe = Observe::new(Settings { allowed: 0.0, ..Settings::default() }).expect("a watcher");
+    let observe =
+        Observe::new(Settings { allowed: 0.0, keep: 5_000, ..Settings::default() }).expect("a watcher");
     let rules = Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules");
     let clock = SystemClock::new();
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("memory");
@@ -90,4 +91,50 @@ fn readers_do_not_make_decisions_dearer() {
     // When nothing more comes it does.
     (0..30).for_each(|_| observe.round());
     assert_eq!(step(), 1);
+}
+
+/// One who says as much as can be said takes neither all memory nor the places of others.
+#[test]
+fn whoever_says_much_is_bounded_and_crowds_nobody_out() {
+    let (limiter, observe) = watched("{domain: d, descriptors: [{key: api_key, name: none, limit: 0/hour}]}");
+    let names: Vec<String> = (0..16).map(|n| format!("{n:x<255}")).collect();
+    let values: Vec<String> = (0..200).map(|n| format!("{n:y<255}")).collect();
+    let key = |n: usize| format!("sk_live_hostile_{n:08}");
+    let hostile = |n: usize| {
+        let key = key(n);
+        let much = names.iter().enumerate().map(|(at, name)| (&**name, &*values[(n + at) % 200]));
+        let pairs: Vec<(&str, &str)> = much.chain([("api_key", &*key)]).collect();
+        assert!(!decide(&limiter, &pairs));
+    };
+    let find = |key: &str| {
+        let search = Search { key: Some(key.to_owned()), limit: 1, ..Search::default() };
+        observe.search(&search).0.pop()
+    };
+    // All that one thread has room for until the worker comes, and others last.
+    (0..4_000).for_each(hostile);
+    (0..90_u32).for_each(|n| assert!(!decide(&limiter, &[("api_key", &format!("sk_live_quiet_{n:08}"))])));
+    observe.gather();
+    assert_eq!(observe.dropped(), 0);
+    assert!((0..90).all(|n| find(&format!("sk_live_quiet_{n:08}")).is_some()));
+    assert!(find(&key(3_999)).is_some(), "who asks is kept, whatever else is left out");
+    for n in 4_000..8_000 {
+        hostile(n);
+        if n % 500 == 0 {
+            observe.gather();
+        }
+    }
+    observe.gather();
+    let (count, bytes) = (observe.log.len(), observe.log.bytes());
+    assert!(bytes <= 5_000 * 1_024, "{bytes}");
+    assert!((1_200..4_000).contains(&count), "{count} of these in {bytes} bytes");
+    assert!(find(&key(7_999)).is_some());
+    // Who says little is kept as often as was asked for.
+    for n in 0..7_000 {
+        decide(&limiter, &[("api_key", &format!("sk_live_{n}"))]);
+        if n % 1_000 == 0 {
+            observe.gather();
+        }
+    }
+    observe.gather();
+    assert_eq!(observe.log.len(), 5_000);
 }
