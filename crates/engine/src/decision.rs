@@ -1,7 +1,7 @@
 //! What the limiter answers. A decision holds the rule set that it was made by, so that it can always name its rules.
 
 use crate::check::{Check, Request};
-use crate::emergency::Effect;
+use crate::emergency::{Act, Effect};
 use crate::grant::{Grants, Paid};
 use crate::ids::DecisionId;
 use smallvec::SmallVec;
@@ -155,6 +155,9 @@ pub enum RulingBy {
     Emergency,
 }
 
+/// What a limit is called that a request brought with it.
+pub const OWN_LIMIT: &str = "request's own limit";
+
 /// What is decided, apart from its name and its rules.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -210,6 +213,13 @@ impl Answer {
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         matches!(self.ruling, Ruling::Allowed { .. })
+    }
+
+    /// Whether extra quota has paid in this limit's place: what it says remains is what is left of that.
+    #[must_use]
+    pub fn is_granted(&self, status: &LimitStatus) -> bool {
+        let paid = |paid: &Paid| self.limits.get(paid.hit) == Some(status);
+        self.granted.as_ref().is_some_and(|all| all.iter().any(paid))
     }
 
     /// How long to hold an allowed request back.
@@ -290,7 +300,7 @@ impl Decision {
     pub fn name(&self, by: RulingBy) -> &str {
         match by {
             RulingBy::Rule(id) => self.rules.rule(id).map_or("", |rule| rule.name.as_str()),
-            RulingBy::Own => "request's own limit",
+            RulingBy::Own => OWN_LIMIT,
             RulingBy::Emergency => self.emergency().unwrap_or("emergency"),
         }
     }
@@ -299,6 +309,12 @@ impl Decision {
     #[must_use]
     pub fn emergency(&self) -> Option<&str> {
         self.effect.as_ref()?.name()
+    }
+
+    /// What that measure does.
+    #[must_use]
+    pub fn emergency_act(&self) -> Option<Act> {
+        self.effect.as_ref()?.act()
     }
 
     /// The name of the rule that denied.

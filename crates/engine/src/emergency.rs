@@ -332,6 +332,11 @@ impl Effect {
         self.felt.as_ref().map(|measure| &*measure.name)
     }
 
+    /// What it does.
+    pub(crate) fn act(&self) -> Option<Act> {
+        self.felt.as_ref().map(|measure| measure.act)
+    }
+
     /// Leaves out of a plan what is not to be charged, and makes its limits tighter.
     #[cold]
     pub(crate) fn bear_on(&mut self, plan: &mut Plan<'_>) {

@@ -46,7 +46,9 @@ mod trace;
 mod usage;
 
 pub use check::{Check, Request};
-pub use decision::{Answer, Decision, DescriptorStatus, LimitStatus, Origin, Ruling, RulingBy, Window};
+pub use decision::{
+    Answer, Decision, DescriptorStatus, LimitStatus, OWN_LIMIT, Origin, Ruling, RulingBy, Window,
+};
 pub use emergency::{Act, Emergencies, Measure, Network, Target};
 pub use grant::{Grant, Grants};
 pub use held::{Ending, GivingBack, Held};

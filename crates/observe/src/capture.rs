@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 use tollgate_core::{Charge, Cost, Limit, Outcome, Part, Span, Timestamp, Verdict};
-use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, Request};
+use tollgate_engine::{Act, Check, Decision, DecisionId, LimitStatus, Origin, Request, RulingBy};
 
 /// Decisions that one buffer holds.
 pub(crate) const MOST: usize = 2_048;
@@ -74,6 +74,8 @@ impl Ruled {
 pub(crate) struct Noted {
     pub(crate) slot: u32,
     pub(crate) ruled: Ruled,
+    /// The rule that it is about, or what else.
+    pub(crate) by: Option<RulingBy>,
     /// The limit that it is about: the one that denied, else the one nearest its end.
     pub(crate) status: Option<LimitStatus>,
     /// How much the caller has used of its own.
@@ -132,7 +134,9 @@ pub(crate) struct Capture {
     /// What it cost by that limit.
     pub(crate) cost: u64,
     /// The measure of an emergency that made a difference.
-    pub(crate) measure: Option<Box<str>>,
+    pub(crate) measure: Option<(Box<str>, Act)>,
+    /// Extra quota has paid in that limit's place.
+    pub(crate) is_granted: bool,
     pub(crate) retry_after: Option<Span>,
     pub(crate) delay: Span,
     /// A limit that is not the rule set's.
@@ -189,7 +193,8 @@ impl Buffer {
             origin: decision.origin,
             front: check.front,
             cost: taken(noted.status.map_or(check.cost, |status| decision.cost(check, &status))),
-            measure: decision.emergency().map(Into::into),
+            measure: decision.emergency().map(Into::into).zip(decision.emergency_act()),
+            is_granted: noted.status.is_some_and(|status| decision.is_granted(&status)),
             retry_after: decision.retry_after(),
             delay: decision.delay(),
             own,
@@ -226,6 +231,7 @@ impl Buffer {
             front: "resp",
             cost: taken(charge.cost),
             measure: None,
+            is_granted: false,
             retry_after,
             delay: Span::ZERO,
             own: Some(Box::new(charge.limit.clone())),

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::Arc;
 use tollgate_core::{Span, Timestamp};
-use tollgate_engine::{DecisionId, Origin};
+use tollgate_engine::{Act, DecisionId, OWN_LIMIT, Origin, RulingBy};
+use tollgate_rules::Role;
 
 /// A decision, with nothing in it that must not be told.
 #[derive(Debug)]
@@ -21,13 +22,13 @@ pub struct Entry {
     pub at: Timestamp,
     /// What became of the request.
     pub ruled: Ruled,
-    pub(crate) name: Name,
+    rule: Option<Arc<str>>,
     asker: Arc<Asker>,
     origin: Origin,
     front: &'static str,
     limit: Option<Told>,
     cost: u64,
-    measure: Option<Box<str>>,
+    measure: Option<(Box<str>, Act)>,
     retry_after: Option<Span>,
     delay: Span,
     /// Of the rules; none, for a limit that a caller brought.
@@ -40,6 +41,9 @@ struct Told {
     limit: Arc<ToldLimit>,
     used_before: u64,
     remaining: u64,
+    role: Role,
+    /// Extra quota has paid in its place, and what remains is what is left of that.
+    is_granted: bool,
 }
 
 impl Entry {
@@ -53,26 +57,30 @@ impl Entry {
         let layout = buffer.layout(capture);
         let noted = &capture.noted;
         let limit = limit.zip(noted.status).map(|(limit, status)| {
-            let remaining = status.outcome.remaining;
+            let (remaining, is_granted) = (status.outcome.remaining, capture.is_granted);
             let used = limit.capacity.saturating_sub(remaining);
             let taken = if status.outcome.verdict.is_allowed() { capture.cost } else { 0 };
-            Told { limit, used_before: used.saturating_sub(taken), remaining }
+            let used_before = if is_granted { limit.capacity } else { used.saturating_sub(taken) };
+            Told { limit, used_before, remaining, role: status.role, is_granted }
         });
-        let none = || Name { domain: "".into(), rule: "".into() };
-        let name = names.get(noted.slot as usize).cloned().unwrap_or_else(none);
-        // Under `other` many are counted together; here each has its own name.
-        let rule = noted.status.and_then(|status| layout?.rules.rule(status.rule?));
-        let own = rule.map(|rule| rule.name.as_str());
-        let name = match own {
-            Some(rule) if *name.rule != *rule => Name { domain: (&*asker.domain).into(), rule: rule.into() },
-            _ => name,
+        // Under one number many may be counted together; here each has its own name.
+        let counted = names.get(noted.slot as usize).map(|name| &name.rule);
+        let name = match (noted.by, layout) {
+            (Some(RulingBy::Rule(id)), Some(layout)) => layout.rules.rule(id).map(|rule| rule.name.as_str()),
+            (Some(RulingBy::Own), Some(_)) => Some(OWN_LIMIT),
+            (_, Some(_)) => None,
+            (_, None) => counted.map(|name| &**name),
         };
+        let rule = name.map(|name| match counted.filter(|counted| ***counted == *name) {
+            Some(counted) => Arc::clone(counted),
+            None => name.into(),
+        });
         Self {
             seq: 0,
             id: capture.id,
             at: capture.at,
             ruled: noted.ruled,
-            name,
+            rule,
             asker,
             origin: capture.origin,
             front: capture.front,
@@ -125,13 +133,13 @@ impl Entry {
         });
         let more = [
             ("key_id", self.asker.key_id.map(|id| json!(format!("{id:016x}")))),
-            ("rule", (!self.name.rule.is_empty()).then(|| json!(self.name.rule))),
+            ("rule", self.rule.as_ref().map(|rule| json!(rule))),
             ("limit", self.limit.as_ref().map(|told| told.limit.json())),
             ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
             ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
             ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
             ("delay_ms", (self.delay > Span::ZERO).then(|| json!(self.delay.ceil_millis()))),
-            ("emergency", self.measure.as_ref().map(|measure| json!(measure))),
+            ("emergency", self.measure.as_ref().map(|(measure, _)| json!(measure))),
             ("region", place.region.as_ref().map(|region| json!(region))),
         ];
         for (name, value) in more {
@@ -142,31 +150,63 @@ impl Entry {
         told
     }
 
+    /// The rule that it is about, if any.
+    pub(crate) fn rule(&self) -> Option<&str> {
+        self.rule.as_deref()
+    }
+
+    /// What it is owed to, in words.
+    fn by(&self) -> String {
+        match self.rule() {
+            Some(OWN_LIMIT) => "the request's own limit".to_owned(),
+            Some(rule) => format!("rule `{rule}`"),
+            None => "no rule".to_owned(),
+        }
+    }
+
+    /// Why something passed that a limit was over for.
+    fn shadow(&self) -> String {
+        let (by, role) = (self.by(), self.limit.as_ref().map(|told| told.role));
+        match (role, &self.measure) {
+            (Some(Role::Shadow), _) => format!("Allowed; {by} is in shadow and would have denied it"),
+            (Some(Role::Candidate), _) => {
+                format!("Allowed; the number that is tried for {by} would have denied it")
+            }
+            (_, Some((measure, Act::ShadowAll))) => {
+                format!(
+                    "Allowed: `{measure}`, a measure of an operator, had put everything in shadow; {by} would have denied it"
+                )
+            }
+            _ if self.revision.is_none() => {
+                format!("Allowed: everything was let pass; {by} would have denied it")
+            }
+            _ => format!(
+                "Allowed: the whole server was in shadow (`global_shadow`); {by} would have denied it"
+            ),
+        }
+    }
+
     /// One sentence.
     #[must_use]
     pub fn why(&self) -> String {
-        let rule = &self.name.rule;
-        let measure = self.measure.as_deref().unwrap_or("emergency");
+        let by = self.by();
+        let measure = self.measure.as_ref().map_or("emergency", |(measure, _)| measure);
         let mut why = match (self.ruled, self.origin) {
             (Ruled::Deny, Origin::FailClosed) => {
-                format!("Denied: the store was away, and rule `{rule}` turns requests away then")
+                format!("Denied: the store was away, and {by} turns requests away then")
             }
             (Ruled::Deny, Origin::Emergency) => format!("Denied by `{measure}`, a measure of an operator"),
             (_, Origin::Emergency) => format!("Allowed by `{measure}`, a measure of an operator"),
-            (Ruled::Allow, Origin::Grant) => {
-                format!("Allowed by rule `{rule}` out of extra quota that was granted")
-            }
-            (Ruled::Deny, _) => format!("Denied by rule `{rule}`"),
-            (Ruled::ShadowDeny, _) => format!("Allowed; rule `{rule}` is in shadow and would have denied it"),
+            (Ruled::Allow, Origin::Grant) => format!("Allowed by {by} out of extra quota that was granted"),
+            (Ruled::Deny, _) => format!("Denied by {by}"),
+            (Ruled::ShadowDeny, _) => self.shadow(),
             (_, Origin::FailOpen) => {
                 "Allowed: the store was away, and the rules let requests pass then".to_owned()
             }
             (_, Origin::Unmatched) => "Allowed: no limit applies".to_owned(),
-            (Ruled::Delay, _) => {
-                format!("Allowed by rule `{rule}`, after a wait of {}", for_people(self.delay))
-            }
-            (Ruled::Degrade, _) => format!("Allowed, to be served in a lesser way by rule `{rule}`"),
-            (Ruled::Allow, _) => format!("Allowed; nearest to its limit was rule `{rule}`"),
+            (Ruled::Delay, _) => format!("Allowed by {by}, after a wait of {}", for_people(self.delay)),
+            (Ruled::Degrade, _) => format!("Allowed, to be served in a lesser way by {by}"),
+            (Ruled::Allow, _) => format!("Allowed; nearest to its limit was {by}"),
         };
         if let Some(told) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
             let _ = write!(
@@ -174,11 +214,21 @@ impl Entry {
                 ": {} of {} units were in use ({})",
                 told.used_before, told.limit.capacity, told.limit
             );
+            if told.is_granted {
+                let _ = write!(why, "; {} of the extra quota were left", told.remaining);
+            }
         }
         match (self.ruled, self.retry_after) {
             // Callers are told when to try again; nobody knows when it will help.
             (Ruled::Deny, _) if self.origin == Origin::FailClosed => {
                 why.push_str("; the same request passes once the store is back, if its limits have room");
+            }
+            (Ruled::Deny, Some(wait)) if self.is_held() => {
+                let wait = for_people(wait);
+                let _ = write!(
+                    why,
+                    "; it would have passed as soon as one of them had ended, {wait} later at the latest"
+                );
             }
             (Ruled::Deny, Some(wait)) => {
                 let _ = write!(why, "; the same request would have passed {} later", for_people(wait));
@@ -192,7 +242,12 @@ impl Entry {
         why
     }
 
-    /// The whole story, line by line, and when the same request would have passed.
+    /// Whether it waits for others to end, and not for a time.
+    fn is_held(&self) -> bool {
+        self.limit.as_ref().is_some_and(|told| told.limit.is_held())
+    }
+
+    /// The whole story, line by line, and when the same request would have passed, where that is known.
     #[must_use]
     pub fn explanation(&self, place: &Place) -> (Vec<String>, Option<String>) {
         let mut lines = vec![self.why()];
@@ -206,11 +261,24 @@ impl Entry {
             self.cost,
             if who.is_empty() { "no attributes".to_owned() } else { who.join(", ") }
         ));
-        if let Some(Told { limit, used_before, remaining }) = &self.limit {
+        if let Some(Told { limit, used_before, remaining, is_granted, .. }) = &self.limit {
+            let of = if *is_granted { " of the extra quota" } else { "" };
             lines.push(format!(
-                "The limit of rule `{}` was {limit} then; its counter stood at {used_before} before this request and {remaining} were left.",
-                self.name.rule
+                "The limit of {} was {limit} then; its counter stood at {used_before} before this request and {remaining}{of} were left.",
+                self.by()
             ));
+        }
+        if let Some((measure, act)) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency) {
+            let did = match act {
+                Act::Tighten(thousandths) => {
+                    let percent = f64::from(*thousandths) / 10.0;
+                    format!(": limits were {percent}% of what the rules say")
+                }
+                Act::ShadowAll => ": nothing was denied".to_owned(),
+                Act::DisableRule => ": a rule was switched off".to_owned(),
+                Act::Block | Act::Exempt | Act::AllowAll => String::new(),
+            };
+            lines.push(format!("An operator's measure `{measure}` was on{did}."));
         }
         let decided = match self.origin {
             Origin::Store => "the counters decided",
@@ -227,17 +295,24 @@ impl Entry {
         let is_known = self.ruled == Ruled::Deny && self.origin != Origin::FailClosed;
         let passes = self.retry_after.filter(|_| is_known).map(|wait| rfc3339(self.at + wait));
         if let Some(at) = &passes {
-            let provided = match self.origin {
-                Origin::Emergency => "when the measure ends",
-                _ => "if nobody else had taken the units",
-            };
-            lines.push(format!("The same request would have passed at {at}, {provided}."));
+            lines.push(match self.origin {
+                Origin::Emergency => format!("The same request would have passed at {at}, when the measure ends."),
+                _ if self.is_held() => format!(
+                    "The same request would have passed as soon as one of those under way had ended, at the latest at {at}, if nobody else had taken its place."
+                ),
+                _ => format!("The same request would have passed at {at}, if nobody else had taken the units."),
+            });
         }
-        (lines, passes)
+        (lines, passes.filter(|_| !self.is_held()))
     }
 }
 
 impl ToldLimit {
+    /// Whether it is about what is under way at once.
+    fn is_held(&self) -> bool {
+        self.window == "concurrent"
+    }
+
     fn json(&self) -> Value {
         let mut told = json!({"limit": self.limit, "window": self.window, "algorithm": self.algorithm});
         if self.capacity != self.limit {

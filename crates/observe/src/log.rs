@@ -129,7 +129,7 @@ impl Log {
         let matches = |entry: &&Arc<Entry>| {
             search.before.is_none_or(|before| entry.seq < before)
                 && search.id.is_none_or(|id| entry.id == id)
-                && search.rule.as_deref().is_none_or(|rule| *entry.name.rule == *rule)
+                && search.rule.as_deref().is_none_or(|rule| entry.rule() == Some(rule))
                 && search.ruled.is_none_or(|ruled| entry.ruled == ruled)
                 && search.from.is_none_or(|from| entry.at >= from)
                 && search.to.is_none_or(|to| entry.at <= to)

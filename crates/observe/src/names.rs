@@ -2,7 +2,8 @@
 //! carry over by name. There are only so many: the rest is counted together, as `other`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use tollgate_engine::OWN_LIMIT;
 use tollgate_rules::{Role, Ruleset};
 
 /// The most rules that are counted apart.
@@ -62,6 +63,11 @@ impl Names {
         layout
     }
 
+    /// The number of limits that requests of this domain bring with them.
+    fn own(&self, domain: &Arc<str>) -> u32 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).rule(domain, OWN_LIMIT)
+    }
+
     /// All rules by their numbers.
     pub(crate) fn rules(&self) -> Vec<Name> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).rules.clone()
@@ -76,12 +82,13 @@ impl Names {
 impl Known {
     fn lay_out(&mut self, rules: Arc<Ruleset>) -> Layout {
         let mut slots = vec![OTHER; rules.rules().len()];
-        let mut unmatched = Vec::new();
+        let mut domains = Vec::new();
         let mut apart = vec![0; rules.rules().len()];
         let mut key_sets: HashMap<Vec<&str>, u32> = HashMap::new();
         for domain in rules.domains() {
             let name: Arc<str> = domain.name().into();
-            unmatched.push((Arc::clone(&name), self.rule(&name, "")));
+            let unmatched = self.rule(&name, "");
+            domains.push(DomainSlots { domain: Arc::clone(&name), unmatched, own: OnceLock::new() });
             for rule in domain.own_rules() {
                 slots[rule.id as usize] = self.rule(&name, &rule.name);
             }
@@ -118,7 +125,7 @@ impl Known {
         let key_sets =
             key_sets.into_iter().map(|(keys, _)| keys.into_iter().map(Into::into).collect()).collect();
         let (slots, limits, apart) = (slots.into(), limits.into(), apart.into());
-        Layout { rules, revision, slots, limits, apart, key_sets, unmatched, tiers }
+        Layout { rules, revision, slots, limits, apart, key_sets, domains, tiers }
     }
 
     fn rule(&mut self, domain: &Arc<str>, rule: &str) -> u32 {
@@ -166,9 +173,18 @@ pub(crate) struct Layout {
     apart: Box<[u32]>,
     /// Keys of which every value has counters of its own.
     key_sets: Vec<Box<[Box<str>]>>,
-    /// For requests that no rule limits, by domain.
-    unmatched: Vec<(Arc<str>, u32)>,
+    domains: Vec<DomainSlots>,
     tiers: Vec<Arc<str>>,
+}
+
+/// The numbers of a domain beside those of its rules.
+#[derive(Debug)]
+struct DomainSlots {
+    domain: Arc<str>,
+    /// For requests that no rule limits.
+    unmatched: u32,
+    /// For limits that requests bring with them, once one has.
+    own: OnceLock<u32>,
 }
 
 /// What is asked of a limit at every decision.
@@ -183,8 +199,18 @@ pub(crate) struct LimitFacts {
 }
 
 impl Layout {
+    fn domain(&self, domain: &str) -> Option<&DomainSlots> {
+        self.domains.iter().find(|known| *known.domain == *domain)
+    }
+
     pub(crate) fn unmatched(&self, domain: &str) -> u32 {
-        self.unmatched.iter().find(|(known, _)| **known == *domain).map_or(OTHER, |(_, slot)| *slot)
+        self.domain(domain).map_or(OTHER, |known| known.unmatched)
+    }
+
+    /// For limits that requests of this domain bring with them.
+    #[cold]
+    pub(crate) fn own(&self, domain: &str, names: &Names) -> u32 {
+        self.domain(domain).map_or(OTHER, |known| *known.own.get_or_init(|| names.own(&known.domain)))
     }
 
     pub(crate) fn slot(&self, rule: u32) -> u32 {

@@ -84,7 +84,7 @@ impl Observe {
             };
             let status = Some(LimitStatus::brought(*outcome));
             let own = Some(OwnUse::of(THROTTLE, NO_TIER, outcome, charge.limit.capacity()));
-            let noted = Noted { slot: THROTTLE, ruled, status, own, log, weight };
+            let noted = Noted { slot: THROTTLE, ruled, by: None, status, own, log, weight };
             let mut kept = false;
             while let Some(room) = &mut buffer {
                 kept = room.push_brought(charge, noted, now);

@@ -87,7 +87,7 @@ impl Observe {
         let (mut least, mut nearest, mut tier) = (f32::INFINITY, None, NO_TIER);
         let (mut rule, mut met) = (None, Met::default());
         let mut shadowed: Option<(u32, &LimitStatus)> = None;
-        let mut unanswered = None;
+        let mut unanswered: Option<(u32, &LimitStatus)> = None;
         for status in &decision.limits {
             let (slot, own_tier, decides, scale) = match status.number() {
                 Some(number) => {
@@ -95,7 +95,7 @@ impl Observe {
                     (facts.slot, facts.tier, facts.decides, facts.scale)
                 }
                 None => {
-                    let slot = status.rule.map_or(OTHER, |rule| layout.slot(rule));
+                    let slot = self.slot_of(status, check, layout);
                     let capacity = decision.limit(status).map_or(1, |limit| limit.limit.capacity());
                     let decides = matches!(status.role, Role::Live | Role::Quota);
                     (slot, layout.tier(decision.agreed_tier()), decides, part(capacity))
@@ -109,7 +109,7 @@ impl Observe {
             }
             let denied = match status.outcome.verdict {
                 Verdict::Unanswered => {
-                    unanswered = unanswered.or(Some(slot).filter(|_| decides));
+                    unanswered = unanswered.or(Some((slot, status)).filter(|_| decides));
                     met.bit |= status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own)));
                     continue;
                 }
@@ -146,10 +146,10 @@ impl Observe {
         };
         let owed = match decision.denied_by {
             Some(RulingBy::Rule(rule)) => Some(layout.slot(rule)),
-            Some(RulingBy::Own) => Some(OTHER),
+            Some(RulingBy::Own) => Some(layout.own(check.domain, &self.names)),
             // No rule of the rule set: its origin says what it was.
             Some(RulingBy::Emergency) => Some(layout.unmatched(check.domain)),
-            None => nearest.map(|(slot, _)| slot).or(unanswered),
+            None => nearest.or(unanswered).map(|(slot, _)| slot),
         };
         let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
         let cells = if slot == met.slot { met_cells } else { stripe.cells(slot) };
@@ -159,7 +159,12 @@ impl Observe {
             add(&stripe.shadowed, 1);
         }
         let log = !allowed || shadowed.is_some();
-        self.maybe_set_aside(local, check, decision, Found { slot, ruled, nearest, shadowed, log });
+        self.maybe_set_aside(
+            local,
+            check,
+            decision,
+            Found { slot, ruled, nearest, shadowed, unanswered, log },
+        );
     }
 
     /// Sets a decision aside if it is to be logged or shown to the sketches.
@@ -210,8 +215,11 @@ impl Observe {
             _ => (found.slot, found.nearest.map(|(_, status)| status), found.ruled),
         };
         let Some(layout) = &local.layout else { return };
-        let own = nearest_own(check, decision, layout);
-        let noted = Noted { slot, ruled, status: status.copied(), own, log, weight };
+        let about = status.or(found.unanswered.map(|(_, status)| status));
+        let by = about.map(|status| status.rule.map_or(RulingBy::Own, RulingBy::Rule));
+        let by = decision.denied_by.or(by);
+        let own = self.nearest_own(check, decision, layout);
+        let noted = Noted { slot, ruled, by, status: status.copied(), own, log, weight };
         let now = self.clock.now();
         for buffer in &local.stripe.buffers {
             let mut buffer = match buffer.try_lock() {
@@ -227,6 +235,40 @@ impl Observe {
         if log {
             add(&local.stripe.dropped, 1);
         }
+    }
+
+    /// The number of a limit that is not the rule set's.
+    fn slot_of(&self, status: &LimitStatus, check: &Check<'_>, layout: &Layout) -> u32 {
+        status.rule.map_or_else(|| layout.own(check.domain, &self.names), |rule| layout.slot(rule))
+    }
+
+    /// What a caller has used of its own. What all share says nothing of any of them, nor does what is only tried out.
+    fn nearest_own(&self, check: &Check<'_>, decision: &Decision, layout: &Layout) -> Option<OwnUse> {
+        let key = caller_key(pairs(check))?;
+        let is_own = |status: &LimitStatus| match (status.rule, check.request) {
+            (Some(rule), _) => layout.is_apart(rule, key),
+            // What came with a descriptor has counters by all that the descriptor says.
+            (None, Request::Descriptors(all)) => {
+                let own = all.get(usize::from(status.descriptor));
+                own.is_some_and(|own| own.entries.iter().any(|(name, _)| *name == key))
+            }
+            (None, Request::Attributes(_)) => false,
+        };
+        let used = |status: &LimitStatus| {
+            let facts = status.number().and_then(|number| layout.limits.get(number as usize));
+            let (slot, tier) = match facts {
+                Some(facts) => (facts.slot, facts.tier),
+                None => (self.slot_of(status, check, layout), layout.tier(decision.agreed_tier())),
+            };
+            let capacity = decision.limit(status)?.limit.capacity();
+            let own = OwnUse::of(slot, tier, &status.outcome, capacity);
+            // Who lives on extra quota has used up what it has.
+            Some(if decision.is_granted(status) { OwnUse { used: 1.0, ..own } } else { own })
+        };
+        let deciding = decision.limits.iter().filter(|status| {
+            matches!(status.role, Role::Live | Role::Quota) && status.outcome.verdict != Verdict::Unanswered
+        });
+        deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
     }
 }
 
@@ -270,37 +312,9 @@ struct Found<'d> {
     ruled: Ruled,
     nearest: Option<(u32, &'d LimitStatus)>,
     shadowed: Option<(u32, &'d LimitStatus)>,
+    /// A limit that nobody answered for.
+    unanswered: Option<(u32, &'d LimitStatus)>,
     log: bool,
-}
-
-/// What a caller has used of its own. What all share says nothing of any of them, nor does what is only tried out.
-fn nearest_own(check: &Check<'_>, decision: &Decision, layout: &Layout) -> Option<OwnUse> {
-    let key = caller_key(pairs(check))?;
-    let is_own = |status: &LimitStatus| match (status.rule, check.request) {
-        (Some(rule), _) => layout.is_apart(rule, key),
-        // What came with a descriptor has counters by all that the descriptor says.
-        (None, Request::Descriptors(all)) => {
-            let own = all.get(usize::from(status.descriptor));
-            own.is_some_and(|own| own.entries.iter().any(|(name, _)| *name == key))
-        }
-        (None, Request::Attributes(_)) => false,
-    };
-    let used = |status: &LimitStatus| {
-        let facts = status.number().and_then(|number| layout.limits.get(number as usize));
-        let (slot, tier) = match facts {
-            Some(facts) => (facts.slot, facts.tier),
-            None => {
-                let slot = status.rule.map_or(OTHER, |rule| layout.slot(rule));
-                (slot, layout.tier(decision.agreed_tier()))
-            }
-        };
-        let capacity = decision.limit(status)?.limit.capacity();
-        Some(OwnUse::of(slot, tier, &status.outcome, capacity))
-    };
-    let deciding = decision.limits.iter().filter(|status| {
-        matches!(status.role, Role::Live | Role::Quota) && status.outcome.verdict != Verdict::Unanswered
-    });
-    deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
 }
 
 /// Whether a limit that is over turns requests away.

@@ -4,9 +4,9 @@
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_core::{Charge, Clock, Cost, CounterStore, Outcomes, Permit, Span, StoreError, SystemClock};
-use tollgate_engine::{Act, Check, Emergencies, Limiter, Measure, Target};
+use tollgate_engine::{Act, Agreed, Check, Emergencies, Grant, Grants, Limiter, Measure, Target, Tenants};
 use tollgate_observe::{Format, Observe, Page, Search, Settings};
-use tollgate_rules::{Descriptor, Options, Ruleset, Source};
+use tollgate_rules::{Descriptor, Options, Ruleset, Source, Unit};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// A store that is always away.
@@ -203,4 +203,115 @@ fn a_measure_of_an_emergency_is_named() {
     assert!(lines.contains("Denied by `emergency:17`") && !lines.contains("taken the units"), "{lines}");
     assert!(passes.as_deref() > told["at"].as_str(), "{told}");
     assert!(all[1].1.contains("Allowed by `emergency:18`"), "{}", all[1].1);
+    // Who was not shut out hears what bore on it all the same.
+    let (limiter, observe) =
+        watched("{domain: d, descriptors: [{key: a, name: a, limit: 4/hour}]}", memory());
+    let emergencies = Arc::new(Emergencies::default());
+    let all = |name: &str, act| Measure { name: name.into(), act, target: Target::All, until };
+    emergencies.replace([all("emergency:19", Act::Tighten(500))]);
+    let limiter = limiter.with_emergencies(Arc::clone(&emergencies));
+    assert_eq!((0..3).map(|_| ask(&limiter, &[("a", "x")])).collect::<Vec<_>>(), [true, true, false]);
+    let (_, lines, _) = &self::told(&observe)[0];
+    assert!(lines.contains("Denied by rule `a`: 2 of 2 units"), "{lines}");
+    assert!(lines.contains("An operator's measure `emergency:19` was on: limits were 50%"), "{lines}");
+    emergencies.replace([all("emergency:20", Act::ShadowAll)]);
+    assert!((0..3).all(|_| ask(&limiter, &[("a", "x")])));
+    let (told, lines, _) = &self::told(&observe)[0];
+    assert_eq!(told["verdict"], "shadow_deny");
+    assert!(
+        lines.contains("`emergency:20`, a measure of an operator, had put everything in shadow"),
+        "{lines}"
+    );
+    assert!(
+        lines.contains("`emergency:20` was on: nothing was denied") && !lines.contains("is in shadow"),
+        "{lines}"
+    );
+    emergencies.replace([]);
+    let limiter = limiter.with_global_shadow(true);
+    assert!(ask(&limiter, &[("a", "x")]));
+    let (told, lines, _) = &self::told(&observe)[0];
+    assert_eq!((&told["verdict"], &told["emergency"]), (&json!("shadow_deny"), &Value::Null));
+    assert!(
+        lines.contains("the whole server was in shadow") && lines.contains("rule `a` would have"),
+        "{lines}"
+    );
+}
+
+/// A limit that a request brings with it is told by the name that the answer has for it, in the domain that was asked; and
+/// where no rule is met none is named.
+#[test]
+fn what_no_rule_says_is_told_as_what_it_is() {
+    let (limiter, observe) =
+        watched("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
+    let own =
+        Descriptor { entries: &[("user", "alice")], limit: Some((1, Unit::Hour)), ..Descriptor::default() };
+    let check = |domain| pollster::block_on(limiter.check(&Check::descriptors(domain, &[own])));
+    assert!(check("d").is_allowed());
+    let denied = check("d");
+    let (entry, lines, _) = &told(&observe)[0];
+    assert_eq!(entry["rule"], denied.denied_by_name().expect("a name"), "{entry}");
+    assert_eq!((&entry["verdict"], &entry["domain"]), (&json!("deny"), &json!("d")));
+    assert!(lines.contains("Denied by the request's own limit: 1 of 1 units"), "{lines}");
+    let mut page = Page::new(Format::Prometheus);
+    observe.write(&mut page);
+    let text = page.finish();
+    for verdict in ["allow", "deny"] {
+        let line = format!(
+            "ratelimit_decisions_total{{domain=\"d\",rule=\"request's own limit\",verdict=\"{verdict}\",origin=\"store\",shadow=\"false\"}} 1\n"
+        );
+        assert!(text.contains(&line), "{text}");
+    }
+    assert!(!text.contains("rule=\"other\""), "{text}");
+    assert!(check("made up").is_allowed());
+    let (entry, lines, _) = &told(&observe)[0];
+    assert_eq!((&entry["rule"], &entry["domain"]), (&Value::Null, &json!("made up")), "{entry}");
+    assert!(lines.contains("no limit applies"), "{lines}");
+}
+
+/// Nobody knows when somebody else ends.
+#[test]
+fn what_is_under_way_at_once_promises_no_time() {
+    let (limiter, observe) =
+        watched("{domain: d, descriptors: [{key: a, name: at-once, concurrency: 2}]}", memory());
+    assert_eq!((0..3).map(|_| ask(&limiter, &[("a", "x")])).collect::<Vec<_>>(), [true, true, false]);
+    let (entry, lines, passes) = told(&observe).swap_remove(0);
+    assert!(
+        entry["why"].as_str().is_some_and(|why| why.contains("as soon as one of them had ended")),
+        "{entry}"
+    );
+    assert!(lines.contains("at the latest at") && !lines.contains("taken the units"), "{lines}");
+    assert_eq!(passes, None);
+}
+
+/// Extra quota of `vip`.
+struct Granted(Arc<Grants>);
+
+impl Tenants for Granted {
+    fn find(&self, caller: &str, _: &Ruleset, _: &dyn Clock) -> Agreed {
+        Agreed { tenant: None, grants: (caller == "vip").then(|| Arc::clone(&self.0)) }
+    }
+}
+
+/// What extra quota paid for: the limit was used up, and what is left is of the extra quota.
+#[test]
+fn what_extra_quota_paid_for_is_told_so() {
+    let (limiter, observe) =
+        watched("{domain: d, descriptors: [{key: api_key, name: own, limit: 5/hour}]}", memory());
+    let lasts = Span::from_secs(86_400);
+    let rules = limiter.rules().callers_rules_called("own");
+    let grant = Grant::new("g1", 2, rules, lasts, SystemClock::new().now() + lasts).expect("a grant");
+    let limiter = limiter.with_tenants(Arc::new(Granted(Arc::new(vec![Arc::new(grant)]))));
+    let passed = (0..8).filter(|_| ask(&limiter, &[("api_key", "vip")])).count();
+    assert_eq!(passed, 7);
+    let mut all = told(&observe);
+    all.reverse();
+    let seen: Vec<_> = all.iter().map(|(entry, ..)| (&entry["origin"], &entry["used_before"])).collect();
+    let expected = [("store", 4), ("grant", 5), ("grant", 5), ("store", 5)];
+    let expected = expected.map(|(origin, used)| (json!(origin), json!(used)));
+    assert_eq!(seen[4..], expected.iter().map(|(a, b)| (a, b)).collect::<Vec<_>>());
+    let (_, lines, _) = &all[5];
+    assert!(
+        lines.contains("5 of 5 units were in use") && lines.contains("1 of the extra quota were left"),
+        "{lines}"
+    );
 }
