@@ -116,8 +116,15 @@ impl Entry {
     /// As everyone gets it.
     #[must_use]
     pub fn json(&self, place: &Place) -> Value {
-        let attributes: serde_json::Map<String, Value> =
-            self.asker.attributes.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+        let mut attributes = serde_json::Map::new();
+        for (name, value) in &self.asker.attributes {
+            // A name that comes again, as in two descriptors, has all its values in a list.
+            match attributes.get_mut(name) {
+                None => _ = attributes.insert(name.clone(), json!(value)),
+                Some(Value::Array(all)) => all.push(json!(value)),
+                Some(one) => *one = json!([one.take(), value]),
+            }
+        }
         let mut told = json!({
             "id": self.id.to_string(),
             "at": rfc3339(self.at),

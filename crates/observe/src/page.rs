@@ -20,9 +20,10 @@ impl Format {
     /// What a reader wants who sends this `Accept`.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
-        let open =
-            accept.split(',').any(|kind| kind.trim_start().starts_with("application/openmetrics-text"));
-        if open { Self::OpenMetrics } else { Self::Prometheus }
+        // Who takes anything has not asked for it by name, and gets what everybody reads.
+        let open = wish(accept, &["application/openmetrics-text"]).filter(|wish| *wish > 0.0);
+        let plain = wish(accept, &["text/plain", "text/*", "*/*"]);
+        if open.is_some() && open >= plain { Self::OpenMetrics } else { Self::Prometheus }
     }
 
     /// Its media type.
@@ -33,6 +34,23 @@ impl Format {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
         }
     }
+}
+
+/// How much a reader wants one kind of answer, from 0 to 1: by the first of these ranges that its `Accept` names. Nothing,
+/// where it names none of them.
+fn wish(accept: &str, ranges: &[&str]) -> Option<f32> {
+    let wish_for = |range: &&str| {
+        let offers = accept.split(',').filter_map(|offer| {
+            let mut parts = offer.split(';').map(str::trim);
+            let is_it = parts.next()?.eq_ignore_ascii_case(range);
+            let weight = parts.filter_map(|part| part.split_once('=')).find_map(|(name, value)| {
+                name.trim().eq_ignore_ascii_case("q").then(|| value.trim().parse().unwrap_or(0.0))
+            });
+            is_it.then(|| weight.unwrap_or(1.0_f32).clamp(0.0, 1.0))
+        });
+        offers.reduce(f32::max)
+    };
+    ranges.iter().find_map(wish_for)
 }
 
 /// What a family of figures is.
@@ -198,8 +216,30 @@ mod tests {
     fn readers_get_what_they_accept() {
         let prometheus =
             "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
-        assert_eq!(Format::accepted(prometheus), Format::OpenMetrics);
-        assert_eq!(Format::accepted("text/plain"), Format::Prometheus);
-        assert_eq!(Format::accepted(""), Format::Prometheus);
+        for accept in [
+            prometheus,
+            "application/openmetrics-text",
+            "APPLICATION/OpenMetrics-Text ; version=1.0.0 ; Q=0.2 , text/plain;q=0.1",
+            "application/openmetrics-text,text/plain;q=0.5",
+            "application/openmetrics-text,*/*",
+            "text/plain;q=0,application/openmetrics-text;q=0.001",
+        ] {
+            assert_eq!(Format::accepted(accept), Format::OpenMetrics, "{accept}");
+        }
+        for accept in [
+            "",
+            "*/*",
+            "text/plain",
+            "application/*",
+            "application/openmetrics-text;q=0",
+            "application/openmetrics-text;q=0,*/*",
+            "application/openmetrics-text;q=0.4,text/plain;version=0.0.4;q=0.5",
+            "text/plain,application/openmetrics-text;q=0.9",
+            "application/openmetrics-text;q=0.5,*/*;q=0.8",
+            "application/openmetrics-text;q=x",
+            "application/openmetrics-textual",
+        ] {
+            assert_eq!(Format::accepted(accept), Format::Prometheus, "{accept}");
+        }
     }
 }

@@ -315,3 +315,22 @@ fn what_extra_quota_paid_for_is_told_so() {
         "{lines}"
     );
 }
+
+/// Two descriptors may say two things by one name: both are told.
+#[test]
+fn attributes_of_one_name_are_all_told() {
+    let (limiter, observe) =
+        watched("{domain: d, descriptors: [{key: bad, name: bad, limit: 0/hour}]}", memory());
+    let one = |entries| Descriptor { entries, ..Descriptor::default() };
+    let all = [
+        one(&[("bad", "one"), ("user", "u"), ("api_key", "sk_live_0123456789")]),
+        one(&[("bad", "two")]),
+        one(&[("bad", "three")]),
+    ];
+    pollster::block_on(limiter.check(&Check::descriptors("d", &all)));
+    let (entry, lines, _) = told(&observe).swap_remove(0);
+    assert_eq!(entry["attributes"]["bad"], json!(["one", "two", "three"]), "{entry}");
+    assert_eq!(entry["attributes"]["user"], "u");
+    assert!(!entry.to_string().contains("0123456789"), "{entry}");
+    assert!(lines.contains("bad=one") && lines.contains("bad=two, bad=three"), "{lines}");
+}

@@ -93,6 +93,11 @@ export function isShown(text: string): boolean {
   return /^[0-9a-f]{16}$/.test(text) || text.includes('…');
 }
 
+/** An attribute's value, or all of them. */
+export function values(value: string | string[] | undefined): string {
+  return [value ?? []].flat().join(', ');
+}
+
 /** What a stranger wrote, so that it is read as it was written: marks that turn the direction of text around, or are not seen, are told by their numbers. */
 export function plain(text: string): string {
   return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]/gu, (mark) => `⟨U+${mark.codePointAt(0)?.toString(16).toUpperCase().padStart(4, '0')}⟩`);

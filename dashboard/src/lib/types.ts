@@ -145,7 +145,8 @@ export interface Decision {
   id: string;
   at: string;
   domain: string;
-  attributes: Record<string, string>;
+  /** A list, where one came more than once. */
+  attributes: Record<string, string | string[]>;
   front: string;
   verdict: string;
   origin: string;
