@@ -1,11 +1,11 @@
 //! What operators decide, opened: the database, the book, and what this node has seen of the one in the other.
 
 use crate::book::Book;
-use crate::db::{ControlError, Db, on};
+use crate::db::{ControlError, Db, on, without_password};
 use crate::key::KeyHasher;
 use crate::lag::Lag;
 use crate::lately::Lately;
-use crate::migrate::{is_current, migrate};
+use crate::migrate::{is_current, is_there, migrate};
 use crate::nodes::NodeSeen;
 use crate::proof::Proven;
 use crate::revision::PublishedRules;
@@ -91,7 +91,24 @@ impl Control {
     /// # Errors
     /// [`ControlError`] if the database cannot be used.
     pub async fn connect(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
-        let db = Db::open(address).await?;
+        Self::over(Db::open(address).await?, clock).await
+    }
+
+    /// The same with a database that is there and is one of ours: nothing is made of an address that was mistyped.
+    ///
+    /// # Errors
+    /// [`ControlError`] if there is none, too.
+    pub async fn connect_existing(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
+        let db = Db::open_existing(address).await?;
+        if !is_there(&db).await? {
+            let place = without_password(address)?;
+            let why = "nothing of Tollgate's is in it";
+            return Err(ControlError::Address(format!("there is no such database: {place}: {why}")));
+        }
+        Self::over(db, clock).await
+    }
+
+    async fn over(db: Db, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
         if !is_current(&db).await? {
             migrate(&db).await?;
         }

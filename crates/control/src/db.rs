@@ -5,7 +5,7 @@
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{PgPool, SqlitePool};
+use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -84,7 +84,15 @@ pub enum ControlError {
     Address(String),
     /// The database cannot be reached, or did not do it.
     #[error("the database did not do it: {0}")]
-    Away(#[from] sqlx::Error),
+    Away(sqlx::Error),
+    /// Nobody answers where the database should be.
+    #[error("{place} does not answer: {error}")]
+    Unreachable {
+        /// Where that is, without a password.
+        place: String,
+        /// What happened instead.
+        error: sqlx::Error,
+    },
     /// What is kept was made by a newer program.
     #[error("the database is at version {found}, and this program knows only {known}: use a newer one")]
     TooNew {
@@ -118,12 +126,38 @@ pub enum ControlError {
     Broken(String),
 }
 
+impl From<sqlx::Error> for ControlError {
+    /// Told in its words already, and so no source of them: it would be told twice.
+    fn from(error: sqlx::Error) -> Self {
+        Self::Away(error)
+    }
+}
+
+/// What becomes of a file that is not there.
+#[derive(Clone, Copy)]
+enum Missing {
+    Created,
+    Refused,
+}
+
 impl Db {
     /// Opens `sqlite:FILE` or `postgres://…`. The address may hold a password, so no error repeats it.
     ///
     /// # Errors
     /// [`ControlError`] if the address is none of these, or nobody answers there.
     pub async fn open(address: &str) -> Result<Self, ControlError> {
+        Self::open_or(address, Missing::Created).await
+    }
+
+    /// The same of one that is there: nothing is made of a path that was mistyped.
+    ///
+    /// # Errors
+    /// [`ControlError`] if there is none, too.
+    pub async fn open_existing(address: &str) -> Result<Self, ControlError> {
+        Self::open_or(address, Missing::Refused).await
+    }
+
+    async fn open_or(address: &str, missing: Missing) -> Result<Self, ControlError> {
         if let Some(path) = address.strip_prefix("sqlite:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() || path.contains('?') || path == ":memory:" {
@@ -131,11 +165,14 @@ impl Db {
                     "write a file after `sqlite:`, as in sqlite:tollgate.db".into(),
                 ));
             }
-            return Self::sqlite(Path::new(path)).await;
+            return Self::sqlite(Path::new(path), missing).await;
         }
         if address.starts_with("postgres://") || address.starts_with("postgresql://") {
             let (pool, options) = postgres(address)?;
-            return Ok(Self::Postgres(pool.connect_with(options).await?));
+            return match pool.connect_with(options.clone()).await {
+                Ok(pool) => Ok(Self::Postgres(pool)),
+                Err(error) => Err(unreachable(&options, error).await),
+            };
         }
         Err(ControlError::Address(
             "write sqlite:FILE, as in sqlite:tollgate.db, or postgres://USER:PASSWORD@HOST/DATABASE".into(),
@@ -148,9 +185,16 @@ impl Db {
         Ok(Self::Postgres(pool.connect_lazy_with(options)))
     }
 
-    async fn sqlite(path: &Path) -> Result<Self, ControlError> {
-        private(path)
-            .map_err(|error| ControlError::Address(format!("cannot create {}: {error}", path.display())))?;
+    async fn sqlite(path: &Path, missing: Missing) -> Result<Self, ControlError> {
+        let shown = path.display();
+        match missing {
+            Missing::Created => private(path)
+                .map_err(|error| ControlError::Address(format!("cannot create {shown}: {error}")))?,
+            Missing::Refused if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) => {}
+            Missing::Refused => {
+                return Err(ControlError::Address(format!("there is no such database: {shown}")));
+            }
+        }
         let options = SqliteConnectOptions::new()
             .filename(path)
             .journal_mode(SqliteJournalMode::Wal)
@@ -202,6 +246,34 @@ fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlE
         .map_err(|_| ControlError::Address("the address of PostgreSQL is malformed".into()))?
         .application_name("tollgate");
     Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(PATIENCE), options))
+}
+
+/// Who does not answer, and why. A pool tries again until it has no time left, and then says only that.
+#[cold]
+async fn unreachable(options: &PgConnectOptions, error: sqlx::Error) -> ControlError {
+    let place = format!("PostgreSQL at {}", shown(options));
+    let sqlx::Error::PoolTimedOut = error else { return ControlError::Unreachable { place, error } };
+    match tokio::time::timeout(PATIENCE, PgConnection::connect_with(options)).await {
+        Ok(Err(error)) => ControlError::Unreachable { place, error },
+        _ => ControlError::Unreachable { place, error },
+    }
+}
+
+/// An address without its password, for people.
+fn shown(options: &PgConnectOptions) -> String {
+    let (user, database) = (options.get_username(), options.get_database().unwrap_or_default());
+    match options.get_socket() {
+        Some(socket) => format!("postgres://{user}@/{database}?host={}", socket.display()),
+        None => format!("postgres://{user}@{}:{}/{database}", options.get_host(), options.get_port()),
+    }
+}
+
+/// The address of a database as it can be told: without a password, which the environment (`PGPASSWORD`) may hold.
+///
+/// # Errors
+/// [`ControlError`] if it is none.
+pub fn without_password(address: &str) -> Result<String, ControlError> {
+    if address.starts_with("sqlite:") { Ok(address.to_owned()) } else { Ok(shown(&postgres(address)?.1)) }
 }
 
 /// Creates the file for its owner alone: it holds the secret that API keys are hashed with.

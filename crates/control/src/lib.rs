@@ -72,7 +72,7 @@ pub use book::Book;
 pub use bulk::{Import, ImportLine, Imported, LineError};
 pub use change::{Actor, Expected};
 pub use control::{Control, Heard};
-pub use db::{ControlError, Db};
+pub use db::{ControlError, Db, without_password};
 pub use denials::Denials;
 pub use desk::{Acting, Desk, DeskError, RulesFrom};
 pub use emergency::{Emergency, EmergencyAction, EmergencyDraft, EmergencyTarget, TargetKind};

@@ -105,17 +105,24 @@ macro_rules! first {
     };
 }
 
-/// Whether all tables are there. Nobody waits for this, whoever writes.
-pub(crate) async fn is_current(db: &Db) -> Result<bool, ControlError> {
+/// Whether any table of ours is there.
+pub(crate) async fn is_there(db: &Db) -> Result<bool, ControlError> {
     let there = match db {
         Db::Sqlite { .. } => THERE[0],
         Db::Postgres(_) => THERE[1],
     };
     on!(db, pool => {
         let (there,): (i64,) = sqlx::query_as(there).fetch_one(pool).await?;
-        if there == 0 {
-            return Ok(false);
-        }
+        Ok(there > 0)
+    })
+}
+
+/// Whether all tables are there. Nobody waits for this, whoever writes.
+pub(crate) async fn is_current(db: &Db) -> Result<bool, ControlError> {
+    if !is_there(db).await? {
+        return Ok(false);
+    }
+    on!(db, pool => {
         let (found,): (i64,) = sqlx::query_as(FOUND).fetch_one(pool).await?;
         is_newest(found)
     })

@@ -81,12 +81,12 @@ impl Control {
         file: Option<&Path>,
     ) -> Result<(Arc<Self>, bool), ControlError> {
         let error = match (Self::connect(address, Arc::clone(&clock)).await, file) {
-            (Err(ControlError::Away(error)), Some(_)) => error,
+            (Err(error @ (ControlError::Away(_) | ControlError::Unreachable { .. })), Some(_)) => error,
             (other, _) => return other.map(|control| (control, false)),
         };
         let Some((path, text)) = file.and_then(|path| Some((path, std::fs::read_to_string(path).ok()?)))
         else {
-            return Err(ControlError::Away(error));
+            return Err(error);
         };
         let broken = |why: String| ControlError::Broken(format!("{}: {why}", path.display()));
         let kept: Acts = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;

@@ -52,6 +52,17 @@ impl BreakerState {
     }
 }
 
+/// What a breaker has made of how an asking went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turned {
+    /// Nothing new.
+    Not,
+    /// It refuses requests from now on.
+    Open,
+    /// It lets them pass again.
+    Closed,
+}
+
 /// A circuit breaker.
 ///
 /// ```
@@ -143,26 +154,28 @@ impl Trouble {
 
 impl Ticket<'_> {
     /// It answered. What it answered is another matter: only silence and refusal are failures.
-    pub fn succeeded(self) {
-        if self.probe {
-            // The failures that opened it belong to the past.
-            *self.breaker.trouble() = Trouble::default();
-            self.breaker.troubled.store(false, Ordering::Release);
+    pub fn succeeded(self) -> Turned {
+        if !self.probe {
+            return Turned::Not;
         }
+        // The failures that opened it belong to the past.
+        *self.breaker.trouble() = Trouble::default();
+        self.breaker.troubled.store(false, Ordering::Release);
+        Turned::Closed
     }
 
     /// It did not answer, or could not.
-    pub fn failed(mut self, now: Timestamp) {
+    pub fn failed(mut self, now: Timestamp) -> Turned {
         let config = self.breaker.config;
         let mut trouble = self.breaker.trouble();
         if std::mem::take(&mut self.probe) {
             trouble.probing = false;
             trouble.opened = Some(now);
-            return;
+            return Turned::Not;
         }
         if trouble.opened.is_some() {
             // Sent before it opened: nothing new.
-            return;
+            return Turned::Not;
         }
         while trouble.failures.front().is_some_and(|at| *at + config.within <= now) {
             trouble.failures.pop_front();
@@ -172,7 +185,9 @@ impl Ticket<'_> {
             trouble.opened = Some(now);
             trouble.failures.clear();
             self.breaker.troubled.store(true, Ordering::Release);
+            return Turned::Open;
         }
+        Turned::Not
     }
 }
 
@@ -195,8 +210,20 @@ mod tests {
         START + Span::from_secs(secs)
     }
 
-    fn fail(breaker: &Breaker, secs: u64) {
-        breaker.admit(at(secs)).expect("it should be asked").failed(at(secs));
+    fn fail(breaker: &Breaker, secs: u64) -> Turned {
+        breaker.admit(at(secs)).expect("it should be asked").failed(at(secs))
+    }
+
+    /// Whoever is told of every change must be told of each once, or a log fills while a shard is away.
+    #[test]
+    fn each_change_is_told_once() {
+        let breaker = Breaker::new(BreakerConfig { failures: 2, ..BreakerConfig::default() });
+        let (late, luck) = (breaker.admit(at(0)).expect("closed"), breaker.admit(at(0)).expect("closed"));
+        let told =
+            [fail(&breaker, 0), fail(&breaker, 0), late.failed(at(1)), luck.succeeded(), fail(&breaker, 30)];
+        assert_eq!(told, [Turned::Not, Turned::Open, Turned::Not, Turned::Not, Turned::Not]);
+        assert_eq!(breaker.admit(at(60)).expect("the probe").succeeded(), Turned::Closed);
+        assert_eq!(breaker.admit(at(60)).expect("closed").succeeded(), Turned::Not);
     }
 
     /// A dead shard must stop being asked after five failures in ten seconds, or every request waits for it.
@@ -218,7 +245,7 @@ mod tests {
     #[test]
     fn one_probe_closes_it() {
         let breaker = Breaker::new(BreakerConfig::default());
-        (0..5).for_each(|_| fail(&breaker, 0));
+        (0..5).for_each(|_| _ = fail(&breaker, 0));
         assert!(breaker.admit(at(29)).is_none());
         let probe = breaker.admit(at(30)).expect("the probe");
         assert!(breaker.admit(at(30)).is_none(), "only one");
@@ -232,7 +259,7 @@ mod tests {
     #[test]
     fn a_failed_probe_opens_it_again() {
         let breaker = Breaker::new(BreakerConfig::default());
-        (0..5).for_each(|_| fail(&breaker, 0));
+        (0..5).for_each(|_| _ = fail(&breaker, 0));
         fail(&breaker, 30);
         assert!(breaker.admit(at(59)).is_none());
         assert!(breaker.admit(at(60)).is_some());
@@ -242,7 +269,7 @@ mod tests {
     #[test]
     fn a_lost_probe_is_tried_again() {
         let breaker = Breaker::new(BreakerConfig::default());
-        (0..5).for_each(|_| fail(&breaker, 0));
+        (0..5).for_each(|_| _ = fail(&breaker, 0));
         drop(breaker.admit(at(30)).expect("the probe"));
         assert!(breaker.admit(at(30)).is_some());
     }
@@ -252,7 +279,7 @@ mod tests {
     fn stragglers_change_nothing() {
         let breaker = Breaker::new(BreakerConfig::default());
         let (late, luck) = (breaker.admit(at(0)).expect("closed"), breaker.admit(at(0)).expect("closed"));
-        (0..5).for_each(|_| fail(&breaker, 0));
+        (0..5).for_each(|_| _ = fail(&breaker, 0));
         late.failed(at(20));
         luck.succeeded();
         assert_eq!(breaker.state(at(29)), BreakerState::Open);

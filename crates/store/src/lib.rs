@@ -21,7 +21,7 @@ mod redis;
 /// What the scope of a counter's mark adds to its own: leases of it may be out.
 pub(crate) const MARK_SUFFIX: &str = "|leased";
 
-pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket};
+pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket, Turned};
 pub use deny_cache::DenyCache;
 pub use hotkey::HotKeys;
 pub use lease::{Errand, HotKey, LeaseConfig, LeaseFigures, Leased};

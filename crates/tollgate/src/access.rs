@@ -8,13 +8,29 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tollgate_control::{Actor, Control, Verified};
+use tollgate_control::{Actor, Control, Verified, without_password};
 use tollgate_core::{Span, SystemClock};
 
-fn with<T>(db: &str, act: impl AsyncFnOnce(Arc<Control>) -> anyhow::Result<T>) -> anyhow::Result<T> {
+/// What becomes of a database that is not there.
+#[derive(Clone, Copy)]
+enum Missing {
+    Made,
+    Refused,
+}
+
+fn with<T>(
+    db: &str,
+    missing: Missing,
+    act: impl AsyncFnOnce(Arc<Control>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let control = Control::connect(db, Arc::new(SystemClock::new())).await.context("--db")?;
+        let clock = Arc::new(SystemClock::new());
+        let control = match missing {
+            Missing::Made => Control::connect(db, clock).await,
+            Missing::Refused => Control::connect_existing(db, clock).await,
+        };
+        let control = control.context("--db")?;
         let done = act(Arc::clone(&control)).await;
         control.close().await;
         done
@@ -36,15 +52,17 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
                 !name.is_empty() && name.len() <= 128 && !name.chars().any(char::is_control),
                 "--name: write 1 to 128 bytes without control characters"
             );
-            let made = with(&db.db, async |control| {
+            let made = with(&db.db, Missing::Made, async |control| {
                 Ok(control.create_token(name, *role, lasts, &operator()).await?)
             })?;
-            eprintln!("This is shown once. Revoke it with: tollgate token revoke {}", made.id);
+            // The password is not told; whoever has no other way to it sets PGPASSWORD.
+            let place = without_password(&db.db)?;
+            eprintln!("This is shown once. Revoke it with: tollgate token revoke --db '{place}' {}", made.id);
             let told = json!({"id": made.id, "token": made.secret, "name": name, "role": role.name()});
             (told, made.secret)
         }
         TokenCommand::List { db } => {
-            let tokens = with(&db.db, async |control| Ok(control.tokens().await?))?;
+            let tokens = with(&db.db, Missing::Refused, async |control| Ok(control.tokens().await?))?;
             let mut text = format!("{:16}  {:8}  {:24}  {:24}  name", "id", "role", "expires", "revoked");
             for token in &tokens {
                 let (expires, revoked) = (
@@ -57,7 +75,9 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
             (json!(tokens), text)
         }
         TokenCommand::Revoke { db, id } => {
-            with(&db.db, async |control| Ok(control.revoke_token(id, &operator()).await?))?;
+            with(&db.db, Missing::Refused, async |control| {
+                Ok(control.revoke_token(id, &operator()).await?)
+            })?;
             (json!({"revoked": id}), format!("revoked {id}"))
         }
     };
@@ -78,7 +98,7 @@ pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
 }
 
 fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let verified = with(db, async |control| Ok(control.verify_audit().await?))?;
+    let verified = with(db, Missing::Refused, async |control| Ok(control.verify_audit().await?))?;
     let (whole, told, text) = match verified {
         Verified::Whole { entries, head } => (
             true,
@@ -100,8 +120,8 @@ fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 fn export(db: &str, after: i64, file: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let mut out = client::output(file)?;
-    with(db, async |control| {
+    with(db, Missing::Refused, async |control| {
+        let mut out = client::output(file)?;
         let mut seq = after;
         loop {
             let entries = control.audit_after(seq).await?;

@@ -4,7 +4,7 @@ use crate::logging::LogFlag;
 mod format;
 mod publishing;
 
-pub(crate) use format::{FormatFlags, print};
+pub(crate) use format::{FormatFlags, print, say};
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -34,8 +34,8 @@ pub(crate) enum Command {
     Gateway(Box<ServeFlags>),
     /// Check rule files: errors and lint warnings with line and column. Exits with 1 on errors.
     Check(CheckFlags),
-    /// Print the JSON schema of rule files, for editors.
-    Schema,
+    /// Print the JSON schema of rule files, for editors: it is JSON whatever is asked for.
+    Schema(FormatFlags),
     /// Say which rules a request meets, and why it does not meet the others.
     Explain(ExplainFlags),
     /// Run unit tests of rule files, on a clock that only the tests move.

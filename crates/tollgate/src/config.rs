@@ -4,6 +4,7 @@ use crate::cli::{
     DAY, GuardrailSection, LONGEST_DEADLINE, Listen, MOST_FAILURES, ProfileName, RulesFromName, ServeFlags,
     parse_size,
 };
+use crate::logging::Stdout;
 use crate::otlp::{self, Otlp};
 use crate::watching::{DecisionLog, decision_log};
 use anyhow::Context;
@@ -257,6 +258,15 @@ impl Config {
             "`tollgate gateway` needs --config FILE with a section `gateway`; examples/gateway has one",
         )?;
         Ok(GatewayConfig { gateway, who: self.who.clone(), answers: self.answers.clone() })
+    }
+
+    /// What the standard output is for.
+    pub(crate) fn stdout(&self) -> Stdout {
+        let access = self.gateway.as_ref().and_then(|gateway| gateway.access_log.as_ref());
+        match self.decision_log.is_stdout() || access.is_some_and(|log| log.as_os_str() == "-") {
+            true => Stdout::Data,
+            false => Stdout::People,
+        }
     }
 
     pub(crate) fn rule_options(&self) -> Options {

@@ -11,7 +11,6 @@ use crate::settings::Settings;
 use crate::status::FAREWELL;
 use crate::{leases, open_files, reload, sources};
 use anyhow::Context;
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +45,7 @@ async fn serve(
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
     let figures = gateway.handle();
     status.tell_also(move |page| figures.metrics(page));
-    greet(&config, &gateway.addresses(), &fronts, &operators);
+    logs.greet(config.stdout(), &greeting(&config, &gateway.addresses(), &fronts, &operators));
     let (tokens, asked_elsewhere) = (fronts.tokens(), !fronts.is_empty());
     let (stop, stopping) = watch::channel(false);
     let drain = || {
@@ -104,13 +103,13 @@ async fn serve(
     Ok(())
 }
 
-/// What a person who starts it reads. A closed output is no reason not to serve.
-fn greet(
+/// What a person who starts it reads.
+fn greeting(
     config: &Config,
     addresses: &[(std::net::SocketAddr, bool)],
     fronts: &Fronts,
     operators: &Operators,
-) {
+) -> Vec<String> {
     let mut lines = vec![format!("tollgate {} stands before your API", env!("CARGO_PKG_VERSION"))];
     for (address, tls) in addresses {
         let scheme = if *tls { "https" } else { "http" };
@@ -124,5 +123,5 @@ fn greet(
         config.rules.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     };
     lines.push(format!("  rules {rules}"));
-    let _ = writeln!(std::io::stdout().lock(), "{}", lines.join("\n"));
+    lines
 }

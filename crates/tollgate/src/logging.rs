@@ -22,6 +22,7 @@ use tracing_subscriber::{Layer, Registry, reload};
 pub(crate) struct Logs {
     handle: reload::Handle<Targets, Registry>,
     settings: Mutex<LogSettings>,
+    format: LogFormat,
 }
 
 /// Where messages go, once there are any: one for the process, as its standard error is.
@@ -98,14 +99,41 @@ pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<Logs>> {
     let lines = tracing_subscriber::fmt::layer().with_writer(|| Message).with_ansi(terminal);
     match flags.log_format {
         LogFormat::Text => {
-            tracing_subscriber::registry().with(lines.with_target(false).with_filter(filter)).init();
+            tracing_subscriber::registry().with(lines.with_filter(filter)).init();
         }
         LogFormat::Json => {
             let lines = lines.json().with_current_span(false).with_span_list(false);
             tracing_subscriber::registry().with(lines.with_filter(filter)).init();
         }
     }
-    Ok(Arc::new(Logs { handle, settings: Mutex::new(flags.log.0.clone()) }))
+    let settings = Mutex::new(flags.log.0.clone());
+    Ok(Arc::new(Logs { handle, settings, format: flags.log_format }))
+}
+
+/// What the standard output is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stdout {
+    /// People who start the server.
+    People,
+    /// Lines of JSON, and nothing else.
+    Data,
+}
+
+impl Logs {
+    /// Tells whoever starts the server what there is. A closed output is no reason not to serve.
+    pub(crate) fn greet(&self, stdout: Stdout, lines: &[String]) {
+        let text = lines.join("\n");
+        match (stdout, self.format) {
+            (Stdout::People, _) => {
+                let _ = writeln!(std::io::stdout().lock(), "{text}");
+            }
+            (Stdout::Data, LogFormat::Text) => {
+                let _ = Message.write_all(format!("{text}\n").as_bytes());
+            }
+            // There are machines at both.
+            (Stdout::Data, LogFormat::Json) => tracing::info!("{text}"),
+        }
+    }
 }
 
 impl LogLevels for Logs {

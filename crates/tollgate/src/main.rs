@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         cli::Command::Serve(flags) => serve::run(&flags),
         cli::Command::Gateway(flags) => gateway::run(&flags),
         cli::Command::Check(flags) => ruleinfo::check(&flags),
-        cli::Command::Schema => ruleinfo::schema(),
+        cli::Command::Schema(_) => ruleinfo::schema(),
         cli::Command::Explain(flags) => ruleinfo::explain(&flags),
         cli::Command::Test(flags) => test::run(&flags),
         cli::Command::Token(flags) => access::token(&flags),

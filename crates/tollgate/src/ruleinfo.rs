@@ -1,6 +1,6 @@
 //! `tollgate check`, `schema` and `explain`: what rule files say, without serving them.
 
-use crate::cli::{CheckFlags, ExplainFlags, ProfileName, print};
+use crate::cli::{CheckFlags, ExplainFlags, ProfileName, print, say};
 use crate::{config, sources};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use tollgate_control::Remark;
 use tollgate_rules::{Diagnostic, Explained, Explanation, Finding, Ruleset};
 
-#[allow(clippy::print_stdout, reason = "the report is the program's output")]
 pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
     let sources = sources::read(&flags.paths)?;
     match Ruleset::load(&sources, &config::options(flags.profile)) {
@@ -27,19 +26,19 @@ pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
         }
         Ok(rules) => {
             for warning in rules.warnings() {
-                println!("{warning}\n");
+                say(format_args!("{warning}\n"))?;
             }
             let (files, warnings) = (sources.len(), rules.warnings().len());
-            println!(
+            say(format_args!(
                 "{} in {}: no errors, {}",
                 counted(rules.rules().len(), "rule"),
                 counted(files, "file"),
                 counted(warnings, "warning")
-            );
+            ))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(errors) => {
-            println!("{errors}");
+            say(errors)?;
             Ok(ExitCode::FAILURE)
         }
     }
@@ -54,13 +53,11 @@ fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-#[allow(clippy::print_stdout, reason = "the schema is the program's output")]
 pub(crate) fn schema() -> anyhow::Result<ExitCode> {
-    println!("{}", tollgate_rules::schema().trim_end());
+    say(tollgate_rules::schema().trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
-#[allow(clippy::print_stdout, reason = "the explanation is the program's output")]
 pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     let rules = load(&flags.rules, flags.profile)?;
     let domain = match &flags.domain {
@@ -85,7 +82,7 @@ pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     if flags.format.is_json() {
         print(&explained(&explanation))?;
     } else {
-        println!("{explanation}");
+        say(explanation)?;
     }
     Ok(ExitCode::SUCCESS)
 }

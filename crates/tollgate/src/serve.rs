@@ -8,7 +8,6 @@ use crate::logging::{self, Logs};
 use crate::operators::Operators;
 use crate::store::Store;
 use crate::{leases, open_files, reload, sources};
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +47,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
         !fronts.is_empty(),
         "--grpc, --http and --resp are all off: nobody could ask; leave one of them on"
     );
-    greet(&config, &fronts, &operators);
+    logs.greet(config.stdout(), &greeting(&config, &fronts, &operators));
     let tokens = fronts.tokens();
     let (stop, stopping) = watch::channel(false);
     let drain = || {
@@ -109,8 +108,8 @@ pub(crate) async fn told_to_stop() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a person who starts the server reads. A closed output is no reason not to serve.
-fn greet(config: &Config, fronts: &Fronts, operators: &Operators) {
+/// What a person who starts the server reads.
+fn greeting(config: &Config, fronts: &Fronts, operators: &Operators) -> Vec<String> {
     let mut lines = vec![format!("tollgate {} is listening", env!("CARGO_PKG_VERSION"))];
     lines.extend(fronts.greeting());
     lines.extend(operators.greeting());
@@ -129,5 +128,5 @@ fn greet(config: &Config, fronts: &Fronts, operators: &Operators) {
     } else {
         lines.extend(config.rules.iter().map(|path| format!("  rules {}", path.display())));
     }
-    let _ = writeln!(std::io::stdout().lock(), "{}", lines.join("\n"));
+    lines
 }

@@ -70,9 +70,14 @@ impl DecisionLog {
         Ok(size.map_or(100 << 20, |size| size as u64))
     }
 
+    /// Whether it is written to the standard output.
+    pub(crate) fn is_stdout(&self) -> bool {
+        self.output.as_ref().is_some_and(|path| path.as_os_str() == "stdout")
+    }
+
     fn output(&self) -> anyhow::Result<Option<Output>> {
         let Some(path) = &self.output else { return Ok(None) };
-        if path.as_os_str() == "stdout" {
+        if self.is_stdout() {
             return Ok(Some(Output::Stdout));
         }
         Ok(Some(Output::File { path: path.clone(), bytes: self.bytes()?, files: self.files.unwrap_or(5) }))

@@ -325,3 +325,37 @@ fn help_and_version_are_there() {
         assert!(help.out.contains(flag), "{flag}");
     }
 }
+
+/// `tollgate check rules.yaml | head -1` must not end in a panic, nor a full disk.
+#[test]
+fn an_output_that_takes_nothing_is_an_error() {
+    let folder = Folder::new();
+    let (rules, tests) = (text(&folder, "rules.yaml"), text(&folder, "tests.yaml"));
+    folder.write("rules.yaml", GOOD);
+    folder.write(
+        "tests.yaml",
+        "- rules_file: rules.yaml\n  steps: [{attributes: {k: x}, expect: {overall: OK}}]\n",
+    );
+    for args in [
+        &["check", &rules][..],
+        &["check", &rules, "--json"],
+        &["test", &tests],
+        &["schema"],
+        &["schema", "--json"],
+        &["explain", "--rules", &rules, "--attr", "k=x"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("there is one");
+        let printed = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(args)
+            .stdout(full)
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&printed.stderr);
+        assert!(
+            printed.status.code() == Some(1) && said.contains("No space left"),
+            "{args:?}: {:?} {said}",
+            printed.status
+        );
+        ended(&run(args), 0);
+    }
+}

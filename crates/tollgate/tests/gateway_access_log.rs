@@ -69,6 +69,18 @@ fn a_key_in_the_path_is_not_told() {
     assert!(lines.iter().all(|line| !line.to_string().contains("PLANTED")), "{lines:?}");
 }
 
+/// Whoever reads the log from a pipe reads JSON and nothing else.
+#[test]
+fn on_the_standard_output_there_is_json_alone() {
+    let origin = Origin::start();
+    let gateway = Gateway::start(RULES, &(plain(origin.address, "") + "  access_log: \"-\"\n"));
+    gateway.exchange(&with_key("GET", "/a"));
+    let output = eventually("a line", || Some(gateway.output()).filter(|output| output.ends_with('\n')));
+    let told: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert!(told.len() == 1 && told[0]["path"] == "/a", "{output}");
+    assert!(gateway.log().contains("stands before your API"), "{}", gateway.log());
+}
+
 /// Somebody who looks for a wrong path, or for someone who tries paths, looks here.
 #[test]
 fn what_leads_nowhere_has_its_line() {

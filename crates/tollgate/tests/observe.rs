@@ -98,7 +98,8 @@ fn metrics_are_what_happened_and_clean() {
 fn only_decisions_are_timed_and_each_once() {
     let redis = Redis::start();
     for store in ["memory", &redis.url()] {
-        let server = Server::start_with_rules(RULES, &["--store", store, "--decision-log-allowed", "1"]);
+        let flags = ["--store", store, "--store-deadline-ms", "5000", "--decision-log-allowed", "1"];
+        let server = Server::start_with_rules(RULES, &flags);
         let client =
             redis::Client::open(format!("redis://{}", server.resp.expect("on"))).expect("an address");
         let mut connection = client.get_connection().expect("a connection");
@@ -281,6 +282,37 @@ fn a_decision_is_found_in_a_flood() {
     assert!(said.code == Some(1) && said.err.contains("within a minute"), "{}{}", said.out, said.err);
     let said = run(&["why", "--admin", &place]);
     assert!(said.code == Some(2) && said.err.contains("--key"), "{}", said.err);
+}
+
+/// The log keeps the beginning of a long value, and whoever looks for all of it means that.
+#[test]
+fn a_long_value_is_found_whatever_its_letters() {
+    let server = Server::start_with_rules(RULES, &["--decision-log-allowed", "1"]);
+    let long = format!("a{}", "é".repeat(300));
+    assert_eq!(server.check("d", &json!({"api_key": long})).status, 200);
+    let escaped = long.replace('é', "%C3%A9");
+    eventually("the decision", || {
+        let found = get(&server, &format!("/admin/v1/decisions?key={escaped}"));
+        (found["decisions"].as_array().map(Vec::len) == Some(1)).then_some(())
+    });
+}
+
+/// Whoever reads the log from a pipe reads JSON and nothing else; the greeting is told elsewhere.
+#[test]
+fn a_decision_log_on_the_standard_output_is_json_alone() {
+    for format in ["text", "json"] {
+        let flags = ["--decision-log", "stdout", "--decision-log-allowed", "1", "--log-format", format];
+        let server = Server::start_with_rules(RULES, &flags);
+        assert_eq!(server.check("d", &json!({"api_key": KEY})).status, 200);
+        let output =
+            eventually("a decision", || Some(server.output()).filter(|output| output.ends_with('\n')));
+        let told: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+        assert!(told.len() == 1 && told[0]["rule"] == "per-key", "{output}");
+        let log = server.log();
+        assert!(log.contains("is listening"), "{log}");
+        let is_json = |line: &str| serde_json::from_str::<Value>(line).is_ok();
+        assert_eq!(log.lines().all(is_json), format == "json", "{log}");
+    }
 }
 
 /// Two hundred pages left open, most of which do not read: all that do are served, and decisions go on.

@@ -222,6 +222,8 @@ fn an_outage_ends_without_a_burst() {
         after.push(ask(&node, "user", "u"));
         (after.iter().filter(|(_, decision)| decision["origin"] == "store").count() > 20).then_some(())
     });
+    let log = node.log();
+    assert!(log.contains("the breaker is open") && log.contains("the breaker is closed"), "{log}");
     let all = passed(&before) + passed(&during) + passed(&after);
     assert!(all <= 10, "{all} passed of ten: {after:?}");
 }
@@ -237,6 +239,7 @@ fn breakers_follow_their_settings() {
         rules.display(),
         redis.url()
     );
+    let url = redis.url();
     let config = folder.write("config.yaml", &settings);
     let node = Server::start(&["--config", config.to_str().expect("a plain path")]);
     eventually("the node on Redis", || (ask(&node, "user", "u").1["origin"] == "store").then_some(()));
@@ -252,6 +255,12 @@ fn breakers_follow_their_settings() {
     for _ in 0..20 {
         assert_eq!(ask(&node, "login", "u").1["origin"], "fail_closed", "it stays open for an hour");
     }
+    let shard = url.trim_start_matches("redis://");
+    let told =
+        |line: &&str| line.contains("WARN tollgate_store::redis") && line.contains("the breaker is open");
+    let log = node.log();
+    let told: Vec<&str> = log.lines().filter(told).collect();
+    assert!(matches!(told[..], [one] if one.contains(shard) && one.contains("connection")), "once: {log}");
     let wrong = folder.write("wrong.yaml", "store: redis://127.0.0.1:1\nstore_breaker_failures: 0\n");
     let refused = run(&["serve", "--config", wrong.to_str().expect("a plain path")]);
     assert!(

@@ -18,6 +18,7 @@ pub(super) const ROUTES: &[Route] = &[
 ];
 
 const MOST: usize = 1_000;
+/// As many bytes of a value as the log keeps.
 const LONGEST_KEY: usize = 256;
 
 /// Who watches decisions.
@@ -57,7 +58,7 @@ async fn search(asked: Asked) -> Result<Reply, Problem> {
     let limit = number("limit", limit, MOST as u64)?.unwrap_or(100);
     let search = Search {
         id: id.as_deref().map(decision).transpose()?,
-        key: key.map(|key| key.chars().take(LONGEST_KEY).collect()),
+        key: key.map(as_kept),
         rule,
         ruled: verdict.map(|verdict| Ruled::named(&verdict).ok_or_else(wrong)).transpose()?,
         from: from.map(|from| time("from", &from)).transpose()?,
@@ -88,6 +89,16 @@ async fn why(asked: Asked) -> Result<Reply, Problem> {
         body["would_pass_at"] = json!(passes);
     }
     Ok(told(&body))
+}
+
+/// The beginning that the log would have kept: what is longer is found by it.
+fn as_kept(mut key: String) -> String {
+    let mut end = key.len().min(LONGEST_KEY);
+    while !key.is_char_boundary(end) {
+        end -= 1;
+    }
+    key.truncate(end);
+    key
 }
 
 fn decision(text: &str) -> Result<DecisionId, Problem> {

@@ -1,7 +1,7 @@
 //! What goes on: `GET /admin/v1/stats` (the last seconds), `/events` (each as it comes, as server-sent events), `/top` (who
 //! asks most, and which keys are hot) and `/nodes`.
 //!
-//! Whoever reads slowly skips events; nobody waits for a reader. There are only so many readers, of one place too, so that
+//! Whoever reads slowly skips events, and is told so; nobody waits for a reader. There are only so many readers, of one place too, so that
 //! operators always find a connection; and they listen for as long as they would be let in, not for as long as they hold on.
 
 use super::access;
@@ -28,7 +28,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
 use tollgate_control::{NodeSeen, Role};
 use tollgate_core::Span;
-use tollgate_observe::{Observe, rfc3339};
+use tollgate_observe::{Event, Observe, rfc3339};
 
 pub(super) const ROUTES: &[Route] = &[
     Route::new(Method::GET, "/admin/v1/stats", Role::Viewer, |asked| Box::pin(stats(asked))),
@@ -62,11 +62,15 @@ async fn stats(asked: Asked) -> Result<Reply, Problem> {
         Some(Ok(seconds)) if (1..=3_600).contains(&seconds) => seconds,
         Some(_) => return Err(Problem::bad("write a number from 1 to 3600").at("seconds")),
     };
-    let mut stats = watcher(&asked.admin)?.stats(seconds);
-    if let (Some(node), Value::Object(more)) = (stats["node"].as_object_mut(), asked.admin.status.node()) {
-        node.extend(more);
-    }
-    Ok(told(&stats))
+    let status = Arc::clone(&asked.admin.status);
+    let all = move |observe: &Observe| {
+        let mut stats = observe.stats(seconds);
+        if let (Some(node), Value::Object(more)) = (stats["node"].as_object_mut(), status.node()) {
+            node.extend(more);
+        }
+        told(&stats)
+    };
+    aside(&asked.admin, all).await
 }
 
 async fn top(asked: Asked) -> Result<Reply, Problem> {
@@ -141,14 +145,11 @@ fn listening() -> MutexGuard<'static, HashMap<IpAddr, usize>> {
 /// One who listens, counted for as long as it does.
 struct Listener {
     place: IpAddr,
-    events: tokio::sync::broadcast::Receiver<tollgate_observe::Event>,
+    events: tokio::sync::broadcast::Receiver<Event>,
 }
 
 impl Listener {
-    fn new(
-        peer: IpAddr,
-        events: tokio::sync::broadcast::Receiver<tollgate_observe::Event>,
-    ) -> Result<Self, Problem> {
+    fn new(peer: IpAddr, events: tokio::sync::broadcast::Receiver<Event>) -> Result<Self, Problem> {
         let (place, mut all) = (prefix(peer), listening());
         if all.values().sum::<usize>() >= LISTENERS {
             return Err(busy(
@@ -183,6 +184,19 @@ fn busy(detail: &str) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many listen", detail)
 }
 
+/// What is told of an event, if it is not the end. Whoever was too slow has missed some: figures come again, but that something
+/// has changed is said once, so it is told that anything may have.
+fn said(heard: Result<Event, RecvError>) -> Option<Bytes> {
+    match heard {
+        Ok(event) => Some(format!("event: {}\ndata: {}\n\n", event.kind, event.data).into()),
+        Err(RecvError::Lagged(missed)) => {
+            let told = |kind| format!("event: {kind}\ndata: {{\"missed\":{missed}}}\n\n");
+            Some(["rules", "emergency", "quota"].map(told).concat().into())
+        }
+        Err(RecvError::Closed) => None,
+    }
+}
+
 async fn events(asked: Asked) -> Result<Reply, Problem> {
     let (admin, head) = (asked.admin, Arc::new(asked.head));
     let events = watcher(&admin)?.listen().ok_or_else(|| {
@@ -201,27 +215,43 @@ async fn events(asked: Asked) -> Result<Reply, Problem> {
             if let Some(greeting) = greeting {
                 return Some((Ok(Frame::data(greeting)), (listener, pulse, None)));
             }
-            loop {
-                let text = tokio::select! {
-                    biased;
-                    _ = pulse.tick() => {
-                        if !access::may_still_look(&admin, &head, PATIENCE).await {
-                            return None;
-                        }
-                        Bytes::from_static(b": still here\n\n")
+            let text = tokio::select! {
+                biased;
+                _ = pulse.tick() => {
+                    if !access::may_still_look(&admin, &head, PATIENCE).await {
+                        return None;
                     }
-                    heard = listener.events.recv() => match heard {
-                        Ok(event) => format!("event: {}\ndata: {}\n\n", event.kind, event.data).into(),
-                        // Too slow: what was missed is missed.
-                        Err(RecvError::Lagged(_)) => continue,
-                        Err(RecvError::Closed) => return None,
-                    },
-                };
-                return Some((Ok(Frame::data(text)), (listener, pulse, None)));
-            }
+                    Bytes::from_static(b": still here\n\n")
+                }
+                heard = listener.events.recv() => said(heard)?,
+            };
+            Some((Ok(Frame::data(text)), (listener, pulse, None)))
         }
     });
     let mut answer = Response::new(StreamBody::new(stream).boxed_unsync());
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::broadcast;
+
+    /// A page that was behind would go on showing rules, emergencies and quotas that are no more.
+    #[tokio::test]
+    async fn whoever_was_too_slow_is_told_to_look_again() {
+        let (tell, mut hear) = broadcast::channel(2);
+        for at in 0..5 {
+            let _ = tell.send(Event { kind: "tick", data: at.to_string().into() });
+        }
+        let behind = said(hear.recv().await).expect("not the end");
+        let behind = String::from_utf8_lossy(&behind).into_owned();
+        for kind in ["rules", "emergency", "quota"] {
+            assert!(behind.contains(&format!("event: {kind}\ndata: {{\"missed\":3}}\n\n")), "{behind}");
+        }
+        assert_eq!(said(hear.recv().await).as_deref(), Some(&b"event: tick\ndata: 3\n\n"[..]));
+        drop((hear.recv().await, tell));
+        assert_eq!(said(hear.recv().await), None, "the end");
+    }
 }

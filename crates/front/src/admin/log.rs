@@ -4,20 +4,34 @@ use super::routes::{Asked, Reply, Route, whole};
 use crate::http::problem::Problem;
 use crate::http::{body, json_answer};
 use hyper::{Method, StatusCode};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
 use tollgate_control::Role;
 
 /// From which level on messages are written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LogSettings {
     /// error, warn, info, debug, trace or off.
     pub level: String,
     /// Modules with a level of their own.
-    #[serde(default)]
     pub modules: BTreeMap<String, String>,
+}
+
+/// What is to be changed: the level of all, of single modules, or both.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    /// As it is, unless said.
+    #[serde(default, deserialize_with = "given")]
+    level: Option<String>,
+    #[serde(default, deserialize_with = "given")]
+    modules: Option<BTreeMap<String, String>>,
+}
+
+/// What is there must be something: `null` is no level.
+fn given<'d, D: Deserializer<'d>, T: Deserialize<'d>>(value: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(value).map(Some)
 }
 
 /// Who writes the messages.
@@ -46,7 +60,15 @@ async fn get(asked: Asked) -> Result<Reply, Problem> {
 async fn put(asked: Asked) -> Result<Reply, Problem> {
     let Asked { admin, body, actor, .. } = asked;
     let body = body::read(body).await?;
-    let wanted: LogSettings = body::decode(&body)?;
+    let wanted = match body::decode(&body)? {
+        Wanted { level: None, modules: None } => {
+            return Err(Problem::bad("write `level`, `modules` or both"));
+        }
+        Wanted { level, modules } => LogSettings {
+            level: level.unwrap_or_else(|| admin.log.now().level),
+            modules: modules.unwrap_or_default(),
+        },
+    };
     admin.log.change(wanted).map_err(|(place, detail)| {
         Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "It cannot act", detail).at(place)
     })?;

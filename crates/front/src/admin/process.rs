@@ -13,5 +13,5 @@ pub(super) const ROUTES: &[Route] = &[
 ];
 
 async fn tell(asked: Asked) -> Result<Reply, Problem> {
-    Ok(whole(health::answer(&*asked.admin.status, &asked.head.uri, &asked.head.headers)))
+    Ok(whole(health::answer(&asked.admin.status, &asked.head.uri, &asked.head.headers).await))
 }

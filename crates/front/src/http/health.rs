@@ -6,43 +6,103 @@ use crate::Status;
 use hyper::header::ACCEPT;
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::json;
+use std::sync::Arc;
 use tollgate_edge::fields::Fields;
 use tollgate_edge::h1;
 use tollgate_observe::{Format, Page};
 
+const TEXT: &str = "text/plain; charset=utf-8";
+
 /// On the admin address.
-pub(crate) fn answer(status: &dyn Status, uri: &Uri, headers: &HeaderMap) -> Answer {
+pub(crate) async fn answer(status: &Arc<dyn Status>, uri: &Uri, headers: &HeaderMap) -> Answer {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let (code, kind, text) = said(status, uri.path(), uri.query().unwrap_or(""), accept);
+    let (code, kind, text) = said(status, uri.path(), uri.query().unwrap_or(""), accept).await;
     typed(code, kind, text)
 }
 
 /// On the HTTP address.
-pub(super) fn told(status: &dyn Status, request: &Request<'_>) -> h1::Answer {
+pub(super) async fn told(status: &Arc<dyn Status>, request: &Request<'_>) -> h1::Answer {
     let accept = request.fields.all(&ACCEPT).next().and_then(|accept| std::str::from_utf8(accept).ok());
-    let (code, kind, text) = said(status, request.path, request.query, accept.unwrap_or_default());
+    let (code, kind, text) = said(status, request.path, request.query, accept.unwrap_or_default()).await;
     h1::Answer::new(code, kind, text)
 }
 
-fn said(status: &dyn Status, path: &str, query: &str, accept: &str) -> (StatusCode, &'static str, String) {
+type Said = (StatusCode, &'static str, String);
+
+async fn said(status: &Arc<dyn Status>, path: &str, query: &str, accept: &str) -> Said {
     match path {
-        "/healthz" => (StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned()),
-        "/v1/hot" => (StatusCode::OK, "application/json", status.hot().to_string()),
+        "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
+        "/v1/hot" => aside(status, |status| ("application/json", status.hot().to_string())).await,
         "/metrics" => {
             let format = Format::accepted(accept);
-            let mut page = Page::new(format);
-            status.metrics(&mut page);
-            (StatusCode::OK, format.media_type(), page.finish())
+            let written = move |status: &dyn Status| {
+                let mut page = Page::new(format);
+                status.metrics(&mut page);
+                (format.media_type(), page.finish())
+            };
+            aside(status, written).await
         }
-        _ => ready(status, query),
+        _ => ready(&**status, query),
     }
 }
 
-fn ready(status: &dyn Status, query: &str) -> (StatusCode, &'static str, String) {
+/// Where there are many rules figures take long: they are worked out beside the threads that decide.
+async fn aside(
+    status: &Arc<dyn Status>,
+    tell: impl FnOnce(&dyn Status) -> (&'static str, String) + Send + 'static,
+) -> Said {
+    let status = Arc::clone(status);
+    match tokio::task::spawn_blocking(move || tell(&*status)).await {
+        Ok((kind, text)) => (StatusCode::OK, kind, text),
+        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, "not found out; try again\n".to_owned()),
+    }
+}
+
+fn ready(status: &dyn Status, query: &str) -> Said {
     let ready = status.is_ready();
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let verbose = query.split('&').any(|word| word == "verbose" || word.starts_with("verbose="));
     let mut body = if verbose { status.details() } else { json!({}) };
     body["ready"] = ready.into();
     (code, "application/json", format!("{body:#}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use std::thread;
+
+    /// Tells which thread was asked.
+    struct Thread;
+
+    impl Status for Thread {
+        fn is_ready(&self) -> bool {
+            true
+        }
+
+        fn details(&self) -> Value {
+            json!({})
+        }
+
+        fn metrics(&self, page: &mut Page) {
+            let asked = format!("{:?}", thread::current().id());
+            page.gauge(&format!("thread_{}", asked.replace(['(', ')'], "_")), "Which was asked.", 1);
+        }
+
+        fn hot(&self) -> Value {
+            json!(format!("{:?}", thread::current().id()))
+        }
+    }
+
+    /// Whoever scrapes must not hold up whoever is decided upon.
+    #[tokio::test]
+    async fn figures_are_not_worked_out_by_those_who_decide() {
+        let status: Arc<dyn Status> = Arc::new(Thread);
+        let own = format!("{:?}", thread::current().id());
+        for (path, own) in [("/metrics", own.replace(['(', ')'], "_")), ("/v1/hot", own)] {
+            let (code, _, text) = said(&status, path, "", "").await;
+            assert!(code == StatusCode::OK && text.contains(&own[..9]) && !text.contains(&own), "{text}");
+        }
+    }
 }

@@ -119,7 +119,7 @@ async fn route<S: CounterStore + 'static>(
         ("/json", "POST") => Box::pin(json::answer(app, body, trace)).await,
         (path, _) if is_asked_of(path) => Err(Problem::wrong_method(&Method::POST)),
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", "GET" | "HEAD") => {
-            Ok(health::told(&*app.status, request))
+            Ok(Box::pin(health::told(&app.status, request)).await)
         }
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", _) => Err(Problem::wrong_method(&Method::GET)),
         (path, _) => Err(Problem::not_found(path)),

@@ -64,12 +64,12 @@ pub(super) async fn ask(
         let job = Job { work: work.clone(), request, slot, asking: std::mem::take(&mut asking), reply };
         if node.send(job).is_err() {
             node.errors.count(Trouble::Busy);
-            ticket.failed(shared.clock.now());
+            node.failed(ticket, Trouble::Busy, shared.clock.now());
             return Err(unavailable(&node, "too many checks wait for it").into());
         }
         let failed = match timeout_at(until, answer).await {
             Ok(Ok(Ok(answer))) => {
-                ticket.succeeded();
+                node.answered(ticket);
                 node.shows(answer.now, shared.clock.now());
                 return Ok(answer);
             }
@@ -77,7 +77,7 @@ pub(super) async fn ask(
             Ok(Err(_)) => return Err(unavailable(&node, "its lane has ended").into()),
             Err(_) => {
                 node.errors.count(Trouble::Timeout);
-                ticket.failed(shared.clock.now());
+                node.failed(ticket, Trouble::Timeout, shared.clock.now());
                 topology.suspect();
                 return Err(StoreError::Timeout.into());
             }
@@ -86,7 +86,7 @@ pub(super) async fn ask(
         request = back;
         match why {
             Failure::Moved(address) => {
-                ticket.succeeded();
+                node.answered(ticket);
                 topology.suspect();
                 let target = topology.at(&whole(&address, &node.address));
                 // A server without slots so far may be the heir of one that failed: whoever cares waits to hear.
@@ -97,17 +97,17 @@ pub(super) async fn ask(
                 redirect = Some(target);
             }
             Failure::Ask(address) => {
-                ticket.succeeded();
+                node.answered(ticket);
                 asking = true;
                 redirect = Some(topology.at(&whole(&address, &node.address)));
             }
             Failure::Elsewhen(now) => {
-                ticket.succeeded();
+                node.answered(ticket);
                 request.near = Some(now);
             }
             Failure::Unsent(why) => {
                 node.errors.count(Trouble::Connection);
-                ticket.failed(shared.clock.now());
+                node.failed(ticket, Trouble::Connection, shared.clock.now());
                 topology.suspect();
                 unsent += 1;
                 if unsent > 1 {
@@ -116,7 +116,7 @@ pub(super) async fn ask(
             }
             Failure::Lost(why) => {
                 node.errors.count(Trouble::Connection);
-                ticket.failed(shared.clock.now());
+                node.failed(ticket, Trouble::Connection, shared.clock.now());
                 topology.suspect();
                 return Err(unavailable(&node, &why).into());
             }
@@ -124,7 +124,7 @@ pub(super) async fn ask(
                 node.errors.count(Trouble::Refused);
                 topology.suspect();
                 if !passes(&why) || Instant::now() + PAUSE >= until {
-                    ticket.failed(shared.clock.now());
+                    node.failed(ticket, Trouble::Refused, shared.clock.now());
                     return Err(unavailable(&node, &why).into());
                 }
                 drop(ticket);

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Interval, MissedTickBehavior};
 use tollgate_core::{Admission, Clock, Span, Timestamp};
 
 /// What a server is asked to do.
@@ -115,6 +116,9 @@ pub(super) struct Lane {
     pub(super) disagreements: Arc<AtomicUsize>,
 }
 
+/// How often a connection that is not used is looked at.
+const LOOK: Duration = Duration::from_secs(2);
+
 /// Requests in one batch.
 const BATCH: usize = 128;
 
@@ -123,7 +127,22 @@ impl Lane {
     pub(super) async fn run(self, mut jobs: mpsc::Receiver<Job>) {
         let mut connection: Option<MultiplexedConnection> = None;
         let mut batch = Vec::with_capacity(BATCH);
-        while jobs.recv_many(&mut batch, BATCH).await > 0 {
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                many = jobs.recv_many(&mut batch, BATCH) => {
+                    if many == 0 {
+                        break;
+                    }
+                }
+                () = self.gone(&mut looks, &mut connection) => {
+                    connection = None;
+                    self.connected.fetch_sub(1, Ordering::Relaxed);
+                    continue;
+                }
+            }
             batch.retain(|job: &Job| !job.reply.is_closed());
             if batch.is_empty() {
                 continue;
@@ -150,6 +169,23 @@ impl Lane {
         }
         if connection.is_some() {
             self.connected.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until a connection that nobody uses is of no use: what is told of it must be so while nobody asks.
+    async fn gone(&self, looks: &mut Interval, connection: &mut Option<MultiplexedConnection>) {
+        let Some(connection) = connection else { return std::future::pending().await };
+        loop {
+            looks.tick().await;
+            // What a user with few rights may ask too.
+            let word = redis::cmd("TIME");
+            let answer = tokio::time::timeout(self.patience, word.query_async::<redis::Value>(connection));
+            match answer.await {
+                Ok(Err(error)) if error.is_unrecoverable_error() => return,
+                Err(_) => return,
+                // A refusal is an answer.
+                Ok(_) => {}
+            }
         }
     }
 

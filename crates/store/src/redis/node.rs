@@ -3,7 +3,7 @@
 use super::config::{Kind, RedisConfig};
 use super::lane::{Connect, Job, Lane};
 use super::script::Scripts;
-use crate::breaker::{Breaker, BreakerState};
+use crate::breaker::{Breaker, BreakerState, Ticket, Turned};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisResult};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -77,6 +77,11 @@ pub(super) enum Trouble {
     Busy,
 }
 
+impl Trouble {
+    /// The words in logs and metrics, in the order above.
+    const NAMES: [&'static str; 5] = ["timeout", "connection", "refused", "breaker_open", "busy"];
+}
+
 /// How often each has happened.
 #[derive(Debug, Default)]
 pub(super) struct Errors([AtomicU64; 5]);
@@ -87,8 +92,11 @@ impl Errors {
     }
 
     fn told(&self) -> Vec<(&'static str, u64)> {
-        let names = ["timeout", "connection", "refused", "breaker_open", "busy"];
-        names.into_iter().zip(&self.0).map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
+        Trouble::NAMES
+            .into_iter()
+            .zip(&self.0)
+            .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+            .collect()
     }
 }
 
@@ -152,6 +160,24 @@ impl Node {
     pub(super) fn send(&self, job: Job) -> Result<(), TooMany> {
         let key = job.request.bundles.first().map_or(0, |bundle| usize::from(super::names::slot(bundle)));
         self.lanes[key % self.lanes.len()].try_send(job).map_err(|_| TooMany)
+    }
+
+    /// It answered, whatever it said.
+    pub(super) fn answered(&self, ticket: Ticket<'_>) {
+        if ticket.succeeded() == Turned::Closed {
+            tracing::info!(shard = self.address, "Redis answers again: the breaker is closed");
+        }
+    }
+
+    /// An ask came to nothing, and counts against it.
+    pub(super) fn failed(&self, ticket: Ticket<'_>, trouble: Trouble, now: Timestamp) {
+        if ticket.failed(now) == Turned::Open {
+            tracing::warn!(
+                shard = self.address,
+                error = Trouble::NAMES[trouble as usize],
+                "too many failures: the breaker is open, and until Redis answers again rules decide by their `on_error`"
+            );
+        }
     }
 
     pub(super) fn status(&self, now: Timestamp) -> ShardStatus {

@@ -109,6 +109,23 @@ async fn a_paused_server_costs_a_check_its_deadline_and_then_nothing() {
     tenant.waited_no_longer_than_it_may();
 }
 
+/// Whoever looks at a node that nobody asks must not read that it stands well with a server that is dead.
+#[tokio::test]
+async fn the_end_of_a_connection_is_noticed_while_nobody_asks() {
+    let mut server = Server::start(&[]);
+    let store = RedisStore::connect(quick(&server.url()));
+    Tenant::new(&store, "alice", 5).heals().await;
+    assert!(store.status()[0].connections > 0);
+    server.kill();
+    for _ in 0..2_000 {
+        if store.status()[0].connections == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("never noticed: {:?}", store.status());
+}
+
 #[tokio::test]
 async fn a_server_that_sleeps_is_waited_for_no_longer_than_the_deadline() {
     let server = Server::start(&[]);

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use std::fmt::Display;
 use std::io::Write;
 
 /// For a command's `#[command(flatten)]`; its subcommands have it too.
@@ -33,16 +34,20 @@ pub(crate) fn print(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{}", serde_json::to_string_pretty(value)?)?)
 }
 
+/// Prints a line, for people. A closed output ends the command with an error, and not with a panic.
+pub(crate) fn say(text: impl Display) -> anyhow::Result<()> {
+    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+}
+
 #[cfg(test)]
 mod tests {
     use crate::cli::Cli;
     use clap::{Command, CommandFactory};
 
     /// Commands whose output is not for scripts to choose, and why.
-    const WITHOUT: [(&str, &str); 4] = [
+    const WITHOUT: [(&str, &str); 3] = [
         ("tollgate serve", "runs until it is told to end; its messages have --log-format"),
         ("tollgate gateway", "the same"),
-        ("tollgate schema", "is JSON already"),
         ("tollgate help", "is for people"),
     ];
 

@@ -7,50 +7,50 @@ mod expect;
 mod file;
 mod runner;
 
-use crate::cli::{TestFlags, print};
+use crate::cli::{TestFlags, print, say};
 use anyhow::Context;
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
 
-#[allow(clippy::print_stdout, reason = "the report is the program's output")]
 pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     let (mut passed, mut failed) = (0_u32, 0_u32);
     let json = flags.format.is_json();
     let mut told = Vec::new();
-    let mut report = |path: &Path, name: &str, outcome: Result<(), String>| {
+    let mut report = |path: &Path, name: &str, outcome: Result<(), String>| -> anyhow::Result<()> {
         match &outcome {
             _ if json => told.push(json!({
                 "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
             })),
-            Ok(()) => println!("ok      {}: {name}", path.display()),
+            Ok(()) => say(format_args!("ok      {}: {name}", path.display()))?,
             Err(difference) => {
-                println!("FAILED  {}: {name}", path.display());
+                say(format_args!("FAILED  {}: {name}", path.display()))?;
                 for line in difference.lines() {
-                    println!("          {line}");
+                    say(format_args!("          {line}"))?;
                 }
             }
         }
         *if outcome.is_ok() { &mut passed } else { &mut failed } += 1;
+        Ok(())
     };
     for path in &flags.files {
         // A file that cannot be read fails like a case, so that the others are run and counted all the same.
         let cases = match read(path) {
             Ok(cases) => cases,
             Err(error) => {
-                report(path, "cannot be run", Err(format!("{error:#}")));
+                report(path, "cannot be run", Err(format!("{error:#}")))?;
                 continue;
             }
         };
         for (number, case) in cases.into_iter().enumerate() {
             let name = case.name.clone().unwrap_or_else(|| format!("case {}", number + 1));
-            report(path, &name, runner::run(&case, path.parent().unwrap_or(Path::new(""))));
+            report(path, &name, runner::run(&case, path.parent().unwrap_or(Path::new(""))))?;
         }
     }
     if json {
         print(&json!({"passed": passed, "failed": failed, "cases": told}))?;
     } else {
-        println!("{passed} passed, {failed} failed");
+        say(format_args!("{passed} passed, {failed} failed"))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

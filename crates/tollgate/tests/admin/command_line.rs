@@ -97,3 +97,50 @@ fn tokens_come_from_the_environment_or_a_file_and_are_not_shown() {
     ended(&web, 1);
     assert!(web.err.contains("Not found"), "{}", web.err);
 }
+
+/// A log that was never there is not whole, and a path that was mistyped is no new database.
+#[test]
+fn a_database_that_is_not_there_is_not_made() {
+    let folder = Folder::new();
+    let (gone, empty) = (folder.join("mistyped.db"), folder.write("empty.db", ""));
+    let exported = folder.join("audit.ndjson");
+    for path in [&gone, &empty] {
+        let db = format!("sqlite:{}", path.display());
+        for args in [
+            &["audit", "verify"][..],
+            &["audit", "export", "--file", exported.to_str().expect("plain")],
+            &["token", "list"],
+            &["token", "revoke", "abc"],
+        ] {
+            let refused = run(&[args, &["--db", &db]].concat());
+            ended(&refused, 1);
+            assert!(
+                refused.err.contains("there is no such database: ") && refused.out.is_empty(),
+                "{}{}",
+                refused.err,
+                refused.out
+            );
+        }
+    }
+    assert!(!gone.exists() && !exported.exists());
+    assert_eq!(std::fs::metadata(&empty).expect("it stays").len(), 0);
+
+    let db = format!("sqlite:{}", gone.display());
+    let made = run(&["token", "create", "--name", "me", "--role", "viewer", "--db", &db]);
+    ended(&made, 0);
+    let (_, command) = made.err.split_once("Revoke it with: tollgate ").expect("how to");
+    let words: Vec<&str> = command.split_whitespace().map(|word| word.trim_matches('\'')).collect();
+    ended(&run(&words), 0);
+    ended(&run(&["audit", "verify", "--db", &db]), 0);
+}
+
+/// Which database, and why, once, and without its password.
+#[test]
+fn a_database_that_does_not_answer_is_named() {
+    let refused = run(&["token", "list", "--db", "postgres://me:PLANTED@127.0.0.1:1/limits"]);
+    ended(&refused, 1);
+    let said = &refused.err;
+    assert!(said.contains("PostgreSQL at postgres://me@127.0.0.1:1/limits does not answer"), "{said}");
+    assert_eq!(said.matches("refused").count(), 1, "{said}");
+    assert!(!said.contains("PLANTED") && !said.contains("pool timed out"), "{said}");
+}

@@ -314,10 +314,14 @@ fn the_log_level_changes_while_it_runs() {
         (json!({"level": "loud"}), "level"),
         (json!({"level": "info", "modules": {"a b": "debug"}}), "modules.a b"),
         (json!({"level": "info", "modules": {"tollgate": "loud"}}), "modules.tollgate"),
+        (json!({"modules": {"tollgate": "loud"}}), "modules.tollgate"),
     ] {
         let refused = node.ask("PUT", "/admin/v1/log", &[], &wrong);
         assert_eq!((refused.status, refused.json()["place"].as_str()), (422, Some(place)), "{wrong}");
     }
+    assert_eq!(node.ask("PUT", "/admin/v1/log", &[], &json!({})).status, 400);
+    let one = node.ask("PUT", "/admin/v1/log", &[], &json!({"modules": {"tollgate_engine": "info"}}));
+    assert_eq!(one.json(), json!({"level": "off", "modules": {"tollgate_engine": "info"}}), "as it was");
     let wanted = json!({"level": "error", "modules": {"tollgate_front": "info"}});
     assert_eq!(node.ask("PUT", "/admin/v1/log", &[], &wanted).json(), wanted);
     eventually("a message as JSON", || {

@@ -45,7 +45,8 @@ impl Gateway {
         let log = Said::of(child.0.stderr.take().expect("piped"));
         let out = Said::of(child.0.stdout.take().expect("piped"));
         let (addresses, http, admin) = eventually("the gateway's greeting", || {
-            let greeting = out.text();
+            // Where the standard output is for data, it is told beside it.
+            let greeting = out.text() + &log.text();
             if let Ok(Some(status)) = child.0.try_wait() {
                 panic!("the gateway ended with {status}:\n{greeting}{}", log.text());
             }

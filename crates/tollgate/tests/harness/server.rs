@@ -124,6 +124,7 @@ pub(crate) struct Server {
     /// All that it printed before and after it listened.
     pub(crate) greeting: String,
     log: Said,
+    out: Said,
     rules: Option<Folder>,
 }
 
@@ -190,7 +191,8 @@ impl Server {
             line.split_whitespace().nth(1)?.parse().ok()
         };
         let (http, grpc, greeting) = eventually("the server's greeting", || {
-            let greeting = greeted.text();
+            // Where the standard output is for data it is told beside it, in one message of JSON where all are.
+            let greeting = greeted.text() + &log.text().replace("\\n", "\n");
             if let Ok(Some(status)) = child.0.try_wait() {
                 panic!("the server ended with {status}:\n{greeting}{}", log.text());
             }
@@ -204,7 +206,7 @@ impl Server {
             }
         });
         let (resp, admin) = (address(&greeting, "resp"), address(&greeting, "admin"));
-        let server = Self { child, http, grpc, resp, admin, greeting, log, rules: None };
+        let server = Self { child, http, grpc, resp, admin, greeting, log, out: greeted, rules: None };
         eventually("readiness", || (server.get("/readyz").status == 200).then_some(()));
         server
     }
@@ -228,6 +230,11 @@ impl Server {
 
     pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
         web::exchange(self.http, bytes).unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.log()))
+    }
+
+    /// What it has written to its standard output.
+    pub(crate) fn output(&self) -> String {
+        self.out.text()
     }
 
     pub(crate) fn log(&self) -> String {
