@@ -92,6 +92,7 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Decides by other rules from now on. Counters of rules that stay keep their state.
     pub fn replace_rules(&self, rules: Arc<Ruleset>) {
+        self.observers.iter().for_each(|observer| observer.acts(&rules));
         self.rules.store(rules);
     }
 

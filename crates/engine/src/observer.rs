@@ -7,11 +7,17 @@ use crate::limiter::Limiter;
 use crate::trace::Passed;
 use std::sync::Arc;
 use tollgate_core::{Charge, Outcome, Span};
+use tollgate_rules::Ruleset;
 
 /// Sees every decision that is made by rules.
 pub trait Observer: Send + Sync {
     /// This was asked, and this is the answer.
     fn decided(&self, check: &Check<'_>, decision: &Decision);
+
+    /// These rules decide next. Told before they do, where rules are replaced.
+    fn acts(&self, rules: &Arc<Ruleset>) {
+        let _ = rules;
+    }
 
     /// Limits that callers brought themselves were asked together, and this is what each said.
     fn throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {

@@ -17,13 +17,21 @@ use tollgate_engine::Origin;
 use tollgate_rules::Ruleset;
 
 impl Observe {
+    /// All that was ever counted under a number, whoever had it.
+    pub(crate) fn raw_counts(&self, slot: usize) -> [u64; CELLS] {
+        let mut sums = [0; CELLS];
+        self.stripes.all().iter().for_each(|stripe| stripe.add_cells(slot, &mut sums));
+        sums
+    }
+
     /// The counts of all rules, by their numbers.
     fn all_counts(&self) -> Vec<(Name, [u64; CELLS])> {
-        let stripes = self.stripes.all().clone();
-        let names = self.names.rules();
-        let all = names.into_iter().enumerate().map(|(slot, name)| {
-            let mut sums = [0; CELLS];
-            stripes.iter().for_each(|stripe| stripe.add_cells(slot, &mut sums));
+        let names = self.names.since().into_iter().enumerate();
+        let all = names.map(|(slot, (name, before))| {
+            let mut sums = self.raw_counts(slot);
+            if let Some(before) = before {
+                sums.iter_mut().zip(before).for_each(|(sum, before)| *sum = sum.saturating_sub(before));
+            }
             (name, sums)
         });
         all.collect()
@@ -63,7 +71,8 @@ impl Observe {
 
     pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for (_, sums) in self.counts() {
+        for slot in 0..self.names.rules().len() {
+            let sums = self.raw_counts(slot);
             let verdict = |at: usize| sums[at * ORIGINS.len()..][..ORIGINS.len()].iter().sum::<u64>();
             totals.allow += verdict(0) + verdict(2) + verdict(3);
             totals.deny += verdict(1);

@@ -1,7 +1,8 @@
 //! What is counted under which number: rules and tiers get numbers that stay theirs when the rules change, so that counts
 //! carry over by name. There are only so many: the rest is counted together, as `other`.
 
-use std::collections::HashMap;
+use crate::stripe::CELLS;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tollgate_engine::OWN_LIMIT;
 use tollgate_rules::{Role, Ruleset};
@@ -14,7 +15,9 @@ pub(crate) const MOST_TIERS: usize = 32;
 pub(crate) const OTHER: u32 = 0;
 /// The number of limits that callers bring themselves.
 pub(crate) const THROTTLE: u32 = 1;
-/// What these are called.
+/// How many numbers are nobody else's.
+const FIXED: usize = 2;
+/// What limits are called that callers bring themselves.
 pub(crate) const THROTTLE_NAME: &str = "cl.throttle";
 /// The number of callers without a tier.
 pub(crate) const NO_TIER: u16 = 1;
@@ -27,7 +30,7 @@ pub(crate) struct Name {
     pub(crate) rule: Arc<str>,
 }
 
-/// All names that were ever counted.
+/// All names that are counted, and those that were as long as there is room.
 #[derive(Debug)]
 pub(crate) struct Names(Mutex<Known>);
 
@@ -35,6 +38,9 @@ pub(crate) struct Names(Mutex<Known>);
 struct Known {
     rules: Vec<Name>,
     by_name: HashMap<Name, u32>,
+    /// Numbers that may be given to others, with what had been counted under them until then.
+    free: Vec<u32>,
+    before: HashMap<u32, [u64; CELLS]>,
     tiers: Vec<Arc<str>>,
     /// The last that was made: threads that come later have the same.
     latest: Option<Arc<Layout>>,
@@ -47,6 +53,8 @@ impl Names {
         Self(Mutex::new(Known {
             by_name: HashMap::from([(brought.clone(), THROTTLE)]),
             rules: vec![other, brought],
+            free: Vec::new(),
+            before: HashMap::new(),
             tiers: vec!["other".into(), "none".into()],
             latest: None,
         }))
@@ -61,6 +69,23 @@ impl Names {
         let layout = Arc::new(known.lay_out(rules));
         known.latest = Some(Arc::clone(&layout));
         layout
+    }
+
+    /// These rules decide next. Where there are not enough numbers for them, those are given back that no rule has any more; what
+    /// had been counted under them, as `counted` tells it, is not their next owner's.
+    ///
+    /// A decision by the rules before that is still under way may be counted under a name that has taken the place of its own.
+    pub(crate) fn acts(&self, rules: &Arc<Ruleset>, counted: impl Fn(usize) -> [u64; CELLS]) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.make_room(rules, counted);
+        known.latest = Some(Arc::new(known.lay_out(Arc::clone(rules))));
+    }
+
+    /// All rules by their numbers, with what had been counted under each before it was theirs.
+    pub(crate) fn since(&self) -> Vec<(Name, Option<[u64; CELLS]>)> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = |slot| known.before.get(&slot).copied();
+        (0..).zip(&known.rules).map(|(slot, name)| (name.clone(), before(slot))).collect()
     }
 
     /// The number of limits that requests of this domain bring with them.
@@ -80,6 +105,26 @@ impl Names {
 }
 
 impl Known {
+    fn make_room(&mut self, rules: &Ruleset, counted: impl Fn(usize) -> [u64; CELLS]) {
+        let mut needed = HashSet::new();
+        for domain in rules.domains() {
+            let name: Arc<str> = domain.name().into();
+            let more = ["", OWN_LIMIT].into_iter().chain(domain.own_rules().map(|rule| rule.name.as_str()));
+            needed.extend(more.map(|rule| Name { domain: Arc::clone(&name), rule: rule.into() }));
+        }
+        let fresh = needed.iter().filter(|name| !self.by_name.contains_key(name)).count();
+        if self.rules.len() + fresh <= MOST_RULES + self.free.len() {
+            return;
+        }
+        for (slot, name) in (0..).zip(&self.rules).skip(FIXED) {
+            if !needed.contains(name) && self.by_name.get(name) == Some(&slot) {
+                self.by_name.remove(name);
+                self.before.insert(slot, counted(slot as usize));
+                self.free.push(slot);
+            }
+        }
+    }
+
     fn lay_out(&mut self, rules: Arc<Ruleset>) -> Layout {
         let mut slots = vec![OTHER; rules.rules().len()];
         let mut domains = Vec::new();
@@ -133,11 +178,15 @@ impl Known {
         if let Some(known) = self.by_name.get(&name) {
             return *known;
         }
-        if self.rules.len() >= MOST_RULES {
-            return OTHER;
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None if self.rules.len() >= MOST_RULES => return OTHER,
+            None => u32::try_from(self.rules.len()).unwrap_or(OTHER),
+        };
+        match self.rules.get_mut(number as usize) {
+            Some(place) => *place = name.clone(),
+            None => self.rules.push(name.clone()),
         }
-        let number = u32::try_from(self.rules.len()).unwrap_or(OTHER);
-        self.rules.push(name.clone());
         self.by_name.insert(name, number);
         number
     }
@@ -262,5 +311,40 @@ mod tests {
         assert_eq!(names.rules().len(), MOST_RULES);
         assert_eq!(layout.slot(1_999), OTHER);
         assert_ne!(layout.slot(0), OTHER);
+    }
+
+    /// Rules may change for years: whoever renames all of them still sees each of the new ones.
+    #[test]
+    fn numbers_are_given_back_when_there_are_too_few() {
+        let names = Names::new();
+        let many = |prefix: &str| {
+            let each = |n| format!("\n  - {{key: k, value: {prefix}{n}, name: {prefix}{n}, limit: 1/s}}");
+            rules(&format!("domain: d\ndescriptors:{}\n", (0..700).map(each).collect::<String>()))
+        };
+        let (first, second, third) = (many("a"), many("b"), many("c"));
+        let counted = |slot: usize| [slot as u64; CELLS];
+        let layout = |rules: &Arc<Ruleset>| {
+            names.acts(rules, counted);
+            names.layout(Arc::clone(rules))
+        };
+        let of = |layout: &Layout| (0..700).map(|rule| layout.slot(rule)).collect::<HashSet<u32>>();
+        let a = layout(&first);
+        let b = layout(&second);
+        assert_eq!((of(&a).len(), of(&b).len()), (700, 700), "each has its own");
+        assert!(!of(&b).contains(&OTHER) && !of(&b).contains(&THROTTLE));
+        assert_eq!(a.unmatched("d"), b.unmatched("d"), "what stays keeps its number");
+        // What others had counted is not theirs; who has a number for the first time has counted nothing.
+        let since = names.since();
+        for rule in 0..700 {
+            let slot = b.slot(rule);
+            let (name, before) = &since[slot as usize];
+            assert_eq!(*name.rule, *second.rules()[rule as usize].name);
+            assert_eq!(*before, of(&a).contains(&slot).then(|| counted(slot as usize)));
+        }
+        // A decision by the rules before, still under way, takes nothing from those that act.
+        names.layout(Arc::clone(&first));
+        assert_eq!(of(&names.layout(Arc::clone(&second))), of(&b));
+        assert_eq!(of(&layout(&third)).len(), 700);
+        assert_eq!(names.rules().len(), MOST_RULES);
     }
 }

@@ -6,11 +6,11 @@ use crate::mask::caller_key;
 use crate::names::{Layout, NO_TIER, OTHER, part};
 use crate::observe::Observe;
 use crate::stripe::{FRONTS, Local, add};
-use std::sync::TryLockError;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, TryLockError};
 use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
 use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, Request, RulingBy};
-use tollgate_rules::{Action, Role};
+use tollgate_rules::{Action, Role, Ruleset};
 
 /// Verdicts that are counted for each origin.
 pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
@@ -51,6 +51,10 @@ impl Observer for Observe {
         if let (Some(trace), Some(traces)) = (check.trace, &self.traces) {
             traces.decided(trace, self.clock.now(), check, decision);
         }
+    }
+
+    fn acts(&self, rules: &Arc<Ruleset>) {
+        self.names.acts(rules, |slot| self.raw_counts(slot));
     }
 
     fn follows_traces(&self) -> bool {

@@ -378,3 +378,44 @@ fn every_denial_of_a_caller_is_told_whatever_else_passes() {
     assert_eq!((&denials[0]["key_masked"], &denials[0]["denied"]), (&"unlucky".into(), &20.into()), "{top}");
     assert_eq!(top["by_rate"][0]["key_masked"], "busy");
 }
+
+/// Every rule gets another name, more of them than there are numbers in all: the new ones are counted apart, from nothing, and
+/// what adds all up does not go back.
+#[test]
+fn renamed_rules_are_counted_apart_from_nothing() {
+    let many = |prefix: &str| {
+        let each = |n| format!("\n  - {{key: k, value: v{n}, name: {prefix}{n}, limit: 1/hour}}");
+        format!("domain: d\ndescriptors:{}\n", (0..600).map(each).collect::<String>())
+    };
+    let (limiter, observe) = watched(&many("a"), Settings::default());
+    let ask = || (0..600).filter(|n| decide(&limiter, &[("k", &format!("v{n}"))]) == "allow").count();
+    let all = |observe: &Observe, prefix: &str| {
+        let counts = counted(observe);
+        counts
+            .iter()
+            .filter(|((rule, _), _)| rule.starts_with(prefix))
+            .map(|(_, count)| *count)
+            .collect::<Vec<u64>>()
+    };
+    let total = |observe: &Observe| {
+        observe.tick();
+        let stats = observe.stats(3_600);
+        ["allow", "deny"].map(|of| {
+            stats["series"][of]
+                .as_array()
+                .expect("a column")
+                .iter()
+                .filter_map(serde_json::Value::as_u64)
+                .sum::<u64>()
+        })
+    };
+    assert_eq!((ask(), ask()), (600, 0));
+    assert_eq!(all(&observe, "a"), vec![1; 1_200]);
+    assert_eq!(total(&observe), [600, 600]);
+    limiter.replace_rules(rules(&many("b")));
+    // The same counters by other names.
+    assert_eq!(ask(), 0);
+    assert_eq!(all(&observe, "b"), vec![1; 600]);
+    assert!(all(&observe, "other").is_empty());
+    assert_eq!(total(&observe), [600, 1_200]);
+}
