@@ -241,6 +241,10 @@ impl Server {
         self.log.text()
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.0.id()
+    }
+
     /// Sends a signal to this process and no other. The shell's own `kill` is there on every machine.
     pub(crate) fn signal(&self, name: &str) {
         let order = format!("kill -{name} {}", self.child.0.id());

@@ -1,0 +1,47 @@
+//! `tollgate top`: at a terminal, and once for those who have none.
+
+mod harness;
+
+use harness::{Server, eventually, program, run};
+use serde_json::json;
+use std::path::Path;
+use std::process::Command;
+
+const RULES: &str = "{domain: d, descriptors: [{key: api_key, name: per-key, limit: 2/hour}]}";
+
+/// Whoever watches a server that hangs must see that, and be able to go; and no end may leave the terminal unusable.
+#[test]
+fn it_says_that_a_server_hangs_and_goes_when_it_is_told_to() {
+    let server = Server::with_rules(RULES);
+    let python = program("TOLLGATE_TEST_PYTHON", ".venv/foreign/bin/python", "Python");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign/terminal.py");
+    let admin = server.admin.expect("an admin address").to_string();
+    let sat = Command::new(python)
+        .arg(script)
+        .args([env!("CARGO_BIN_EXE_tollgate"), &admin, &server.id().to_string()])
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&sat.stdout).into_owned() + &String::from_utf8_lossy(&sat.stderr);
+    assert!(sat.status.success() && said.contains("went by a key\nwent by a signal"), "{said}");
+}
+
+/// A script that mails what goes on must not mail half of it.
+#[test]
+fn told_once_it_is_what_the_screen_shows() {
+    let server = Server::with_rules(RULES);
+    let admin = server.admin.expect("an admin address").to_string();
+    let text = eventually("a second with denials", || {
+        for _ in 0..5 {
+            server.check("d", &json!({"api_key": "sk_live_PLANTED0123456789abcdef"}));
+        }
+        let told = run(&["top", "--admin", &admin]);
+        assert_eq!(told.code, Some(0), "{}", told.err);
+        (!told.out.contains(" 0/s denied") && told.out.contains("DENIED MOST")).then_some(told.out)
+    });
+    for word in
+        ["/s allowed", "/s denied", "p50 ", "p99 ", "store memory", "RULE", "per-key", "CALLER", "sk_liv…"]
+    {
+        assert!(text.contains(word), "{word} is missing\n{text}");
+    }
+    assert!(!text.contains("PLANTED"), "{text}");
+}
