@@ -135,19 +135,23 @@ test('a limit of its own begins above what the caller has, and says what that is
   }
 });
 
-test('who is blocked by hand is not offered a limit that would change nothing', async ({ page, server }) => {
-  const key = 'by-hand-0123456789';
-  await server.ask('POST', '/admin/v1/emergency', { action: 'block', target: { kind: 'api_key', value: key }, reason: 'incident 3' });
-  await expect.poll(() => server.check({ api_key: key })).toBe(false);
-  await open(page, server, 'decisions?verdict=deny');
-  await page.getByRole('row').filter({ hasText: 'a measure of an operator' }).first().getByRole('button', { name: /^Why/ }).click();
-  const dialog = page.getByRole('dialog');
-  await expect(dialog).toContainText('A switch by hand goes before every limit');
-  await expect(dialog.getByRole('button', { name: /limit of its own/ })).toHaveCount(0);
-  await dialog.getByRole('link', { name: 'See what is switched' }).click();
-  await expect(page.getByRole('heading', { level: 1, name: 'Emergency' })).toBeVisible();
-  await expect(page.getByText('incident 3')).toBeVisible();
-  for (const { id } of await server.emergencies()) await server.ask('DELETE', `/admin/v1/emergency/${id}`);
+test('who is blocked by hand is not offered a limit that would change nothing', async ({ page }) => {
+  const server = await new Server().start();
+  try {
+    const key = 'by-hand-0123456789';
+    await server.ask('POST', '/admin/v1/emergency', { action: 'block', target: { kind: 'api_key', value: key }, reason: 'incident 3' });
+    await expect.poll(() => server.check({ api_key: key })).toBe(false);
+    await open(page, server, 'decisions?verdict=deny');
+    await page.getByRole('row').filter({ hasText: 'a measure of an operator' }).first().getByRole('button', { name: /^Why/ }).click();
+    const dialog = page.getByRole('dialog');
+    await expect(dialog).toContainText('A switch by hand goes before every limit');
+    await expect(dialog.getByRole('button', { name: /limit of its own/ })).toHaveCount(0);
+    await dialog.getByRole('link', { name: 'See what is switched' }).click();
+    await expect(page.getByRole('heading', { level: 1, name: 'Emergency' })).toBeVisible();
+    await expect(page.getByText('incident 3')).toBeVisible();
+  } finally {
+    await server.stop();
+  }
 });
 
 test('renewing a switch never shortens it', async ({ page, server }) => {

@@ -25,32 +25,37 @@ export function compare(before: string, after: string): Line[] {
 function walk(a: string[], b: string[]): Line[] {
   const gone = (i: number): Line => ({ kind: 'gone', text: a[i] ?? '', number: i + 1 });
   const came = (i: number): Line => ({ kind: 'new', text: b[i] ?? '', number: i + 1 });
+  const all = () => [...a.map((_, i) => gone(i)), ...b.map((_, i) => came(i))];
   const most = Math.min(a.length + b.length, MOST);
-  const trace: Map<number, number>[] = [];
-  let ends = new Map<number, number>([[1, 0]]);
+  // So many went or came at least.
+  if (a.length === 0 || b.length === 0 || Math.abs(a.length - b.length) > most) return all();
+  // How far each diagonal has come; and what was so before each turn, of those that the turn looks at.
+  const ends = new Int32Array(2 * most + 3);
+  const at = (k: number) => k + most + 1;
+  const trace: Int32Array[] = [];
   for (let d = 0; d <= most; d++) {
-    trace.push(new Map(ends));
+    trace.push(ends.slice(at(-d - 1), at(d + 1) + 1));
     for (let k = -d; k <= d; k += 2) {
-      const down = k === -d || (k !== d && (ends.get(k - 1) ?? -1) < (ends.get(k + 1) ?? -1));
-      let x = down ? (ends.get(k + 1) ?? 0) : (ends.get(k - 1) ?? 0) + 1;
+      const [below, above] = [ends[at(k - 1)] ?? 0, ends[at(k + 1)] ?? 0];
+      let x = k === -d || (k !== d && below < above) ? above : below + 1;
       while (x < a.length && x - k < b.length && a[x] === b[x - k]) x++;
-      ends.set(k, x);
+      ends[at(k)] = x;
       if (x >= a.length && x - k >= b.length) return back(trace, a, b, gone, came);
     }
   }
-  return [...a.map((_, i) => gone(i)), ...b.map((_, i) => came(i))];
+  return all();
 }
 
-function back(trace: Map<number, number>[], a: string[], b: string[], gone: (i: number) => Line, came: (i: number) => Line): Line[] {
+function back(trace: Int32Array[], a: string[], b: string[], gone: (i: number) => Line, came: (i: number) => Line): Line[] {
   const lines: Line[] = [];
   let x = a.length;
   let y = b.length;
   for (let d = trace.length - 1; d >= 0; d--) {
-    const ends = trace[d] ?? new Map<number, number>();
+    const end = (k: number) => trace[d]?.[k + d + 1] ?? 0;
     const k = x - y;
-    const down = k === -d || (k !== d && (ends.get(k - 1) ?? -1) < (ends.get(k + 1) ?? -1));
+    const down = k === -d || (k !== d && end(k - 1) < end(k + 1));
     const from = down ? k + 1 : k - 1;
-    const startX = d === 0 ? 0 : (ends.get(from) ?? 0);
+    const startX = d === 0 ? 0 : end(from);
     const startY = d === 0 ? 0 : startX - from;
     while (x > startX && y > startY && a[x - 1] === b[y - 1]) {
       x--;

@@ -221,6 +221,8 @@ export interface RuleRevision {
 export interface RuleList {
   active: { rev: number | null; revision: string; source: 'files' | 'database'; files: (string | RuleFile)[] };
   revisions: RuleRevision[];
+  /** Where the page after this one begins, if there is one. */
+  next_before?: number | null;
 }
 
 export interface TreeLimit {

@@ -47,7 +47,7 @@ pub(super) async fn enter(
     };
     if who.role < needed {
         let detail =
-            format!("`{}` is a {}; this needs the role {}", who.name, who.role.name(), needed.name());
+            format!("`{}` has the role {}; this needs the role {}", who.name, who.role.name(), needed.name());
         return Err(Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail));
     }
     Ok(Actor { name: who.name, origin })
