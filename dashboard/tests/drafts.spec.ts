@@ -149,3 +149,32 @@ test('of a long text only what is in sight is drawn, where the text is', async (
   const [box, line] = [await text.boundingBox(), await editor.locator('pre .line').last().boundingBox()];
   expect(Math.round((line?.y ?? 0) - (box?.y ?? 0))).toBe(3_002 * 20 + 8);
 });
+
+test('every key of the rule language has a sentence of help', async ({ page, server }) => {
+  interface Part {
+    $ref?: string;
+    description?: string;
+    properties?: Record<string, Part>;
+  }
+  const schema = (await (await fetch(`${server.admin}/admin/v1/rules/schema`)).json()) as Part & { $defs: Record<string, Part> };
+  const bare: string[] = [];
+  const walk = (part: unknown, place: string) => {
+    if (part === null || typeof part !== 'object') return;
+    for (const [name, own] of Object.entries((part as Part).properties ?? {})) {
+      const text = own.description ?? schema.$defs[own.$ref?.replace('#/$defs/', '') ?? '']?.description;
+      if (!text?.endsWith('.')) bare.push(`${place}.${name}`);
+    }
+    for (const [name, inner] of Object.entries(part)) walk(inner, `${place}.${name}`);
+  };
+  walk(schema, '');
+  expect(bare).toEqual([]);
+  await open(page, server, 'rules?tab=edit');
+  await page.getByText(/^All \d+ keys$/).click();
+  const help = page.getByRole('region', { name: 'Help' });
+  expect(await help.locator('dd').count()).toBeGreaterThan(30);
+  for (const text of await help.locator('dd').allTextContents()) expect(text.trim()).not.toBe('');
+  const area = page.getByRole('textbox', { name: /^Rule file/ });
+  await area.evaluate((box: HTMLTextAreaElement) => box.setSelectionRange(box.value.indexOf('tiers:'), box.value.indexOf('tiers:')));
+  await area.press('ArrowRight');
+  await expect(help).toContainText("Limits by the caller's tier");
+});
