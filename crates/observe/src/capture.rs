@@ -163,7 +163,12 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Sets a decision aside, if there is room.
+    /// Whether another decision can be set aside.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.captures.len() < MOST
+    }
+
+    /// Sets a decision aside, where there is room.
     pub(crate) fn push(
         &mut self,
         check: &Check<'_>,
@@ -172,10 +177,7 @@ impl Buffer {
         noted: Noted,
         mask: &Mask,
         at: Timestamp,
-    ) -> bool {
-        if self.captures.len() >= MOST {
-            return false;
-        }
+    ) {
         if !self.layouts.last().is_some_and(|last| Arc::ptr_eq(last, layout)) {
             self.layouts.push(Arc::clone(layout));
         }
@@ -202,12 +204,11 @@ impl Buffer {
             ends: first..self.ends.len(),
             start,
         });
-        true
     }
 
     /// Sets the decision about a limit aside that came with its call, if there is room.
     pub(crate) fn push_brought(&mut self, charge: &Charge<'_>, noted: Noted, at: Timestamp) -> bool {
-        if self.captures.len() >= MOST {
+        if !self.has_room() {
             return false;
         }
         let (start, first) = (self.text.len(), self.ends.len());

@@ -222,8 +222,6 @@ impl Observe {
         let about = status.or(found.unanswered.map(|(_, status)| status));
         let by = about.map(|status| status.rule.map_or(RulingBy::Own, RulingBy::Rule));
         let by = decision.denied_by.or(by);
-        let own = self.nearest_own(check, decision, layout);
-        let noted = Noted { slot, ruled, by, status: status.copied(), own, log, weight };
         let now = self.clock.now();
         for buffer in &local.stripe.buffers {
             let mut buffer = match buffer.try_lock() {
@@ -232,7 +230,11 @@ impl Observe {
                 // It is being emptied at this moment.
                 Err(TryLockError::WouldBlock) => continue,
             };
-            if buffer.push(check, decision, layout, noted, &self.mask, now) {
+            // In a flood of denials most find none, and are not to cost more for what nobody keeps.
+            if buffer.has_room() {
+                let own = self.nearest_own(check, decision, layout);
+                let noted = Noted { slot, ruled, by, status: status.copied(), own, log, weight };
+                buffer.push(check, decision, layout, noted, &self.mask, now);
                 return;
             }
         }
