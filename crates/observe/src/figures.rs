@@ -232,7 +232,8 @@ impl Observe {
             .map(|by| {
                 json!({
                     "key_masked": by.caller.shown, "key_id": format!("{:016x}", by.caller.id),
-                    "actionable": by.caller.key.is_some(), "rule": by.rule, "denied": by.denied,
+                    "actionable": by.caller.key.is_some(), "domain": by.name.domain, "rule": by.name.rule,
+                    "denied": by.denied,
                 })
             })
             .collect();
@@ -248,7 +249,7 @@ impl Observe {
                     .and_then(|at| rules.rules().get(at));
                 json!({
                     "key_masked": near.caller.shown, "key_id": format!("{:016x}", near.caller.id),
-                    "actionable": near.caller.key.is_some(), "rule": near.rule,
+                    "actionable": near.caller.key.is_some(), "domain": near.name.domain, "rule": near.name.rule,
                     "utilisation": near.used, "minutes": near.minutes, "tier": tier,
                     "tier_above": rule.and_then(|rule| tier_above(rule, tier.map(|tier| &**tier))),
                 })

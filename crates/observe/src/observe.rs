@@ -82,7 +82,7 @@ pub struct Observe {
     pub(crate) traces: Option<Traces>,
     recall: Mutex<Recall>,
     /// What rules without a number of their own are called.
-    other: Arc<str>,
+    other: Name,
     events: Mutex<Option<broadcast::Sender<Event>>>,
     /// One at a time gathers: when it is over, all is where it belongs. How many samples each thread has shown since the worker
     /// last came, by the places of their stripes.
@@ -112,7 +112,7 @@ impl Observe {
             rates: Mutex::default(),
             started: clock.now(),
             recall: Mutex::default(),
-            other: "other".into(),
+            other: Name { domain: "other".into(), rule: "other".into() },
             events: Mutex::new(Some(broadcast::channel(BEHIND).0)),
             gathering: Mutex::default(),
             clock,
@@ -271,14 +271,14 @@ impl Observe {
                 samples += 1;
             }
             if let Some(caller) = &asker.caller {
-                let rule = |slot: u32| names.get(slot as usize).map_or(&self.other, |name| &name.rule);
+                let name = |slot: u32| names.get(slot as usize).unwrap_or(&self.other);
                 top.see(&Seen {
                     caller,
                     network: asker.network.as_deref(),
                     slot: noted.slot,
-                    rule: rule(noted.slot),
+                    name: name(noted.slot),
                     denied: noted.ruled == Ruled::Deny,
-                    own: noted.own.map(|own| (own, rule(own.slot))),
+                    own: noted.own.map(|own| (own, name(own.slot))),
                     weight: noted.weight,
                 });
             }

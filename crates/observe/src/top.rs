@@ -20,6 +20,7 @@ pub(crate) use sketch::Sketch;
 
 use crate::capture::OwnUse;
 use crate::mask::{ApiKey, Caller};
+use crate::names::Name;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tollgate_core::{Span, Timestamp};
@@ -38,10 +39,10 @@ pub(crate) struct Seen<'a> {
     pub(crate) caller: &'a Arc<Caller>,
     pub(crate) network: Option<&'a str>,
     pub(crate) slot: u32,
-    pub(crate) rule: &'a Arc<str>,
+    pub(crate) name: &'a Name,
     pub(crate) denied: bool,
     /// What the caller has used of its own, and the name of that rule.
-    pub(crate) own: Option<(OwnUse, &'a Arc<str>)>,
+    pub(crate) own: Option<(OwnUse, &'a Name)>,
     /// How many decisions it stands for; none, where it was kept for another reason.
     pub(crate) weight: u32,
 }
@@ -51,7 +52,7 @@ pub(crate) struct Seen<'a> {
 struct Piece {
     since: Timestamp,
     by_rate: Sketch<u64, Arc<Caller>>,
-    by_denials: Sketch<(u64, u32), (Arc<Caller>, Arc<str>)>,
+    by_denials: Sketch<(u64, u32), (Arc<Caller>, Name)>,
 }
 
 impl Piece {
@@ -80,7 +81,7 @@ pub(crate) struct ByRate {
 #[derive(Debug)]
 pub(crate) struct ByDenials {
     pub(crate) caller: Arc<Caller>,
-    pub(crate) rule: Arc<str>,
+    pub(crate) name: Name,
     pub(crate) denied: u64,
 }
 
@@ -93,11 +94,11 @@ impl Top {
             }
             if seen.denied {
                 // Every denial is shown, sampled or not: each stands for itself.
-                piece.by_denials.add((id, seen.slot), 1, || (Arc::clone(caller), Arc::clone(seen.rule)));
+                piece.by_denials.add((id, seen.slot), 1, || (Arc::clone(caller), seen.name.clone()));
             }
         }
-        if let Some((own, rule)) = &seen.own {
-            self.near.see(caller, rule, own);
+        if let Some((own, name)) = &seen.own {
+            self.near.see(caller, name, own);
         }
         if let Some(network) = seen.network {
             // Who has nothing of its own is there, too, and is not near.
@@ -144,7 +145,7 @@ impl Top {
 
     pub(crate) fn by_denials(&self) -> Vec<ByDenials> {
         let all = merged(self.pieces.iter().map(|piece| &piece.by_denials));
-        all.into_iter().map(|(_, (caller, rule), denied)| ByDenials { caller, rule, denied }).collect()
+        all.into_iter().map(|(_, (caller, name), denied)| ByDenials { caller, name, denied }).collect()
     }
 
     /// The API key of somebody who is listed: it is kept with the place in the list, so that whoever has one can be acted on.

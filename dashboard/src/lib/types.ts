@@ -92,11 +92,12 @@ export interface Top {
   window_s: number;
   by_rate: { key_masked: string; key_id: string; actionable: boolean; rate: number; share: number }[];
   /** Who has an API key is actionable, by the id. */
-  by_denials: { key_masked: string; key_id: string; actionable: boolean; rule: string; denied: number }[];
+  by_denials: { key_masked: string; key_id: string; actionable: boolean; domain: string; rule: string; denied: number }[];
   near_limit: {
     key_masked: string;
     key_id: string;
     actionable: boolean;
+    domain: string;
     rule: string;
     utilisation: number;
     minutes: number;

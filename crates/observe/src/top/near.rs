@@ -5,6 +5,7 @@
 use super::NEAR;
 use crate::capture::OwnUse;
 use crate::mask::Caller;
+use crate::names::Name;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::{Span, Timestamp};
@@ -23,7 +24,7 @@ pub(super) struct Near {
 #[derive(Debug)]
 struct Watched {
     caller: Arc<Caller>,
-    rule: Arc<str>,
+    name: Name,
     tier: u16,
     /// The most that was used in this minute; nothing, if nobody has asked in it.
     used: f32,
@@ -40,14 +41,14 @@ struct Watched {
 pub(crate) struct NearLimit {
     pub(crate) caller: Arc<Caller>,
     pub(crate) slot: u32,
-    pub(crate) rule: Arc<str>,
+    pub(crate) name: Name,
     pub(crate) tier: u16,
     pub(crate) used: f32,
     pub(crate) minutes: u64,
 }
 
 impl Near {
-    pub(super) fn see(&mut self, caller: &Arc<Caller>, rule: &Arc<str>, own: &OwnUse) {
+    pub(super) fn see(&mut self, caller: &Arc<Caller>, name: &Name, own: &OwnUse) {
         let (key, now) = ((caller.id, own.slot), self.now);
         if let Some(watched) = self.watched.get_mut(&key) {
             watched.used = watched.used.max(own.used);
@@ -56,10 +57,10 @@ impl Near {
                 watched.last = now;
             }
         } else if own.used >= NEAR && self.watched.len() < MOST {
-            let (caller, rule) = (Arc::clone(caller), Arc::clone(rule));
+            let (caller, name) = (Arc::clone(caller), name.clone());
             let (tier, used) = (own.tier, own.used);
             self.watched
-                .insert(key, Watched { caller, rule, tier, used, before: 0.0, since: now, last: now });
+                .insert(key, Watched { caller, name, tier, used, before: 0.0, since: now, last: now });
         }
     }
 
@@ -89,7 +90,7 @@ impl Near {
             .map(|((_, slot), watched)| NearLimit {
                 caller: Arc::clone(&watched.caller),
                 slot: *slot,
-                rule: Arc::clone(&watched.rule),
+                name: watched.name.clone(),
                 tier: watched.tier,
                 used: watched.used.max(watched.before),
                 minutes: watched.last.since(watched.since).as_micros() / 60_000_000,
@@ -110,10 +111,10 @@ mod tests {
 
     fn see(top: &mut Top, id: u64, used: f32) {
         let caller = Arc::new(Caller { id, shown: format!("caller {id}"), key: None });
-        let rule = "r".into();
-        let own = Some((OwnUse { slot: 3, tier: 2, used }, &rule));
+        let name = Name { domain: "d".into(), rule: "r".into() };
+        let own = Some((OwnUse { slot: 3, tier: 2, used }, &name));
         let denied = used >= 1.0;
-        top.see(&Seen { caller: &caller, network: None, slot: 3, rule: &rule, denied, own, weight: 1 });
+        top.see(&Seen { caller: &caller, network: None, slot: 3, name: &name, denied, own, weight: 1 });
     }
 
     fn turn(top: &mut Top, secs: u64) {
