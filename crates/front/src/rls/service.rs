@@ -101,3 +101,47 @@ pub async fn serve<S: CounterStore + 'static>(
         .await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use tollgate_core::{ManualClock, Span, Timestamp};
+    use tollgate_rules::{Options, Ruleset};
+    use tollgate_store::{MemoryConfig, MemoryStore};
+
+    #[derive(Default)]
+    struct Timed(AtomicU64);
+
+    impl tollgate_engine::Observer for Timed {
+        fn decided(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
+
+        fn took(&self, front: &'static str, requests: u64, _: Span) {
+            assert_eq!(front, "rls");
+            self.0.fetch_add(requests, Ordering::Relaxed);
+        }
+    }
+
+    /// An alarm on how long checks take is about checks, and not about callers who ask for nothing.
+    #[tokio::test]
+    async fn what_is_refused_is_no_check() {
+        let (timed, clock) =
+            (Arc::new(Timed::default()), Arc::new(ManualClock::at(Timestamp::from_secs(1_000))));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
+        let limiter = Limiter::new(Arc::new(rules), store, clock).with_observer(Arc::clone(&timed) as _);
+        let service = Service(Arc::new(limiter), AnswerSettings::default());
+        let ask = |domain: &str| {
+            use super::super::proto::envoy::extensions::common::ratelimit::v3::{
+                RateLimitDescriptor, rate_limit_descriptor::Entry,
+            };
+            let entries = vec![Entry { key: "k".to_owned(), value: "v".to_owned() }];
+            let descriptors = vec![RateLimitDescriptor { entries, ..Default::default() }];
+            Request::new(RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 })
+        };
+        service.should_rate_limit(ask("")).await.expect_err("refused");
+        assert_eq!(timed.0.load(Ordering::Relaxed), 0);
+        service.should_rate_limit(ask("d")).await.expect("answered");
+        assert_eq!(timed.0.load(Ordering::Relaxed), 1);
+    }
+}
