@@ -72,3 +72,24 @@ test('an address that changes is searched for', async ({ page, server }) => {
   await page.getByRole('link', { name: 'Decisions' }).click();
   await expect(page.getByLabel('Rule')).toHaveValue('');
 });
+
+test('rules of two domains with one name are told apart', async ({ page }) => {
+  const rules = (domain: string, count: number) => `domain: ${domain}\ndescriptors:\n  - {key: api_key, name: jobs, limit: ${count}/hour}\n`;
+  const server = await new Server('domains').start(rules('sample', 3), rules('batch', 7));
+  try {
+    for (const domain of ['sample', 'batch']) for (let i = 0; i < 9; i++) await server.check({ api_key: 'both-4242424242' }, domain);
+    await open(page, server, 'overview');
+    for (const [domain, limit] of [['sample', 3], ['batch', 7]] as const) {
+      const row = page.getByRole('row').filter({ hasText: `jobs (${domain})` });
+      await row.getByRole('button', { name: 'Why' }).click();
+      await expect(page.getByRole('dialog').getByText(new RegExp(`${limit} of ${limit} units`)).first()).toBeVisible();
+      await page.keyboard.press('Escape');
+      await row.getByRole('button', { name: 'Usage' }).click();
+      await expect(page.getByRole('dialog').getByText(/jobs/).first()).toBeVisible();
+      await expect(page.getByRole('dialog').getByLabel('Domain')).toHaveValue(domain);
+      await page.keyboard.press('Escape');
+    }
+  } finally {
+    await server.stop();
+  }
+});

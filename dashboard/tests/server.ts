@@ -37,12 +37,17 @@ export class Server {
     this.db = beside?.db ?? `sqlite:${join(this.folder, 'test.db')}`;
   }
 
-  async start(rules = RULES): Promise<this> {
-    writeFileSync(join(this.folder, 'rules.yaml'), rules);
+  /** By rules of a file, or of several. */
+  async start(...rules: string[]): Promise<this> {
+    const files = (rules.length > 0 ? rules : [RULES]).map((text, at) => {
+      const name = at === 0 ? 'rules.yaml' : `rules-${at}.yaml`;
+      writeFileSync(join(this.folder, name), text);
+      return ['--rules', name];
+    });
     const any = '127.0.0.1:0';
     // Where a page that is open looks for it, if there has been one.
     const admin = this.admin ? new URL(this.admin).host : any;
-    const child = spawn(BINARY, ['serve', '--rules', 'rules.yaml', '--db', this.db, '--admin', admin, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
+    const child = spawn(BINARY, ['serve', ...files.flat(), '--db', this.db, '--admin', admin, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
       cwd: this.folder,
       stdio: ['ignore', 'pipe', 'inherit'],
     });
@@ -109,8 +114,8 @@ export class Server {
   }
 
   /** Asks whether a request may pass. */
-  async check(attributes: Record<string, string>): Promise<boolean> {
-    const answer = await fetch(`${this.http}/v1/check`, { method: 'POST', body: JSON.stringify({ domain: 'sample', attributes }) });
+  async check(attributes: Record<string, string>, domain = 'sample'): Promise<boolean> {
+    const answer = await fetch(`${this.http}/v1/check`, { method: 'POST', body: JSON.stringify({ domain, attributes }) });
     if (answer.status !== 200 && answer.status !== 429) throw new Error(`status ${answer.status}: ${await answer.text()}`);
     return answer.status === 200;
   }
