@@ -23,6 +23,8 @@ fn requests_under_way_are_answered_and_then_the_process_ends() {
     let mut idle = Open::to(server.http).expect("a connection");
     idle.send(b"GET /readyz HTTP/1.1\r\nhost: test\r\n\r\n").expect("sent");
     assert_eq!(idle.answer().expect("an answer").status, 200);
+    // And one who has only just come, whose request may be on its way.
+    let mut fresh = Open::to(server.http).expect("a connection");
 
     let watch = Stopwatch::start();
     server.signal("TERM");
@@ -31,6 +33,8 @@ fn requests_under_way_are_answered_and_then_the_process_ends() {
         (probe.status == 503).then_some(probe)
     });
     assert_eq!(probe.json()["draining"], true);
+    fresh.send(b"GET /readyz HTTP/1.1\r\nhost: test\r\n\r\n").expect("sent");
+    assert_eq!(fresh.answer().expect("an answer").status, 503);
     assert!(idle.is_at_end(), "a connection without a request is closed");
     assert!(!server.has_ended(), "the half request is waited for");
 

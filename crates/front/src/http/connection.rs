@@ -9,7 +9,7 @@ use super::problem::Problem;
 use super::request::Request;
 use super::unread::{Piece, Unread};
 use crate::serving::alarm::Alarm;
-use crate::serving::drain::Drain;
+use crate::serving::drain::{Drain, LAST_CHANCE};
 use http::{StatusCode, Version};
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
@@ -54,6 +54,8 @@ pub(super) struct Connection<V> {
     out: Vec<u8>,
     alarm: Alarm,
     drain: Arc<Drain>,
+    /// Nothing has been asked yet.
+    is_fresh: bool,
     header_timeout: Duration,
     clock: SystemClock,
 }
@@ -114,6 +116,7 @@ impl<V: Service> Connection<V> {
             out: Vec::new(),
             alarm: Alarm::after(header_timeout),
             drain,
+            is_fresh: true,
             header_timeout,
             clock: SystemClock::new(),
         }
@@ -150,6 +153,7 @@ impl<V: Service> Connection<V> {
             }
             let found = head::end_of_head(&self.input[self.done..], &mut seen, &HEAD);
             if let Some(length) = found.map_err(Stop::Malformed)? {
+                self.is_fresh = false;
                 return Ok(self.done + length);
             }
             if self.done == self.input.len() {
@@ -308,9 +312,6 @@ impl<V: Service> Connection<V> {
                 return Poll::Pending;
             }
             let is_idle = next == Next::Request && self.input.is_empty();
-            if is_idle && self.drain.has_begun() {
-                return Poll::Ready(Err(Stop::Ended));
-            }
             if self.input.capacity() - self.input.len() < ROOM / 4 {
                 self.input.reserve(ROOM);
             }
@@ -322,6 +323,12 @@ impl<V: Service> Connection<V> {
             if is_idle {
                 // A hundred thousand idle connections must not hold buffers.
                 (self.input, self.out) = (Vec::new(), Vec::new());
+            }
+            if is_idle && self.drain.has_begun() {
+                if !std::mem::take(&mut self.is_fresh) {
+                    return Poll::Ready(Err(Stop::Ended));
+                }
+                self.alarm.set(LAST_CHANCE);
             }
             let alarm = if has_waited { self.alarm.poll(cx) } else { self.alarm.watch(cx) };
             has_waited = true;

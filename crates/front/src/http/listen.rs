@@ -4,7 +4,7 @@ use super::connection::Connection;
 use super::request::Request;
 use super::{App, Forward};
 use crate::Status;
-use crate::serving::drain::Drain;
+use crate::serving::drain::{Drain, LAST_CHANCE};
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -59,9 +59,6 @@ pub(crate) trait Service: Send + Sync + 'static {
     fn answer(&self, request: &Request<'_>, rest: Self::Rest) -> impl Future<Output = Answer> + Send;
 }
 
-/// What those get who come while others are being drained.
-const LATE: Duration = Duration::from_secs(1);
-
 /// Serves until `drain` is ready, and then until those who were there have been answered. Who comes in that time is
 /// answered too, so that a probe can read that the process is not ready any more; who comes later finds nobody.
 pub async fn serve<S: CounterStore + 'static>(
@@ -84,7 +81,7 @@ pub async fn serve<S: CounterStore + 'static>(
         () = accept_all(&listener, &service, &places, config.header_timeout, &late) => {}
     }
     drop(listener);
-    let _ = tokio::time::timeout(LATE, late.run()).await;
+    let _ = tokio::time::timeout(LAST_CHANCE, late.run()).await;
 }
 
 /// Takes connections for as long as it is asked to.

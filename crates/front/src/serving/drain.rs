@@ -2,7 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::sync::Notify;
+
+/// How long whoever has just come may still take to say why: a request may be on its way to a connection that is new, and
+/// would be lost with it.
+pub const LAST_CHANCE: Duration = Duration::from_secs(2);
 
 /// Shared by all connections.
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tollgate_edge::h1::head::{self, HeadError, HeadLimits};
 use tollgate_front::serving::alarm::Alarm;
-use tollgate_front::serving::drain::Drain;
+use tollgate_front::serving::drain::{Drain, LAST_CHANCE};
 
 /// What callers may do.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +114,7 @@ impl Line<'_> {
         let Self { source: Some(source), head: bytes, write, out, alarm, settings, drain, .. } = self else {
             return Next::End;
         };
-        let (mut seen, mut has_waited) = (0, false);
+        let (mut seen, mut has_waited, mut may_begin) = (0, false, fresh);
         let mut waiting = source.buffer.is_empty();
         alarm.set(if waiting && !fresh { settings.idle_timeout } else { settings.header_timeout });
         poll_fn(|cx| {
@@ -137,9 +137,6 @@ impl Line<'_> {
                     waiting = false;
                     alarm.set(settings.header_timeout);
                 }
-                if waiting && drain.has_begun() {
-                    return Poll::Ready(Next::End);
-                }
                 // Denials that were kept for those behind them.
                 if !out.is_empty() {
                     match write.poll_write_both(cx, out, &mut Bytes::new()) {
@@ -156,6 +153,12 @@ impl Line<'_> {
                     Poll::Ready(Ok(_)) => {}
                     Poll::Pending => break,
                 }
+            }
+            if waiting && drain.has_begun() {
+                if !std::mem::take(&mut may_begin) {
+                    return Poll::Ready(Next::End);
+                }
+                alarm.set(LAST_CHANCE);
             }
             let alarm = if has_waited { alarm.poll(cx) } else { alarm.watch(cx) };
             has_waited = true;
