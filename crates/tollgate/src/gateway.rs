@@ -45,6 +45,7 @@ async fn serve(
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
     let figures = gateway.handle();
     status.tell_also(move |page| figures.metrics(page));
+    let told_to_stop = told_to_stop()?;
     logs.greet(config.stdout(), &greeting(&config, &gateway.addresses(), &fronts, &operators));
     let (tokens, asked_elsewhere) = (fronts.tokens(), !fronts.is_empty());
     let (stop, stopping) = watch::channel(false);
@@ -76,7 +77,7 @@ async fn serve(
     let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
     let proxy = tokio::spawn(gateway.serve(drain()));
 
-    told_to_stop().await?;
+    told_to_stop.await;
     tracing::info!("draining: no new connections, requests under way are answered");
     status.drain();
     let _ = stop.send(true);

@@ -47,6 +47,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
         !fronts.is_empty(),
         "--grpc, --http and --resp are all off: nobody could ask; leave one of them on"
     );
+    let told_to_stop = told_to_stop()?;
     logs.greet(config.stdout(), &greeting(&config, &fronts, &operators));
     let tokens = fronts.tokens();
     let (stop, stopping) = watch::channel(false);
@@ -65,7 +66,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
 
-    told_to_stop().await?;
+    told_to_stop.await;
     tracing::info!("draining: no new connections, requests under way are answered");
     status.drain();
     let _ = stop.send(true);
@@ -98,14 +99,19 @@ pub(crate) async fn pay_debts(limiter: Arc<Limiter<Store>>) {
     }
 }
 
-pub(crate) async fn told_to_stop() -> anyhow::Result<()> {
+/// Ready when somebody has told the process to stop. From this call on signals end it no more by themselves: whoever has read
+/// the greeting may send one.
+pub(crate) fn told_to_stop() -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
+    // Somebody listens to this one a little later.
+    drop(signal(SignalKind::hangup())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }
 
 /// What a person who starts the server reads.
