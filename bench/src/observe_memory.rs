@@ -109,7 +109,7 @@ fn measure(lasts: Duration, folder: &Path) -> io::Result<()> {
         figures(&admin, name)?.iter().for_each(|line| note(line));
     }
     // A short run sees no more than that nothing runs away.
-    let full = held.split_off(held.len().min(FILLED.min(lasts / 4).as_secs() as usize));
+    let full = held.split_off(held.len().min(FILLED.min(lasts / 2).as_secs() as usize));
     let (early, late) = full.split_at(full.len() / 2);
     if early.is_empty() {
         return Err(io::Error::other("the server was asked too little"));

@@ -91,7 +91,7 @@ impl Observe {
         let (mut least, mut nearest, mut tier) = (f32::INFINITY, None, NO_TIER);
         let (mut rule, mut met) = (None, Met::default());
         let mut shadowed: Option<(u32, &LimitStatus)> = None;
-        let mut unanswered: Option<(u32, &LimitStatus)> = None;
+        let mut unanswered = None;
         for status in &decision.limits {
             let (slot, own_tier, decides, scale) = match status.number() {
                 Some(number) => {
@@ -101,8 +101,7 @@ impl Observe {
                 None => {
                     let slot = self.slot_of(status, check, layout);
                     let capacity = decision.limit(status).map_or(1, |limit| limit.limit.capacity());
-                    let decides = matches!(status.role, Role::Live | Role::Quota);
-                    (slot, layout.tier(decision.agreed_tier()), decides, part(capacity))
+                    (slot, layout.tier(decision.agreed_tier()), decides(status), part(capacity))
                 }
             };
             if rule != Some(status.rule) {
@@ -113,16 +112,21 @@ impl Observe {
             }
             let denied = match status.outcome.verdict {
                 Verdict::Unanswered => {
-                    unanswered = unanswered.or(Some((slot, status)).filter(|_| decides));
-                    met.bit |= status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own)));
+                    unanswered = unanswered.or(Some(slot).filter(|_| decides));
+                    if status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own))) {
+                        met.became = MET_DENY;
+                    }
                     continue;
                 }
                 Verdict::Denied { .. } => true,
                 Verdict::Allowed { .. } => false,
             };
             if denied {
-                met.denied = true;
-                met.bit |= !allowed && bites(status, decision);
+                if !allowed && bites(status, decision) {
+                    met.became = MET_DENY;
+                } else if met.became == MET_ALLOW {
+                    met.became = MET_SPARED;
+                }
                 if is_shadow(status.role, allowed, decision) {
                     met.shadowed = true;
                     shadowed.get_or_insert((slot, status));
@@ -153,7 +157,7 @@ impl Observe {
             Some(RulingBy::Own) => Some(layout.own(check.domain, &self.names)),
             // No rule of the rule set: its origin says what it was.
             Some(RulingBy::Emergency) => Some(layout.unmatched(check.domain)),
-            None => nearest.or(unanswered).map(|(slot, _)| slot),
+            None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
         let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
         let cells = if slot == met.slot { met_cells } else { stripe.cells(slot) };
@@ -163,12 +167,7 @@ impl Observe {
             add(&stripe.shadowed, 1);
         }
         let log = !allowed || shadowed.is_some();
-        self.maybe_set_aside(
-            local,
-            check,
-            decision,
-            Found { slot, ruled, nearest, shadowed, unanswered, log },
-        );
+        self.maybe_set_aside(local, check, decision, Found { slot, ruled, nearest, shadowed, log });
     }
 
     /// Sets a decision aside if it is to be logged or shown to the sketches.
@@ -219,7 +218,10 @@ impl Observe {
             _ => (found.slot, found.nearest.map(|(_, status)| status), found.ruled),
         };
         let Some(layout) = &local.layout else { return };
-        let about = status.or(found.unanswered.map(|(_, status)| status));
+        // Else one that nobody answered for.
+        let unanswered =
+            |status: &&LimitStatus| decides(status) && status.outcome.verdict == Verdict::Unanswered;
+        let about = status.or_else(|| decision.limits.iter().find(unanswered));
         let by = about.map(|status| status.rule.map_or(RulingBy::Own, RulingBy::Rule));
         let by = decision.denied_by.or(by);
         let now = self.clock.now();
@@ -271,9 +273,10 @@ impl Observe {
             // Who lives on extra quota has used up what it has.
             Some(if decision.is_granted(status) { OwnUse { used: 1.0, ..own } } else { own })
         };
-        let deciding = decision.limits.iter().filter(|status| {
-            matches!(status.role, Role::Live | Role::Quota) && status.outcome.verdict != Verdict::Unanswered
-        });
+        let deciding = decision
+            .limits
+            .iter()
+            .filter(|status| decides(status) && status.outcome.verdict != Verdict::Unanswered);
         deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
     }
 }
@@ -282,29 +285,22 @@ impl Observe {
 #[derive(Clone, Copy)]
 struct Met {
     slot: u32,
-    /// It was over.
-    denied: bool,
-    /// It turned the request away, alone or with others.
-    bit: bool,
+    /// What it counts as: met and within its limits, over them, or over them and the one that turned the request away.
+    became: usize,
     /// It would have been denied, by a limit that does not bite.
     shadowed: bool,
 }
 
 impl Default for Met {
     fn default() -> Self {
-        Self { slot: OTHER, denied: false, bit: false, shadowed: false }
+        Self { slot: OTHER, became: MET_ALLOW, shadowed: false }
     }
 }
 
 impl Met {
     #[inline]
     fn count(self, cells: &[AtomicU64]) {
-        let met = match () {
-            () if self.bit => MET_DENY,
-            () if self.denied => MET_SPARED,
-            () => MET_ALLOW,
-        };
-        add(&cells[met], 1);
+        add(&cells[self.became], 1);
         if self.shadowed {
             add(&cells[SHADOW_DENY], 1);
         }
@@ -318,17 +314,19 @@ struct Found<'d> {
     ruled: Ruled,
     nearest: Option<(u32, &'d LimitStatus)>,
     shadowed: Option<(u32, &'d LimitStatus)>,
-    /// A limit that nobody answered for.
-    unanswered: Option<(u32, &'d LimitStatus)>,
     log: bool,
+}
+
+/// Whether a limit can turn a request away, or is only tried out.
+const fn decides(status: &LimitStatus) -> bool {
+    matches!(status.role, Role::Live | Role::Quota)
 }
 
 /// Whether a limit that is over turns requests away.
 #[cold]
 fn bites(status: &LimitStatus, decision: &Decision) -> bool {
     let rule = status.rule.and_then(|rule| decision.rules().rule(rule));
-    let degrades = rule.is_some_and(|rule| rule.action == Action::Degrade);
-    matches!(status.role, Role::Live | Role::Quota) && !degrades
+    decides(status) && rule.is_none_or(|rule| rule.action != Action::Degrade)
 }
 
 /// Whether a denial by a limit did not bite: it is a shadow, or everything is.
