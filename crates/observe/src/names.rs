@@ -252,6 +252,7 @@ impl Layout {
         self.domains.iter().find(|known| *known.domain == *domain)
     }
 
+    #[inline(never)]
     pub(crate) fn unmatched(&self, domain: &str) -> u32 {
         self.domain(domain).map_or(OTHER, |known| known.unmatched)
     }

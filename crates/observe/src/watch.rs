@@ -3,7 +3,7 @@
 
 use crate::capture::{Noted, OwnUse, Ruled, pairs};
 use crate::mask::caller_key;
-use crate::names::{Layout, NO_TIER, OTHER, part};
+use crate::names::{Layout, LimitFacts, NO_TIER, OTHER, part};
 use crate::observe::Observe;
 use crate::stripe::{FRONTS, Local, add};
 use std::sync::atomic::AtomicU64;
@@ -82,7 +82,7 @@ impl Observe {
     #[inline]
     fn note(&self, local: &mut Local, check: &Check<'_>, decision: &Decision) {
         if !local.layout.as_ref().is_some_and(|layout| decision.is_by(&layout.rules)) {
-            local.layout = Some(self.names.layout(decision.shared_rules()));
+            self.lay_out(local, decision);
         }
         let Some(layout) = &local.layout else { return };
         let stripe = &local.stripe;
@@ -93,17 +93,9 @@ impl Observe {
         let mut shadowed: Option<(u32, &LimitStatus)> = None;
         let mut unanswered = None;
         for status in &decision.limits {
-            let (slot, own_tier, decides, scale) = match status.number() {
-                Some(number) => {
-                    let facts = layout.limits.get(number as usize).copied().unwrap_or_default();
-                    (facts.slot, facts.tier, facts.decides, facts.scale)
-                }
-                None => {
-                    let slot = self.slot_of(status, check, layout);
-                    let capacity = decision.limit(status).map_or(1, |limit| limit.limit.capacity());
-                    (slot, layout.tier(decision.agreed_tier()), decides(status), part(capacity))
-                }
-            };
+            let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
+            let facts = facts.unwrap_or_else(|| self.facts_of(status, check, decision, layout));
+            let LimitFacts { slot, tier: own_tier, decides, scale } = facts;
             if rule != Some(status.rule) {
                 if rule.is_some() {
                     met.count(stripe.cells(met.slot));
@@ -154,9 +146,7 @@ impl Observe {
         };
         let owed = match decision.denied_by {
             Some(RulingBy::Rule(rule)) => Some(layout.slot(rule)),
-            Some(RulingBy::Own) => Some(layout.own(check.domain, &self.names)),
-            // No rule of the rule set: its origin says what it was.
-            Some(RulingBy::Emergency) => Some(layout.unmatched(check.domain)),
+            Some(by) => Some(self.slot_without_rule(by, check, layout)),
             None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
         let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
@@ -245,6 +235,45 @@ impl Observe {
         }
     }
 
+    /// The numbers of other rules: they have changed, or this thread has seen none yet. This and what follows stands apart, so that
+    /// the usual case is short.
+    #[cold]
+    #[inline(never)]
+    fn lay_out(&self, local: &mut Local, decision: &Decision) {
+        local.layout = Some(self.names.layout(decision.shared_rules()));
+    }
+
+    /// What there is to know of a limit that is not the rule set's.
+    #[cold]
+    #[inline(never)]
+    fn facts_of(
+        &self,
+        status: &LimitStatus,
+        check: &Check<'_>,
+        decision: &Decision,
+        layout: &Layout,
+    ) -> LimitFacts {
+        let capacity = decision.limit(status).map_or(1, |limit| limit.limit.capacity());
+        LimitFacts {
+            slot: self.slot_of(status, check, layout),
+            tier: layout.tier(decision.agreed_tier()),
+            decides: decides(status),
+            scale: part(capacity),
+        }
+    }
+
+    /// The number of what denied, where that is no rule.
+    #[cold]
+    #[inline(never)]
+    fn slot_without_rule(&self, by: RulingBy, check: &Check<'_>, layout: &Layout) -> u32 {
+        match by {
+            RulingBy::Rule(rule) => layout.slot(rule),
+            RulingBy::Own => layout.own(check.domain, &self.names),
+            // No rule of the rule set: its origin says what it was.
+            RulingBy::Emergency => layout.unmatched(check.domain),
+        }
+    }
+
     /// The number of a limit that is not the rule set's.
     fn slot_of(&self, status: &LimitStatus, check: &Check<'_>, layout: &Layout) -> u32 {
         status.rule.map_or_else(|| layout.own(check.domain, &self.names), |rule| layout.slot(rule))
@@ -263,11 +292,9 @@ impl Observe {
             (None, Request::Attributes(_)) => false,
         };
         let used = |status: &LimitStatus| {
-            let facts = status.number().and_then(|number| layout.limits.get(number as usize));
-            let (slot, tier) = match facts {
-                Some(facts) => (facts.slot, facts.tier),
-                None => (self.slot_of(status, check, layout), layout.tier(decision.agreed_tier())),
-            };
+            let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
+            let facts = facts.unwrap_or_else(|| self.facts_of(status, check, decision, layout));
+            let LimitFacts { slot, tier, .. } = facts;
             let capacity = decision.limit(status)?.limit.capacity();
             let own = OwnUse::of(slot, tier, &status.outcome, capacity);
             // Who lives on extra quota has used up what it has.
