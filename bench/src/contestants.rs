@@ -78,7 +78,7 @@ impl Contestant for Ours {
             Way::OneLimit => {
                 for key in &traffic.block {
                     let key = CounterKey { scope: &self.scopes[0], parts: &[Part::Text(key)] };
-                    black_box(&self.store.charge_now(&[Charge::new(key, &self.limit, Cost::ONE)]));
+                    black_box(&self.store.apply(&[Charge::new(key, &self.limit, Cost::ONE)]));
                 }
             }
             Way::TimeGiven => {
@@ -98,7 +98,7 @@ impl Contestant for Ours {
                             Cost::ONE,
                         )
                     };
-                    black_box(&self.store.charge_now(&[charge(0), charge(1), charge(2), charge(3)]));
+                    black_box(&self.store.apply(&[charge(0), charge(1), charge(2), charge(3)]));
                 }
             }
             Way::Batch => {

@@ -106,7 +106,7 @@ impl Contestant for Alone {
         for key in &traffic.block {
             let key = CounterKey { scope: &self.scope, parts: &[Part::Text(key)] };
             let charge = Charge { mode: Mode::Leased, ..Charge::new(key, &self.limit, Cost::ONE) };
-            if let Some(outcomes) = self.leases.charge_at_once(&[charge]) {
+            if let Some(outcomes) = self.leases.try_charge(&[charge]) {
                 _ = black_box(&outcomes);
                 continue;
             }

@@ -37,7 +37,7 @@ async fn node(address: &str, rules: &Arc<Ruleset>) -> Node {
 async fn felt(node: &Node, key: &str, allowed: bool) {
     let attributes = [("api_key", key)];
     let check = Check::attributes("d", &attributes);
-    while node.limiter.check_now(&check).is_none_or(|decision| decision.is_allowed() != allowed) {
+    while pollster::block_on(node.limiter.check(&check)).is_allowed() != allowed {
         tokio::time::sleep(Duration::from_micros(100)).await;
     }
 }

@@ -172,6 +172,26 @@ impl Limit {
         self.resized(share)
     }
 
+    /// The limit cut into so many shards, which sum to it exactly: the first ones take the remainders. A limit of fewer
+    /// units than shards has shards that admit nothing.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Quota};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(100)).burst(20).build()?;
+    /// let shards: Vec<_> = limit.shards(8).iter().map(|shard| (shard.quota().count, shard.capacity())).collect();
+    /// assert_eq!(shards, [(13, 3), (13, 3), (13, 3), (13, 3), (12, 2), (12, 2), (12, 2), (12, 2)]);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn shards(&self, shards: u32) -> Box<[Self]> {
+        let parts = u64::from(shards).min(self.quota.count).min(self.capacity).max(1);
+        let shard = |at: u64| {
+            let part = |units: u64| units / parts + u64::from(at < units % parts);
+            self.resized(|units| if at < parts { part(units) } else { 0 })
+        };
+        (0..u64::from(shards)).map(shard).collect()
+    }
+
     /// This part of the limit, rounded down; nothing where that is less than a unit. Parts that make up a whole or less
     /// let through no more than the whole.
     ///

@@ -9,18 +9,17 @@ pub trait CounterStore: Send + Sync {
     /// Charges one request: its required charges all or none. One round trip, whatever the number.
     fn charge(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<Outcomes, StoreError>> + Send;
 
-    /// The same without waiting, from a store that never has to; `None` from one that asks somebody else. A decision on
-    /// counters in memory takes less time than a future takes to be moved about.
+    /// Charges one request without waiting, where the store can: counters in memory, leased units, cached denials. `None`
+    /// declines, and nothing has been charged; the caller then awaits [`CounterStore::charge`] with the same charges.
     #[inline]
-    fn charge_at_once(&self, _charges: &[Charge<'_>]) -> Option<Outcomes> {
+    fn try_charge(&self, _charges: &[Charge<'_>]) -> Option<Outcomes> {
         None
     }
 
-    /// Many requests of one charge each without waiting, in order; appends an outcome for each. From a store that asks
-    /// somebody else: `false`, and nothing is done. A store that can will start all its cache misses before it waits for
-    /// the first.
+    /// Charges many requests of one charge each without waiting, in order, and appends an outcome for each. `false`
+    /// declines, and nothing has been charged. A store in memory starts all its cache misses before it waits for the first.
     #[inline]
-    fn charge_each_at_once(&self, _charges: &[Charge<'_>], _outcomes: &mut Vec<Outcome>) -> bool {
+    fn try_charge_each(&self, _charges: &[Charge<'_>], _outcomes: &mut Vec<Outcome>) -> bool {
         false
     }
 
@@ -42,12 +41,12 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
         (**self).charge(charges).await
     }
 
-    fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
-        (**self).charge_at_once(charges)
+    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+        (**self).try_charge(charges)
     }
 
-    fn charge_each_at_once(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
-        (**self).charge_each_at_once(charges, outcomes)
+    fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+        (**self).try_charge_each(charges, outcomes)
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {

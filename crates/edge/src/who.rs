@@ -147,9 +147,7 @@ impl<'r> Caller<'r> {
     /// The attributes, as a check wants them.
     #[must_use]
     pub fn attributes(&self) -> SmallVec<[(&str, &str); 12]> {
-        let own = self.pairs.iter().map(|(key, value)| (*key, &**value));
-        // Every request is part of the total.
-        own.chain([("global", "aggregate")]).collect()
+        self.pairs.iter().map(|(key, value)| (*key, &**value)).collect()
     }
 
     /// One attribute.

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{Span, Timestamp};
-use tollgate_rules::{HitLimit, Match, Plan, Role, RuleLimit, TENANT_KEY};
+use tollgate_rules::{HitLimit, Match, Plan, Role, TENANT_KEY};
 
 /// What a measure does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -369,10 +369,7 @@ impl Effect {
             && let Act::Tighten(factor) = measure.act
         {
             for hit in plan.hits.iter_mut().filter(|hit| matches!(hit.limit.role, Role::Live | Role::Quota)) {
-                let share = hit.limit.share.as_ref().map(|share| Box::new(share.tightened(factor)));
-                let limit = hit.limit.limit.tightened(factor);
-                hit.limit =
-                    HitLimit::Own(Box::new(RuleLimit { limit, share, ..RuleLimit::clone(&hit.limit) }));
+                hit.limit = HitLimit::Own(Box::new(hit.limit.map_limits(|limit| limit.tightened(factor))));
                 felt = Some(Arc::clone(measure));
             }
         }

@@ -6,13 +6,13 @@
 //! request that is then turned away is given back.
 
 use crate::decision::{Answer, Origin, Ruling};
-use crate::fold::{by, fold, unanswered};
+use crate::fold::{by, decides, fold, unanswered};
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use tollgate_core::{
-    Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, Span, StoreError,
+    Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, PermitId, Span, StoreError,
 };
-use tollgate_rules::{Action, FailPolicy, Hit, Plan, Role};
+use tollgate_rules::{Charges, FailPolicy, Plan};
 
 /// When a caller turned away by a failing store should come back.
 const RETRY: Span = Span::from_secs(1);
@@ -33,10 +33,13 @@ impl<S: CounterStore> Limiter<S> {
     pub(crate) async fn fall_back(
         &self,
         plan: &Plan<'_>,
-        charges: &[Charge<'_>],
+        permit: PermitId,
         error: StoreError,
         answer: &mut Answer,
     ) {
+        let mut charges = Charges::new();
+        plan.charges(permit, &mut charges);
+        let charges = &*charges;
         let mut stranded = Stranded {
             plan,
             charges,
@@ -103,7 +106,7 @@ impl<S: CounterStore> Limiter<S> {
                 Charge { limit: hit.limit.share.as_deref().unwrap_or(charge.limit), ..charge }
             })
             .collect();
-        let outcomes = fallback.charge_now(&charges);
+        let Some(outcomes) = fallback.try_charge(&charges) else { return Admission::Admitted };
         for (at, outcome) in local.into_iter().zip(outcomes.each) {
             stranded.each[at] = outcome;
             stranded.failed[at] = false;
@@ -149,9 +152,7 @@ impl Stranded<'_, '_> {
 
     /// Whether a charge's limit can turn the request away at all.
     fn decides(&self, at: usize) -> bool {
-        let hit: &Hit<'_> = &self.plan.hits[at];
-        let degrades = hit.rule.is_some_and(|rule| rule.action == Action::Degrade);
-        matches!(hit.limit.role, Role::Live | Role::Quota) && !degrades
+        decides(&self.plan.hits[at])
     }
 
     /// The charges that the store could not decide and whose rules have this policy.

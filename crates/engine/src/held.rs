@@ -5,18 +5,16 @@
 //! [`Held`] without a word leaves its permits to their deadline, as a process that dies does.
 
 use crate::check::Check;
-use crate::decision::Decision;
+use crate::decision::{Answer, Decision, LimitStatus};
 use crate::in_flight::Counted;
-use crate::limiter::{Limiter, plan_into};
+use crate::limiter::Limiter;
 use crate::reserve::{Reserved, Settlement, holdings};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use tollgate_core::{
-    Algorithm, Charge, CounterStore, Part, Permit, PermitId, Span, StoreError, Timestamp, Verdict,
-};
-use tollgate_rules::Plan;
+use tollgate_core::{Algorithm, Charge, CounterStore, Part, Permit, PermitId, Span, StoreError, Timestamp};
+use tollgate_rules::{Hit, Plan};
 
 /// What an allowed request holds.
 #[derive(Clone)]
@@ -60,37 +58,26 @@ impl Held {
 impl<S: CounterStore> Limiter<S> {
     /// Decides like [`Limiter::check`], and hands over what must be given back: permits, or a place in a queue. Most
     /// requests hold nothing.
+    #[inline]
     pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<Held>) {
-        let asked = self.clock.now();
-        let decision = self.check(check).await;
-        let held = self.held(check, &decision, asked);
+        let mut decision = self.undecided();
+        let (asked, id) = (self.clock.now(), PermitId(decision.id.0));
+        let keep = |plan: &Plan<'_>, answer: &Answer| self.held(plan, answer, id, asked);
+        let held = self.decide(check, &mut decision, keep).await;
         (decision, held)
     }
 
-    /// The same without waiting, over a store that never has to be waited for; `None` over any other, and nothing is done.
-    pub fn admit_now(&self, check: &Check<'_>) -> Option<(Decision, Option<Held>)> {
-        let asked = self.clock.now();
-        let decision = self.check_now(check)?;
-        let held = self.held(check, &decision, asked);
-        Some((decision, held))
-    }
-
-    fn held(&self, check: &Check<'_>, decision: &Decision, asked: Timestamp) -> Option<Held> {
-        if !holds_something(decision) {
+    #[inline]
+    fn held(&self, plan: &Plan<'_>, answer: &Answer, id: PermitId, asked: Timestamp) -> Option<Held> {
+        let is_permit = |(hit, status): &(&Hit<'_>, &LimitStatus)| {
+            hit.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
+        };
+        let permits = plan.hits.iter().zip(&answer.limits).filter(is_permit);
+        if !answer.is_allowed() || (answer.delay() == Span::ZERO && permits.clone().next().is_none()) {
             return None;
         }
-        let mut plan = Plan::default();
-        plan_into(&decision.rules, decision.tenant.as_deref(), check, &mut plan);
-        if let Some(mut effect) = decision.effect.clone() {
-            effect.bear_on(&mut plan);
-        }
-        let permits = plan.hits.iter().zip(&decision.limits).filter(|(hit, status)| {
-            hit.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
-        });
         let rules = permits.filter_map(|(hit, _)| hit.rule.map(|rule| rule.name.as_str()));
-        let counted = self.in_flight.enter(rules);
-        let holdings = holdings(&plan, &decision.answer, asked);
-        Some(Held { id: PermitId(decision.id.0), holdings, _counted: counted })
+        Some(Held { id, holdings: holdings(plan, answer, asked), _counted: self.in_flight.enter(rules) })
     }
 
     /// Gives permits back: the request has ended.
@@ -157,16 +144,4 @@ impl<S: CounterStore> Limiter<S> {
             .collect();
         if charges.is_empty() { Ok(()) } else { self.store.charge(&charges).await.map(|_| ()) }
     }
-}
-
-/// Whether a decision took anything that outlives it.
-fn holds_something(decision: &Decision) -> bool {
-    decision.is_allowed()
-        && (decision.delay() > Span::ZERO
-            || decision.limits.iter().any(|status| {
-                matches!(status.outcome.verdict, Verdict::Allowed { .. })
-                    && decision
-                        .limit(status)
-                        .is_some_and(|limit| limit.limit.algorithm() == Algorithm::Concurrency)
-            }))
 }

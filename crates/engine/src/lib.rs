@@ -8,6 +8,7 @@
 //! | `fold` | how many outcomes become one answer |
 //! | `failing` | what is answered when the store is not |
 //! | `debts` | charging the shared counters, later, with what was let through without them |
+//! | `fallback` | the counters of this process that decide then |
 //! | `fallbacks` | how often that happened |
 //! | `held` | what a request holds while it is under way |
 //! | `in_flight` | how many permits are held, by rule |
@@ -18,9 +19,10 @@
 //! | `emergency` | what operators decide in an emergency |
 //! | `usage` | what is used of a caller's limits, and giving it back |
 //! | `observer` | who watches decisions |
+//! | `reconsider` | a second look at a denial: other shards of a split counter, extra quota |
 //! | `rehearse` | deciding a request that stands for many |
 //! | `trace` | the trace that a request is part of |
-//! | `throttle` | limits that callers bring themselves, apart from the rules |
+//! | `inline_limit` | limits that arrive with the request, apart from the rules |
 //! | `ids` | how a decision gets its name |
 
 mod by_rule;
@@ -29,6 +31,7 @@ mod debts;
 mod decision;
 mod emergency;
 mod failing;
+mod fallback;
 mod fallbacks;
 mod fold;
 mod grant;
@@ -36,12 +39,13 @@ mod held;
 mod holding;
 mod ids;
 mod in_flight;
+mod inline_limit;
 mod limiter;
 mod observer;
+mod reconsider;
 mod rehearse;
 mod reserve;
 mod tenants;
-mod throttle;
 mod trace;
 mod usage;
 

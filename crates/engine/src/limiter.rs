@@ -1,12 +1,17 @@
-//! How a check runs, start to end: match, charge, fold. It always ends in a decision.
+//! The one decision path: every check, admission and reservation is planned once, charged once and folded once.
+//!
+//! `Limiter::check` is a future that a caller awaits. Where the store answers without waiting (`CounterStore::try_charge`),
+//! the future is ready in its first poll; where it does not, the same future awaits the same charges. Synchronous twins of
+//! these functions were rejected: each had to plan for itself, and a plan is not free of effects (a counter that is split
+//! into shards moves on to its next shard).
 
 use crate::check::{Check, Request};
 use crate::debts::Debts;
 use crate::decision::{Answer, Decision, Origin, Ruling};
-use crate::emergency::{Effect, Emergencies};
+use crate::emergency::Emergencies;
+use crate::fallback::TryCharge;
 use crate::fallbacks::Fallbacks;
 use crate::fold;
-use crate::grant::Grants;
 use crate::ids::DecisionId;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
@@ -16,9 +21,8 @@ use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{Clock, CounterStore, PermitId, Span};
+use tollgate_core::{Charge, Clock, CounterStore, Outcomes, PermitId, Span, StoreError};
 use tollgate_rules::{Charges, Plan, Ruleset, Tenant};
-use tollgate_store::MemoryStore;
 
 /// Rules and a store that decide together. Shared by all fronts.
 pub struct Limiter<S> {
@@ -29,7 +33,7 @@ pub struct Limiter<S> {
     pub(crate) reservations: Reservations,
     pub(crate) clock: Arc<dyn Clock>,
     /// Counters of this process, for rules that fail to local.
-    pub(crate) fallback: Option<MemoryStore<Arc<dyn Clock>>>,
+    pub(crate) fallback: Option<Box<dyn TryCharge>>,
     pub(crate) debts: Debts,
     pub(crate) fallbacks: Fallbacks,
     pub(crate) in_flight: InFlight,
@@ -71,10 +75,11 @@ impl<S: CounterStore> Limiter<S> {
         self
     }
 
-    /// Gives rules that fail to local counters of this process to decide by when the store is away.
+    /// Gives rules that fail to local these counters to decide by while the store is unavailable: any store that charges
+    /// without waiting. One that declines ([`CounterStore::try_charge`]) is as good as none.
     #[must_use]
-    pub fn with_fallback(mut self, counters: MemoryStore<Arc<dyn Clock>>) -> Self {
-        self.fallback = Some(counters);
+    pub fn with_fallback(mut self, counters: impl CounterStore + 'static) -> Self {
+        self.fallback = Some(Box::new(counters));
         self
     }
 
@@ -102,7 +107,7 @@ impl<S: CounterStore> Limiter<S> {
         self.rules.load_full()
     }
 
-    /// Whether these are they.
+    /// Whether these rules are active.
     #[must_use]
     pub fn acts_by(&self, rules: &Arc<Ruleset>) -> bool {
         std::ptr::eq(Arc::as_ptr(&self.rules.load()), Arc::as_ptr(rules))
@@ -120,66 +125,81 @@ impl<S: CounterStore> Limiter<S> {
         &*self.clock
     }
 
-    /// Decides. Cannot fail: when the store does, the rules' own policy answers.
+    /// Decides. Cannot fail: when the store does, the rules' own policy answers. Ready in the first poll where the store
+    /// need not be waited for.
+    #[inline]
     pub async fn check(&self, check: &Check<'_>) -> Decision {
         let mut decision = self.undecided();
-        if self.check_at_once(check, &mut decision) {
-            return decision;
-        }
-        {
-            let Decision { id, answer, rules, tenant, grants, effect } = &mut decision;
-            let mut plan = Plan::default();
-            plan_into(rules, tenant.as_deref(), check, &mut plan);
-            if let Some(effect) = effect {
-                effect.bear_on(&mut plan);
-            }
-            self.answer(&plan, PermitId(id.0), grants.as_deref(), effect.as_deref_mut(), answer).await;
-        }
-        self.tell(check, &decision);
+        self.decide(check, &mut decision, |_, _| ()).await;
         decision
     }
 
-    /// Decides without waiting, where the store need not be waited for; else `None`, and nothing is done.
+    /// Plans, charges and folds one request into `decision`, and reports it. `keep` sees the plan and its answer before the
+    /// plan is dropped: what outlives the request (permits, reservations) is made of it.
     #[inline]
-    pub fn check_now(&self, check: &Check<'_>) -> Option<Decision> {
-        let mut decision = self.undecided();
-        self.check_at_once(check, &mut decision).then_some(decision)
-    }
-
-    /// Whether [`Limiter::check_now`] mostly decides: over a store that never has to be waited for.
-    #[inline]
-    #[must_use]
-    pub fn decides_at_once(&self) -> bool {
-        self.store.charge_each_at_once(&[], &mut Vec::new())
-    }
-
-    /// Decides where the store need not be waited for; else does nothing. What is owed is paid first, and that may take a
-    /// while.
-    #[inline]
-    fn check_at_once(&self, check: &Check<'_>, decision: &mut Decision) -> bool {
-        // Before anything is put off: who goes on from here reads it.
+    pub(crate) async fn decide<T>(
+        &self,
+        check: &Check<'_>,
+        decision: &mut Decision,
+        keep: impl FnOnce(&Plan<'_>, &Answer) -> T,
+    ) -> T {
         self.agree(check, decision);
-        // Who was granted something may have to be charged twice.
-        if self.debts.are_open() || decision.grants.is_some() {
-            return false;
-        }
-        {
-            let Decision { id, answer, rules, tenant, effect, .. } = decision;
+        let kept = {
+            let Decision { id, answer, rules, tenant, grants, effect } = decision;
             let mut plan = Plan::default();
             plan_into(rules, tenant.as_deref(), check, &mut plan);
             if let Some(effect) = effect {
                 effect.bear_on(&mut plan);
             }
             if !plan.hits.is_empty() {
-                let mut charges = Charges::new();
-                plan.charges(PermitId(id.0), &mut charges);
-                let Some(outcomes) = self.store.charge_at_once(&charges) else { return false };
-                fold::fold(&plan, &outcomes, answer);
+                let permit = PermitId(id.0);
+                let charged = {
+                    let mut charges = Charges::new();
+                    plan.charges(permit, &mut charges);
+                    self.charge(&charges).await
+                };
+                // What is rare is boxed: its futures are large, and every check would carry them.
+                match charged {
+                    Ok(mut outcomes) => {
+                        let mut paid = None;
+                        if (grants.is_some() || plan.is_split) && fold::is_refused(&plan, &outcomes) {
+                            let grants = grants.as_deref();
+                            let second = self.reconsider(&mut plan, permit, grants, &mut outcomes);
+                            paid = Box::pin(second).await;
+                        }
+                        fold::fold(&plan, &outcomes, answer);
+                        if paid.is_some() {
+                            answer.origin = Origin::Grant;
+                            answer.granted = paid;
+                        }
+                    }
+                    Err(error) => Box::pin(self.fall_back(&plan, permit, error, answer)).await,
+                }
             }
-            self.finish(&plan, effect.as_deref_mut(), answer);
-        }
+            fold::descriptors(&plan, answer);
+            if let Some(effect) = effect {
+                effect.rule(answer);
+            }
+            if self.shadow.load(Ordering::Relaxed) && !answer.is_allowed() {
+                answer.ruling = Ruling::Allowed { delay: Span::ZERO };
+                answer.denied_by = None;
+            }
+            keep(&plan, answer)
+        };
         self.tell(check, decision);
-        true
+        kept
+    }
+
+    /// Charges the store: without waiting where it can, else by waiting for the same charges.
+    #[inline]
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        if self.debts.are_open() {
+            Box::pin(self.pay_first(charges)).await?;
+        }
+        match self.store.try_charge(charges) {
+            Some(outcomes) => Ok(outcomes),
+            None => self.store.charge(charges).await,
+        }
     }
 
     /// A decision that lets pass, with a name and the rules of now.
@@ -192,61 +212,15 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Looks up what is agreed with the caller, and what operators have decided in an emergency.
     #[inline]
-    pub(crate) fn agree(&self, check: &Check<'_>, decision: &mut Decision) {
+    fn agree(&self, check: &Check<'_>, decision: &mut Decision) {
         let agreed = self.agreed_with(check, &decision.rules);
         (decision.tenant, decision.grants) = (agreed.tenant, agreed.grants);
         decision.effect = self.effect_of(check);
     }
-
-    /// Charges a plan and writes what came of it into the answer.
-    pub(crate) async fn answer(
-        &self,
-        plan: &Plan<'_>,
-        permit: PermitId,
-        grants: Option<&Grants>,
-        effect: Option<&mut Effect>,
-        answer: &mut Answer,
-    ) {
-        if !plan.hits.is_empty() {
-            let mut charges = Charges::new();
-            plan.charges(permit, &mut charges);
-            let outcomes = match self.pay_first(&charges).await {
-                Ok(()) => self.store.charge(&charges).await,
-                Err(error) => Err(error),
-            };
-            match outcomes {
-                Ok(mut outcomes) => {
-                    let paid = match grants {
-                        Some(grants) => self.pay(plan, &charges, grants, &mut outcomes).await,
-                        None => None,
-                    };
-                    fold::fold(plan, &outcomes, answer);
-                    if paid.is_some() {
-                        answer.origin = Origin::Grant;
-                        answer.granted = paid;
-                    }
-                }
-                Err(error) => self.fall_back(plan, &charges, error, answer).await,
-            }
-        }
-        self.finish(plan, effect, answer);
-    }
-
-    /// What every answer ends with.
-    #[inline]
-    fn finish(&self, plan: &Plan<'_>, effect: Option<&mut Effect>, answer: &mut Answer) {
-        fold::descriptors(plan, answer);
-        if let Some(effect) = effect {
-            effect.rule(answer);
-        }
-        if self.shadow.load(Ordering::Relaxed) && !answer.is_allowed() {
-            answer.ruling = Ruling::Allowed { delay: Span::ZERO };
-            answer.denied_by = None;
-        }
-    }
 }
 
 /// What a request meets; nothing, where the domain is not known.
+#[inline]
 pub(crate) fn plan_into<'p>(
     rules: &'p Ruleset,
     tenant: Option<&'p Tenant>,

@@ -55,7 +55,7 @@ impl<S: CounterStore> Limiter<S> {
             if !plan.hits.is_empty() {
                 let mut charges = Charges::new();
                 plan.charges(PermitId(id.0), &mut charges);
-                let outcomes = self.store.charge_at_once(&charges)?;
+                let outcomes = self.store.try_charge(&charges)?;
                 fold::fold(&plan, &outcomes, answer);
             }
         }

@@ -11,7 +11,7 @@ use crate::check::Check;
 use crate::decision::{Answer, Decision};
 use crate::holding::Holding;
 use crate::ids::DecisionId;
-use crate::limiter::{Limiter, plan_into};
+use crate::limiter::Limiter;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
@@ -174,18 +174,10 @@ impl<S: CounterStore> Limiter<S> {
         let mut pending = PendingKey { reservations: &self.reservations, key: idempotency_key };
         let mut decision = self.undecided();
         let id = decision.id;
-        self.agree(check, &mut decision);
-        let holdings = {
-            let Decision { answer, rules, tenant, grants, effect, .. } = &mut decision;
-            let mut plan = Plan::default();
-            plan_into(rules, tenant.as_deref(), check, &mut plan);
-            if let Some(effect) = effect {
-                effect.bear_on(&mut plan);
-            }
-            self.answer(&plan, PermitId(id.0), grants.as_deref(), effect.as_deref_mut(), answer).await;
-            if answer.is_allowed() { holdings(&plan, answer, asked) } else { Vec::new() }
+        let keep = |plan: &Plan<'_>, answer: &Answer| {
+            if answer.is_allowed() { holdings(plan, answer, asked) } else { Vec::new() }
         };
-        self.tell(check, &decision);
+        let holdings = self.decide(check, &mut decision, keep).await;
         if !decision.is_allowed() {
             return Ok(Reservation { id: None, decision, deadline });
         }

@@ -46,10 +46,8 @@ pub struct Used {
     pub rule: String,
     /// Its path.
     pub descriptor: String,
-    /// The limit; where it is split, one of the parts.
+    /// The limit.
     pub limit: Limit,
-    /// How many parts there are.
-    pub parts: u64,
     /// Whether it decides.
     pub role: Role,
     /// Where it comes from.
@@ -64,7 +62,7 @@ impl Used {
     /// Units that are used.
     #[must_use]
     pub fn used(&self) -> Option<u64> {
-        self.remaining.map(|left| (self.limit.capacity() * self.parts).saturating_sub(left))
+        self.remaining.map(|left| self.limit.capacity().saturating_sub(left))
     }
 }
 
@@ -258,9 +256,9 @@ fn find_rules(rules: &Ruleset, name: &str) -> Result<Vec<u32>, UsageError> {
 fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<Counters<'p>> {
     let hits = plan.hits.iter().enumerate();
     let counters = hits.filter_map(|(at, hit)| {
-        let rule = hit.rule.filter(|rule| wanted(rule.id))?;
+        hit.rule.filter(|rule| wanted(rule.id))?;
         let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-        let split = rule.split_names();
+        let split = hit.shard_names();
         let names = if split.is_empty() {
             vec![parts.iter().copied().collect()]
         } else {
@@ -276,14 +274,15 @@ fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<Counters<'
 
 /// One charge for each counter, each on its own. The store is asked about what may be leased, too.
 fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [Counters<'_>], cost: Cost) -> Charges<'a> {
-    let each = counters.iter().flat_map(|counter| counter.names.iter().map(|name| (counter.hit, name)));
-    let charge = |(hit, parts): (usize, &'a SmallVec<[Part<'_>; 4]>)| {
+    let each =
+        counters.iter().flat_map(|counter| (0..).zip(&counter.names).map(|named| (counter.hit, named)));
+    let charge = |(hit, (shard, parts)): (usize, (u16, &'a SmallVec<[Part<'_>; 4]>))| {
         let hit = &plan.hits[hit];
         let key = CounterKey { scope: &hit.limit.scope, parts };
         let after_loss = hit.rule.map_or_else(Default::default, |rule| rule.class.after_loss());
         let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
         let enforcement = Enforcement::Independent;
-        Charge { enforcement, after_loss, mode, ..Charge::new(key, &hit.limit.limit, cost) }
+        Charge { enforcement, after_loss, mode, ..Charge::new(key, hit.limit.of_shard(shard), cost) }
     };
     each.map(charge).collect()
 }
@@ -306,7 +305,6 @@ fn used<'a>(
         rule: rule.name.clone(),
         descriptor: path(rule.id).to_owned(),
         limit: hit.limit.limit.clone(),
-        parts: counter.names.len() as u64,
         role: hit.limit.role,
         source,
         remaining: told.iter().map(answered).sum(),

@@ -159,7 +159,7 @@ fn the_kill_switches_let_everything_pass() {
             (Scope::new("own"), LimitSpec::new(tollgate_core::Algorithm::Gcra, Quota::per_minute(1)).build());
         let (limit, key) = (limit.expect("a limit"), CounterKey { scope: &scope, parts: &[] });
         for _ in 0..3 {
-            let told = pollster::block_on(rig.limiter.throttle(Charge::new(key, &limit, Cost::ONE)));
+            let told = pollster::block_on(rig.limiter.charge_inline(Charge::new(key, &limit, Cost::ONE)));
             assert!(told.expect("an answer").verdict.is_allowed());
         }
         rig.on(&[]);

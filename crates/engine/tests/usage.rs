@@ -124,8 +124,8 @@ fn split_counters_are_told_as_one() {
     }
     let told = usage(&rig, &key);
     assert_eq!(
-        (told.limits[0].parts, told.limits[0].used(), told.limits[0].remaining),
-        (4, Some(8), Some(32))
+        (told.limits[0].limit.capacity(), told.limits[0].used(), told.limits[0].remaining),
+        (40, Some(8), Some(32))
     );
     let told = pollster::block_on(rig.limiter.reset(None, &key, None)).expect("a reset");
     assert_eq!(told.limits[0].used(), Some(0));

@@ -22,7 +22,7 @@ fn watched(text: &str, settings: Settings) -> (Limiter<MemoryStore<SystemClock>>
 }
 
 fn decide(limiter: &Limiter<MemoryStore<SystemClock>>, pairs: &[(&str, &str)]) -> &'static str {
-    let decision = limiter.check_now(&Check::attributes("d", pairs).asked_by("http")).expect("memory");
+    let decision = pollster::block_on(limiter.check(&Check::attributes("d", pairs).asked_by("http")));
     if decision.is_allowed() { "allow" } else { "deny" }
 }
 
@@ -163,8 +163,8 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
                 for _ in 0..5_000 {
                     let trace = Trace::new([thread + 1; 16], [1; 8], Timestamp::ZERO);
                     let check = Check::attributes("d", &[("a", "x")]).traced(Some(&trace));
-                    limiter.check_now(&check).expect("memory");
-                    limiter.check_now(&check.traced(None)).expect("memory");
+                    pollster::block_on(limiter.check(&check));
+                    pollster::block_on(limiter.check(&check.traced(None)));
                 }
             });
         }
@@ -196,7 +196,7 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
     assert_eq!(figures(), [20_000, 2_997, 20_000 - 8_192, 1_003]);
     // There is room again.
     let trace = Trace::new([1; 16], [1; 8], Timestamp::ZERO);
-    limiter.check_now(&Check::attributes("d", &[("a", "x")]).traced(Some(&trace))).expect("memory");
+    pollster::block_on(limiter.check(&Check::attributes("d", &[("a", "x")]).traced(Some(&trace))));
     assert_eq!(traces.take(10).map(|batch| batch.spans), Some(1));
 }
 
@@ -260,7 +260,7 @@ fn what_callers_bring_themselves_is_watched_too() {
             let charge = |parts| Charge::new(CounterKey { scope: &scope, parts }, &limit, Cost::ONE);
             let charges: Vec<Charge<'_>> = parts.iter().map(|parts| charge(parts)).collect();
             let mut outcomes = Vec::new();
-            assert!(limiter.throttle_each_now(&charges, &mut outcomes));
+            assert!(limiter.try_charge_inline(&charges, &mut outcomes));
             let over = outcomes.iter().filter(|outcome| outcome.verdict.is_denied()).count() as u64;
             denied += over;
             allowed += outcomes.len() as u64 - over;
@@ -301,7 +301,7 @@ fn what_callers_bring_themselves_is_watched_too() {
         let parts = [Part::Text("x")];
         let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
         let mut outcomes = Vec::new();
-        limiter.throttle_each_now(&[charge], &mut outcomes);
+        limiter.try_charge_inline(&[charge], &mut outcomes);
         assert!(outcomes[0].verdict.is_allowed());
         observe.round();
         assert_eq!(all(Ruled::ShadowDeny).len(), 1);

@@ -9,11 +9,11 @@
 //! | else | asked about, and leased while its key is hot |
 //!
 //! `fallback` sets a part of a limit aside for nodes that are cut off: the shared counters have that much less to give,
-//! and each node has its share of the part. `split` cuts a limit into equal parts, each with a counter of its own.
+//! and each node has its share of the part. `split` cuts a limit into shards, each with a counter of its own.
 
 use crate::rule::{Class, FailPolicy, OnError, Role, Rule, RuleLimit};
 use crate::ruleset::Options;
-use tollgate_core::Mode;
+use tollgate_core::{Limit, Mode};
 
 pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
     for rule in rules {
@@ -50,9 +50,7 @@ impl Keeping {
     /// Whether a share of the limit was set aside.
     fn settle(&self, limit: &mut RuleLimit, nodes: Option<u32>) -> bool {
         limit.mode = mode_of(limit, self.mode);
-        if let Some(split) = self.split {
-            limit.limit = limit.limit.share_of(u32::from(split));
-        }
+        limit.shards = self.split.map(|split| limit.limit.shards(u32::from(split)));
         share(limit, self.fallback, nodes)
     }
 }
@@ -73,13 +71,18 @@ fn mode_of(limit: &RuleLimit, mode: Mode) -> Mode {
 
 /// Works out a node's share of a limit; whether one was set aside.
 fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>) -> bool {
-    let whole = &limit.limit;
+    // Each shard of a counter falls back on its own, with a share of what is the shard's.
+    let whole = limit.shards.as_ref().and_then(|shards| shards.last()).unwrap_or(&limit.limit);
     let set_aside = fallback.zip(nodes).and_then(|(thousandths, nodes)| {
-        let authority = whole.part(1_000 - thousandths, 1_000)?;
-        Some((authority, whole.part(thousandths, 1_000 * u64::from(nodes.max(1)))?))
+        let share = whole.part(thousandths, 1_000 * u64::from(nodes.max(1)))?;
+        let authority = |limit: &Limit| limit.part(1_000 - thousandths, 1_000);
+        let shards =
+            limit.shards.as_ref().map(|shards| shards.iter().map(authority).collect::<Option<Box<[_]>>>());
+        Some((authority(&limit.limit)?, shards.map_or(Some(None), |shards| shards.map(Some))?, share))
     });
-    if let Some((authority, share)) = set_aside {
-        (limit.limit, limit.share, limit.paid) = (authority, Some(Box::new(share)), true);
+    if let Some((authority, shards, share)) = set_aside {
+        (limit.limit, limit.shards, limit.share, limit.paid) =
+            (authority, shards, Some(Box::new(share)), true);
     } else if let Some(nodes) = nodes.filter(|nodes| *nodes > 1) {
         limit.share = Some(Box::new(whole.share_of(nodes)));
     }

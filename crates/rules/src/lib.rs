@@ -17,6 +17,7 @@
 
 mod callers;
 mod compile;
+mod counter_shards;
 mod decode;
 mod diagnostic;
 mod diff;
@@ -34,7 +35,6 @@ mod read;
 mod rule;
 mod ruleset;
 mod scope;
-mod split;
 mod suggest;
 mod syntax;
 mod tenant;

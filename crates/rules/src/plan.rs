@@ -5,7 +5,7 @@
 use crate::rule::{Action, Role, Rule, RuleLimit};
 use crate::tenant::Tenant;
 use smallvec::SmallVec;
-use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Part, PermitId};
+use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Limit, Outcome, Part, PermitId};
 
 /// A request's attributes, as pairs of key and value.
 pub type Attributes<'a> = [(&'a str, &'a str)];
@@ -57,8 +57,11 @@ pub struct Hit<'p> {
     pub rule: Option<&'p Rule>,
     /// The limit.
     pub limit: HitLimit<'p>,
-    /// The values that name the counter: a range of the plan's parts.
+    /// The values that name the counter: a range of the plan's parts. Where the counter is split, the first of them names
+    /// the shard.
     pub parts: (u16, u16),
+    /// Which shard of its counter is charged; zero where the counter is not split.
+    pub shard: u16,
     /// What it costs.
     pub cost: Cost,
     /// Which descriptor of the request it answers; zero for attributes.
@@ -90,6 +93,8 @@ pub struct Plan<'p> {
     pub hits: SmallVec<[Hit<'p>; 4]>,
     /// One for each descriptor of the request (a single one for attributes), with the rule that matched.
     pub matches: SmallVec<[(Match, Option<&'p Rule>); 4]>,
+    /// Whether any of the limits has a counter that is split.
+    pub is_split: bool,
     /// The caller's tier, where it says one or one is agreed on.
     pub tier: Option<&'p str>,
     /// What is agreed on with the caller: set before planning.
@@ -104,6 +109,7 @@ impl Default for Plan<'_> {
             parts: SmallVec::new(),
             hits: SmallVec::new(),
             matches: SmallVec::new(),
+            is_split: false,
             tier: None,
             tenant: None,
         }
@@ -122,13 +128,71 @@ impl Plan<'_> {
             let key = CounterKey { scope: &hit.limit.scope, parts };
             let enforcement = hit.enforcement;
             let after_loss = hit.rule.map_or(AfterLoss::Fresh, |rule| rule.class.after_loss());
-            let (limit, mode) = (&hit.limit.limit, hit.limit.mode);
+            let (limit, mode) = (hit.charged_limit(), hit.limit.mode);
             charges.push(Charge { key, limit, cost: hit.cost, enforcement, permit, after_loss, mode });
         }
     }
 }
 
+impl Plan<'_> {
+    /// Moves a split counter's charge to another of its shards.
+    pub fn move_to_shard(&mut self, hit: usize, shard: u16) {
+        let Some(name) = self.hits[hit].shard_names().get(usize::from(shard)) else { return };
+        let (from, to) = self.hits[hit].parts;
+        let (Ok(start), Ok(end)) =
+            (u16::try_from(self.parts.len()), u16::try_from(self.parts.len() + usize::from(to - from)))
+        else {
+            return;
+        };
+        // Other limits of the rule share the range, so this one gets its own.
+        self.parts.push(Part::Text(name));
+        for at in usize::from(from) + 1..usize::from(to) {
+            let part = self.parts[at];
+            self.parts.push(part);
+        }
+        (self.hits[hit].parts, self.hits[hit].shard) = ((start, end), shard);
+    }
+}
+
 impl Hit<'_> {
+    /// The limit that the counter is charged by: the rule's, or one shard's.
+    #[must_use]
+    #[inline]
+    pub fn charged_limit(&self) -> &Limit {
+        self.limit.of_shard(self.shard)
+    }
+
+    /// The names of all shards of its counter; none where it is not split.
+    #[must_use]
+    pub fn shard_names(&self) -> &'static [&'static str] {
+        if self.limit.shards.is_none() {
+            return &[];
+        }
+        self.rule.map_or(&[], Rule::split_names)
+    }
+
+    /// What remains of the whole limit, as far as one shard's outcome shows: requests take the shards in turn, so those
+    /// before this one have been charged as often, and those behind it once less. A denial keeps what it says: the engine
+    /// has added up the shards before it denies.
+    #[must_use]
+    pub fn remaining_of_whole(&self, outcome: &Outcome) -> u64 {
+        let Some(shards) = &self.limit.shards else { return outcome.remaining };
+        if !outcome.verdict.is_allowed() {
+            return outcome.remaining;
+        }
+        let in_use = shards.iter().filter(|shard| shard.capacity() > 0).count() as u64;
+        let used = self.charged_limit().capacity().saturating_sub(outcome.remaining);
+        let shard = u64::from(self.shard);
+        let (ahead, before, behind) = match self.cost.is_look() {
+            false => (shard + 1, used, used.saturating_sub(self.cost.units())),
+            // A peek reads the shard that is next: those before it have been charged once more.
+            true => (shard, used + 1, used),
+        };
+        let ahead = ahead.min(in_use);
+        let used = before.saturating_mul(ahead).saturating_add(behind.saturating_mul(in_use - ahead));
+        self.limit.limit.capacity().saturating_sub(used).max(outcome.remaining)
+    }
+
     /// How a denial of a limit in this role, by a rule with this action, bears on the others.
     #[must_use]
     pub const fn enforcement(role: Role, action: Action, profile: crate::rule::Profile) -> Enforcement {

@@ -127,8 +127,10 @@ pub enum SoftAction {
 pub struct RuleLimit {
     /// Its number in the rule set; nothing in a limit that a request brought with it.
     pub id: u32,
-    /// The limit itself.
+    /// The limit as the rule file has it: what responses, logs and metrics show.
     pub limit: Limit,
+    /// Where the rule splits its counters, the limit of each shard; they sum to `limit`.
+    pub shards: Option<Box<[Limit]>>,
     /// This node's share of it, for when the store is away; none where the number of nodes is not known.
     pub share: Option<Box<Limit>>,
     /// The share has been set aside: what passes by it need not be charged to the shared counters afterwards.
@@ -146,6 +148,27 @@ pub struct RuleLimit {
 }
 
 impl RuleLimit {
+    /// The limit that the counter of this shard is charged by.
+    #[must_use]
+    #[inline]
+    pub fn of_shard(&self, shard: u16) -> &Limit {
+        match &self.shards {
+            None => &self.limit,
+            Some(shards) => shards.get(usize::from(shard)).unwrap_or(&self.limit),
+        }
+    }
+
+    /// The same limits, each changed in the same way.
+    #[must_use]
+    pub fn map_limits(&self, change: impl Fn(&Limit) -> Limit) -> Self {
+        Self {
+            limit: change(&self.limit),
+            shards: self.shards.as_ref().map(|shards| shards.iter().map(&change).collect()),
+            share: self.share.as_ref().map(|share| Box::new(change(share))),
+            ..self.clone()
+        }
+    }
+
     /// A limit that is asked about in the store; [`crate::keeping`] says what else there is to know of it.
     pub(crate) fn new(
         limit: Limit,
@@ -154,7 +177,18 @@ impl RuleLimit {
         role: Role,
         soft: Option<Soft>,
     ) -> Self {
-        Self { id: 0, limit, share: None, paid: false, mode: Mode::Central, scope, unit, role, soft }
+        Self {
+            id: 0,
+            limit,
+            shards: None,
+            share: None,
+            paid: false,
+            mode: Mode::Central,
+            scope,
+            unit,
+            role,
+            soft,
+        }
     }
 }
 
@@ -233,7 +267,7 @@ impl Rule {
     /// The first values of its counters' names, where each is split; nothing where they are not.
     #[must_use]
     pub fn split_names(&self) -> &'static [&'static str] {
-        self.split.map_or(&[], crate::split::all)
+        self.split.map_or(&[], crate::counter_shards::names)
     }
 
     /// Whether a caller's tier bears on its limits or its fail policy.

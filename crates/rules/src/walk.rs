@@ -4,12 +4,12 @@
 //! node at which its last entry ends. Both take, at each level and for each key, the exact value before wildcards in
 //! the order of the file before the key alone, and never go back.
 
+use crate::counter_shards::next_shard;
 use crate::naming::may_be_secret;
 use crate::plan::{Attributes, Descriptor, Hit, HitLimit, Match, Plan};
 use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
-use crate::split;
 use crate::tenant::Tenant;
 use crate::tree::{KeyIndex, Level, Test, TreeNode};
 use crate::unit::Unit;
@@ -18,9 +18,15 @@ use tollgate_core::{Algorithm, Cost, LimitSpec, Part, Quota};
 
 type Path<'p> = SmallVec<[Part<'p>; 4]>;
 
-/// The value of a key; the first, if it is given twice.
+/// The attribute that every request has, and its only value: a rule about it limits the total.
+const GLOBAL: (&str, &str) = ("global", "aggregate");
+
+/// The value of a key; the first, if it is given twice. No request says what `global` is.
 #[inline]
 pub(crate) fn find<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
+    if key == GLOBAL.0 {
+        return Some(GLOBAL.1);
+    }
     attributes.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
 }
 
@@ -169,6 +175,7 @@ impl Domain {
             rule: None,
             limit: HitLimit::Own(Box::new(limit)),
             parts,
+            shard: 0,
             cost,
             descriptor: i,
             enforcement,
@@ -200,11 +207,16 @@ impl<'p> BagWalk<'_, 'p> {
             return;
         }
         for (i, (key, value)) in self.request.iter().enumerate() {
+            let is_known = || self.request[..i].iter().any(|(other, _)| other == key);
             if let Some(index) = level.key(key)
-                && find(&self.request[..i], key).is_none()
+                && *key != GLOBAL.0
+                && !is_known()
             {
                 self.key(index, value);
             }
+        }
+        if let Some(index) = level.key(GLOBAL.0) {
+            self.key(index, GLOBAL.1);
         }
     }
 
@@ -324,13 +336,16 @@ fn push_hits<'p>(
     if limits.is_empty() {
         return Match::Exempt;
     }
+    let cost = rule.cost_of(cost.cost, cost.attributes);
     let start = plan.parts.len();
+    let mut shard = 0;
     if let Some(split) = rule.split {
-        plan.parts.push(Part::Text(split::some(split)));
+        plan.is_split = true;
+        shard = next_shard(split, rule.id, path, cost);
+        plan.parts.push(Part::Text(rule.split_names()[usize::from(shard)]));
     }
     let Some((_, end)) = push_parts(plan, path) else { return Match::None };
     let parts = (u16::try_from(start).unwrap_or(end), end);
-    let cost = rule.cost_of(cost.cost, cost.attributes);
     for limit in limits {
         let cost = limit.takes(cost);
         let enforcement = Hit::enforcement(limit.role, rule.action, profile);
@@ -338,6 +353,7 @@ fn push_hits<'p>(
             rule: Some(rule),
             limit: if agreed.is_some() { HitLimit::Agreed(limit) } else { HitLimit::Rule(limit) },
             parts,
+            shard,
             cost,
             descriptor,
             enforcement,

@@ -29,7 +29,7 @@ pub(crate) enum Form {
 }
 
 impl Ask {
-    /// A bag of attributes: every rule whose keys it has applies. `global: aggregate` is added to it.
+    /// A bag of attributes: every rule whose keys it has applies. Every bag has `global: aggregate`, whatever it says.
     #[must_use]
     pub fn attributes<K: Into<Cow<'static, str>>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (K, V)>,

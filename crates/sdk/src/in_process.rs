@@ -98,9 +98,8 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
         let trace = trace.as_ref();
         let (decision, held) = match &ask.form {
             Form::Attributes(pairs) => {
-                let own = pairs.iter().filter(|(key, _)| key != "global").map(|(k, v)| (&**k, v.as_str()));
-                // Every request is part of the total.
-                let bag: SmallVec<[(&str, &str); 8]> = own.chain([("global", "aggregate")]).collect();
+                let bag: SmallVec<[(&str, &str); 8]> =
+                    pairs.iter().map(|(k, v)| (&**k, v.as_str())).collect();
                 let request = Request::Attributes(&bag);
                 let check = Check { domain: &self.domain, request, cost, front: "sdk", trace, address: None };
                 self.limiter.admit(&check).await

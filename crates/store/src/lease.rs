@@ -160,7 +160,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         let Some(local) = &self.local else { return };
         let here: SmallVec<[usize; 4]> = (0..charges.len()).filter(|at| is_local(&charges[*at])).collect();
         let own: SmallVec<[Charge<'_>; 4]> = here.iter().map(|at| charges[*at]).collect();
-        let outcomes = local.charge_now(&own);
+        let outcomes = local.apply(&own);
         near.refused |= outcomes.admission == Admission::Refused;
         for (at, outcome) in here.into_iter().zip(outcomes.each) {
             near.each[at] = Some(outcome);
@@ -180,10 +180,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         let Some(local) = &self.local else { return };
         let alone = |at: usize, cost| Charge { enforcement: Enforcement::Independent, cost, ..charges[at] };
         for at in near.taken_here.iter().rev() {
-            let _ = local.charge_now(&[alone(*at, charges[*at].cost.reversed())]);
+            let _ = local.apply(&[alone(*at, charges[*at].cost.reversed())]);
         }
         for at in near.taken_here.drain(..) {
-            let left = local.charge_now(&[alone(at, Cost::LOOK)]).each[0];
+            let left = local.apply(&[alone(at, Cost::LOOK)]).each[0];
             if let Some(outcome) = &mut near.each[at] {
                 *outcome = Outcome { verdict: outcome.verdict, ..left };
             }
@@ -342,7 +342,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
     }
 
     #[inline]
-    fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
         // The usual request: nothing to put together, nothing to put back.
         if let [charge] = charges
             && Self::is_leasable(charge)
@@ -362,7 +362,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             Mode::Adaptive | Mode::Leased => true,
         };
         if !charges.iter().all(near) {
-            return self.inner.charge_at_once(charges);
+            return self.inner.try_charge(charges);
         }
         let now = self.clock.now();
         let near = self.settle(charges, true, now)?;

@@ -61,9 +61,9 @@ pub use pages::HugePages;
 /// let scope = Scope::new("api/user");
 /// let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
 /// let charges = [Charge::new(key, &limit, Cost::ONE)];
-/// assert_eq!(store.charge_now(&charges).admission, Admission::Admitted);
-/// assert_eq!(store.charge_now(&charges).each[0].remaining, 0);
-/// assert_eq!(store.charge_now(&charges).admission, Admission::Refused);
+/// assert_eq!(store.apply(&charges).admission, Admission::Admitted);
+/// assert_eq!(store.apply(&charges).each[0].remaining, 0);
+/// assert_eq!(store.apply(&charges).admission, Admission::Refused);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct MemoryStore<C> {
@@ -113,9 +113,9 @@ impl<C: Clock> MemoryStore<C> {
         })
     }
 
-    /// Charges one request at the present instant. The clock is read once.
+    /// Charges one request at the present instant, which never waits. The clock is read once.
     #[inline]
-    pub fn charge_now(&self, charges: &[Charge<'_>]) -> Outcomes {
+    pub fn apply(&self, charges: &[Charge<'_>]) -> Outcomes {
         self.charge_when(|| self.clock.now(), charges)
     }
 
@@ -321,16 +321,16 @@ fn phase(charge: &Charge<'_>) -> Span {
 
 impl<C: Clock> CounterStore for MemoryStore<C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        Ok(self.charge_now(charges))
+        Ok(self.apply(charges))
     }
 
     #[inline]
-    fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
-        Some(self.charge_now(charges))
+    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+        Some(self.apply(charges))
     }
 
     #[inline]
-    fn charge_each_at_once(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+    fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
         self.charge_each(self.clock.now(), charges, outcomes);
         true
     }

@@ -52,7 +52,7 @@ fn one_and_four_packed_limits_allocate_nothing() {
         for charges in [&four[..1], &four[..]] {
             let count = allocations(|| {
                 for _ in 0..100 {
-                    assert_eq!(store.charge_now(charges).admission, Admission::Admitted);
+                    assert_eq!(store.apply(charges).admission, Admission::Admitted);
                 }
             });
             assert_eq!(count, 0, "{} charges allocated", charges.len());

@@ -75,7 +75,7 @@ fn a_flood_is_answered_here_exactly() {
         let before = rig.times_asked();
         for _ in 0..10_000 {
             rig.clock.advance(Span::from_micros(997));
-            let direct = rig.cache.inner().0.charge_now(&[charge]);
+            let direct = rig.cache.inner().0.apply(&[charge]);
             assert_eq!(rig.ask(&[charge]), direct, "{algorithm}");
         }
         // Ten seconds of flood, asked again every 0.9 s, and for what passed in them.
@@ -113,7 +113,7 @@ fn refunds_and_raised_limits_are_felt() {
     assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted, "a refund here");
 
     assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
-    rig.cache.inner().0.charge_now(&[rig.charge(&parts, &tight, Cost::refund(1))]);
+    rig.cache.inner().0.apply(&[rig.charge(&parts, &tight, Cost::refund(1))]);
     rig.clock.advance(Span::from_secs(1));
     assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted, "a refund elsewhere");
 

@@ -142,7 +142,7 @@ fn a_small_server_stays_small() {
     for n in 0..1_000 {
         let text = n.to_string();
         let key = CounterKey { scope: &scope, parts: &[Part::Text(&text)] };
-        store.charge_now(&[Charge::new(key, &limit, Cost::ONE)]);
+        store.apply(&[Charge::new(key, &limit, Cost::ONE)]);
     }
     assert!(resident() < before + (24 << 20), "a thousand keys took {} bytes", resident() - before);
 }

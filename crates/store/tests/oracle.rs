@@ -177,7 +177,7 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
                         ..Charge::new(key(charge.limit, charge.key), &limits[charge.limit], cost(charge.cost))
                     })
                     .collect();
-                prop_assert_eq!(store.charge_now(&asked), oracle.charge(&known, charges), "{:?}", charges);
+                prop_assert_eq!(store.apply(&asked), oracle.charge(&known, charges), "{:?}", charges);
             }
             Act::Debit(charge) => {
                 let asked = Charge {

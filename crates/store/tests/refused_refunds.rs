@@ -26,14 +26,14 @@ fn a_refund_in_a_refused_request_is_taken_back() {
         let name = n.to_string();
         let parts = [Part::Text(&name)];
         let key = |scope: usize| CounterKey { scope: &scopes[scope], parts: &parts };
-        assert_eq!(store.charge_now(&[Charge::new(key(0), &log, Cost::ONE)]).admission, Admission::Admitted);
-        let refused = store.charge_now(&[
+        assert_eq!(store.apply(&[Charge::new(key(0), &log, Cost::ONE)]).admission, Admission::Admitted);
+        let refused = store.apply(&[
             Charge::new(key(0), &log, Cost::refund(1)),
             Charge::new(key(1), &strict, Cost::ONE),
             Charge::new(key(2), &full, Cost::take(4)),
         ]);
         assert_eq!(refused.admission, Admission::Refused);
-        let left = store.charge_now(&[Charge::new(key(0), &log, Cost::LOOK)]).each[0].remaining;
+        let left = store.apply(&[Charge::new(key(0), &log, Cost::LOOK)]).each[0].remaining;
         assert_eq!(left, 5, "key {n}");
     }
 }

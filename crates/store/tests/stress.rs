@@ -55,7 +55,7 @@ fn hammer(limits: &[Limit], most_charges: usize) {
                         .iter()
                         .map(|(n, units)| Charge::new(key(*n), &limits[*n], Cost::take(*units)))
                         .collect();
-                    if store.charge_now(&asked).admission == Admission::Admitted {
+                    if store.apply(&asked).admission == Admission::Admitted {
                         for (n, units) in charges {
                             taken[n].fetch_add(units, Ordering::Relaxed);
                         }
@@ -66,7 +66,7 @@ fn hammer(limits: &[Limit], most_charges: usize) {
     });
     for n in 0..KEYS {
         let one = [Charge::new(key(n), &limits[n], Cost::ONE)];
-        while store.charge_now(&one).admission == Admission::Admitted {
+        while store.apply(&one).admission == Admission::Admitted {
             taken[n].fetch_add(1, Ordering::Relaxed);
         }
         // Neither above (exceeded) nor below (a charge that was undone has left something behind).
@@ -118,7 +118,7 @@ fn a_key_that_all_threads_meet_first_has_one_counter() {
                     let text = n.to_string();
                     let key = CounterKey { scope: &scope, parts: &[Part::Text(&text)] };
                     for _ in 0..2 {
-                        let outcomes = store.charge_now(&[Charge::new(key, &limit, Cost::ONE)]);
+                        let outcomes = store.apply(&[Charge::new(key, &limit, Cost::ONE)]);
                         admitted.fetch_add(
                             u64::from(outcomes.admission == Admission::Admitted),
                             Ordering::Relaxed,
@@ -150,14 +150,14 @@ fn what_is_given_back_can_be_taken_again_and_no_more() {
                     let units = dice.below(4) as u64 + 1;
                     let mut asked = [0, 1, 2].map(|n| Charge::new(key(n), &limits[n], Cost::take(units)));
                     asked[2].enforcement = Enforcement::Independent;
-                    let outcomes = store.charge_now(&asked);
+                    let outcomes = store.apply(&asked);
                     if outcomes.each[2].verdict.is_allowed() {
                         balance[2].fetch_add(units, Ordering::Relaxed);
                     }
                     if outcomes.admission == Admission::Admitted {
                         let back = dice.below(units as usize + 1) as u64;
                         let refund = [0, 1].map(|n| Charge::new(key(n), &limits[n], Cost::refund(back)));
-                        store.charge_now(&refund);
+                        store.apply(&refund);
                         balance[0].fetch_add(units - back, Ordering::Relaxed);
                         balance[1].fetch_add(units - back, Ordering::Relaxed);
                     }
@@ -166,7 +166,7 @@ fn what_is_given_back_can_be_taken_again_and_no_more() {
         }
     });
     for n in 0..3 {
-        let left = store.charge_now(&[Charge::new(key(n), &limits[n], Cost::LOOK)]).each[0].remaining;
+        let left = store.apply(&[Charge::new(key(n), &limits[n], Cost::LOOK)]).each[0].remaining;
         assert_eq!(left + balance[n].load(Ordering::Relaxed), limits[n].capacity(), "key {n}");
     }
 }

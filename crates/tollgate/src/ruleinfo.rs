@@ -73,11 +73,8 @@ pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
             }
         }
     };
-    let mut attributes: Vec<(&str, &str)> =
+    let attributes: Vec<(&str, &str)> =
         flags.attributes.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    if !attributes.iter().any(|(key, _)| *key == "global") {
-        attributes.push(("global", "aggregate"));
-    }
     let explanation = domain.explain(&attributes);
     if flags.format.is_json() {
         print(&explained(&explanation))?;

@@ -103,17 +103,17 @@ impl CounterStore for Store {
     }
 
     #[inline]
-    fn charge_at_once(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
         match self {
-            Self::Memory(memory) => memory.charge_at_once(charges),
-            Self::Redis(redis) => redis.charge_at_once(charges),
+            Self::Memory(memory) => memory.try_charge(charges),
+            Self::Redis(redis) => redis.try_charge(charges),
         }
     }
 
     #[inline]
-    fn charge_each_at_once(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+    fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
         match self {
-            Self::Memory(memory) => memory.charge_each_at_once(charges, outcomes),
+            Self::Memory(memory) => memory.try_charge_each(charges, outcomes),
             Self::Redis(_) => false,
         }
     }

@@ -129,9 +129,7 @@ fn four_nodes_remember_what_one_would() {
         let key = format!("key-{}", i % callers);
         // Each caller's requests go to all nodes in turn.
         let (limiter, _) = &nodes[(i / callers + i) as usize % nodes.len()];
-        limiter
-            .check_now(&Check::attributes("d", &[("api_key", &key)]))
-            .expect("memory need not be waited for");
+        pollster::block_on(limiter.check(&Check::attributes("d", &[("api_key", &key)])));
     }
     let room = Room { requests: 2_048, bytes: usize::MAX };
     let merged = merge(nodes.iter().map(|(_, sample)| sample.remembered()), room);

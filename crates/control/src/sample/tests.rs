@@ -26,7 +26,7 @@ fn rig() -> Rig {
 impl Rig {
     fn ask(&self, key: &str) {
         let attributes = [("path", "/"), ("api_key", key)];
-        self.limiter.check_now(&Check::attributes("d", &attributes)).expect("memory need not be waited for");
+        pollster::block_on(self.limiter.check(&Check::attributes("d", &attributes)));
     }
 
     fn weight(&self) -> u64 {

@@ -175,7 +175,7 @@ fn told(meant: &Meant, usage: &Usage) -> Reply {
 }
 
 fn limit(used: &Used) -> Value {
-    let (count, capacity) = (used.limit.quota().count * used.parts, used.limit.capacity() * used.parts);
+    let (count, capacity) = (used.limit.quota().count, used.limit.capacity());
     let mut told = json!({
         "rule": used.rule,
         "descriptor": used.descriptor,

@@ -186,11 +186,7 @@ impl Ask<'_> {
         let mut pairs = SmallVec::new();
         let spans = match (&self.attributes, &self.descriptors) {
             (Some(attributes), None) => {
-                pairs.extend(
-                    attributes.0.iter().filter(|(key, _)| key != "global").map(|(k, v)| (&**k, &**v)),
-                );
-                // Every request is part of the total.
-                pairs.push(("global", "aggregate"));
+                pairs.extend(attributes.0.iter().map(|(k, v)| (&**k, &**v)));
                 None
             }
             (None, Some(descriptors)) => {
@@ -255,19 +251,6 @@ fn decoded(body: &[u8]) -> Result<Ask<'_>, Problem> {
 
 fn told<S: CounterStore>(app: &App<S>, decision: &Decision) -> Answer {
     decision::answer(app, decision, &decision::Body::new(decision))
-}
-
-/// The answer, if nothing has to be waited for.
-pub(crate) fn answer_now<S: CounterStore>(
-    app: &App<S>,
-    body: &[u8],
-    trace: Option<&Trace>,
-) -> Result<Option<Answer>, Problem> {
-    let ask = decoded(body)?;
-    let laid = ask.lay_out()?;
-    let descriptors = laid.descriptors();
-    let decision = app.limiter.check_now(&laid.check(&descriptors).traced(trace));
-    Ok(decision.map(|decision| told(app, &decision)))
 }
 
 pub(crate) async fn answer<S: CounterStore>(

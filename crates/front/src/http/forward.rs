@@ -193,30 +193,6 @@ fn asked<'r>(request: &'r Request<'r>) -> Asked<'r, FieldsOf<'r>> {
     }
 }
 
-/// The answer, if nothing has to be waited for. Who is held back has been charged, and must not be again.
-pub(crate) fn answer_now<S: CounterStore + 'static>(
-    app: &App<S>,
-    request: &Request<'_>,
-    now: Timestamp,
-    trace: Option<&Trace>,
-) -> Result<Result<Answer, Option<Box<Held>>>, Problem> {
-    let reader = app.forward.reader(&app.limiter)?;
-    let asked = asked(request);
-    let caller = reader.caller(&asked, now)?;
-    let domain = app.forward.domain(&reader.rules)?;
-    let attributes = caller.attributes();
-    let check =
-        Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
-    Ok(match app.limiter.admit_now(&check) {
-        None => Err(None),
-        Some((decision, Some(held))) if decision.delay() > Span::ZERO => {
-            Err(Some(Box::new(Held { decision, held, now })))
-        }
-        // Permits are left to their deadline: nobody says when the request ends.
-        Some((decision, _)) => Ok(told(app, request, &Facts::of(&decision), now)),
-    })
-}
-
 /// The same for those who have to wait: for the store, or for their turn.
 pub(crate) async fn answer<S: CounterStore + 'static>(
     app: &App<S>,

@@ -12,26 +12,26 @@ const MOST: usize = 64;
 
 /// One request.
 #[derive(Debug)]
-pub(super) struct Question<'a> {
+pub(super) struct CheckCommand<'a> {
     domain: &'a str,
     attributes: SmallVec<[(&'a str, &'a str); 8]>,
     cost: Cost,
 }
 
-impl<'a> Question<'a> {
+impl<'a> CheckCommand<'a> {
     /// The request that a command is; `None` if it is another command.
-    pub(super) fn of(words: &[&'a [u8]]) -> Option<Result<Self, Refusal>> {
+    pub(super) fn parse(words: &[&'a [u8]]) -> Option<Result<Self, Refusal>> {
         let name = words.first()?;
         if name.eq_ignore_ascii_case(b"TG.CHECK") {
-            return Some(Self::read(&words[1..], "tg.check").and_then(|(question, cost)| {
-                Ok(Self { cost: cost.map_or(Ok(Cost::ONE), read_cost)?, ..question })
+            return Some(Self::read(&words[1..], "tg.check").and_then(|(command, cost)| {
+                Ok(Self { cost: cost.map_or(Ok(Cost::ONE), read_cost)?, ..command })
             }));
         }
         name.eq_ignore_ascii_case(b"TG.PEEK").then(|| {
-            let (question, cost) = Self::read(&words[1..], "tg.peek")?;
+            let (command, cost) = Self::read(&words[1..], "tg.peek")?;
             match cost {
                 Some(_) => Err(Refusal::new("TG.PEEK only looks and takes no COST")),
-                None => Ok(question),
+                None => Ok(command),
             }
         })
     }
@@ -61,12 +61,8 @@ impl<'a> Question<'a> {
             if attributes.iter().any(|(known, _)| *known == key) {
                 return Err(Refusal::new(format!("attribute '{key}' is there twice")));
             }
-            if key != "global" {
-                attributes.push((key, value));
-            }
+            attributes.push((key, value));
         }
-        // Every request is part of the total.
-        attributes.push(("global", "aggregate"));
         Ok((Self { domain, attributes, cost: Cost::LOOK }, cost))
     }
 
@@ -173,19 +169,19 @@ mod tests {
 
     fn read(text: &str) -> Result<(Vec<String>, Cost), String> {
         let words: Vec<&[u8]> = text.split(' ').map(str::as_bytes).collect();
-        let question = Question::of(&words).expect("a question").map_err(|refusal| refusal.why)?;
-        Ok((question.attributes.iter().map(|(key, value)| format!("{key}={value}")).collect(), question.cost))
+        let command = CheckCommand::parse(&words).expect("a command").map_err(|refusal| refusal.why)?;
+        Ok((command.attributes.iter().map(|(key, value)| format!("{key}={value}")).collect(), command.cost))
     }
 
     #[test]
     fn attributes_and_cost_are_read() {
         let list = |pairs: &[&str]| pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>();
-        assert_eq!(read("TG.CHECK d k v"), Ok((list(&["k=v", "global=aggregate"]), Cost::ONE)));
-        assert_eq!(read("tg.check d k v cost 5"), Ok((list(&["k=v", "global=aggregate"]), Cost::take(5))));
-        assert_eq!(read("TG.PEEK d k v global x"), Ok((list(&["k=v", "global=aggregate"]), Cost::LOOK)));
+        assert_eq!(read("TG.CHECK d k v"), Ok((list(&["k=v"]), Cost::ONE)));
+        assert_eq!(read("tg.check d k v cost 5"), Ok((list(&["k=v"]), Cost::take(5))));
+        assert_eq!(read("TG.PEEK d k v"), Ok((list(&["k=v"]), Cost::LOOK)));
         // Alone or not at the end it is an attribute like any other.
-        assert_eq!(read("TG.CHECK d cost 5"), Ok((list(&["cost=5", "global=aggregate"]), Cost::ONE)));
-        let both = list(&["cost=5", "k=v", "global=aggregate"]);
+        assert_eq!(read("TG.CHECK d cost 5"), Ok((list(&["cost=5"]), Cost::ONE)));
+        let both = list(&["cost=5", "k=v"]);
         assert_eq!(read("TG.CHECK d cost 5 k v"), Ok((both, Cost::ONE)));
     }
 
@@ -208,6 +204,6 @@ mod tests {
             assert!(error.contains(said), "{wrong}: {error}");
         }
         let words: [&[u8]; 4] = [b"TG.CHECK", b"d", b"k", b"\xff"];
-        assert!(Question::of(&words).expect("a question").expect_err("no text").why.contains("UTF-8"));
+        assert!(CheckCommand::parse(&words).expect("a command").expect_err("no text").why.contains("UTF-8"));
     }
 }

@@ -1,18 +1,17 @@
 //! The life of one connection: read, answer everything that came, one write.
 //!
-//! An idle connection holds no buffers: bytes are read into, and replies made in, buffers that each thread has one of.
-//! What a turn leaves over (half a command, replies that the other side does not take) moves to the connection's own.
-//! Reading into a buffer of each connection's own was rejected: a hundred thousand idle ones would hold gigabytes.
+//! An idle connection holds no buffers: bytes are read into, and replies made in, buffers that each thread has one of. What
+//! was read is copied once, so that commands that wait for the store can borrow it; a buffer of each connection's own was
+//! rejected: a hundred thousand idle ones would hold gigabytes.
 //!
 //! Nothing is read while replies wait to be taken, so a caller that does not read holds up only itself. A clock tick, not a
 //! timer reset by each command, finds those who are slow: see [`Connection::tick`].
 
 use super::App;
+use super::batch::{self, Stop};
 use super::frame::LARGEST;
-use super::later;
 use super::session::Session;
-use super::turn::{self, Stop, Tools};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
@@ -26,27 +25,18 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 use tollgate_core::{CounterStore, Timestamp};
 
-/// Reads in a row after which others get their turn.
+/// Reads in a row after which other connections are served.
 const TURNS: usize = 8;
 /// How long and how much is read from a caller who has been told of its mistake. A connection closed over bytes that nobody
 /// has read takes the reply with it.
 const LINGER: Duration = Duration::from_secs(1);
 const DISCARDED: usize = 1024 * 1024;
 
-/// What a thread needs to serve one connection at a time.
-struct Desk {
-    input: Vec<u8>,
-    out: Vec<u8>,
-    tools: Tools,
-}
-
 thread_local! {
-    static DESK: RefCell<Desk> = RefCell::new(Desk {
-        // The rest of a command that is not whole, and a read.
-        input: vec![0; 2 * LARGEST],
-        out: Vec::with_capacity(LARGEST),
-        tools: Tools::new(),
-    });
+    /// What is read, until it is copied to the connection's own.
+    static INPUT: RefCell<Vec<u8>> = RefCell::new(vec![0; LARGEST]);
+    /// The room that replies are made in. A connection that waits for the store keeps it meanwhile, and others make their own.
+    static REPLIES: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 pub(super) struct Connection<S> {
@@ -57,11 +47,15 @@ pub(super) struct Connection<S> {
     rest: Vec<u8>,
     /// Replies that are not sent.
     unsent: Vec<u8>,
-    /// What is to be done before more is read.
+    /// What is to be done next.
     next: Next,
+    /// Reads since others were last served.
+    turns: usize,
     tick: Pin<Box<Sleep>>,
     /// The end of the server and the next tick will wake it.
     is_watching: bool,
+    /// The last input made a command.
+    made_progress: bool,
     /// A command has been answered since the last tick.
     is_busy: bool,
     idle_ticks: u32,
@@ -72,10 +66,8 @@ pub(super) struct Connection<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Read,
-    /// Answer more of the rest.
-    Go,
-    /// Ask the store about the rest.
-    Ask,
+    /// Answer what was read.
+    Answer,
     Close,
 }
 
@@ -91,8 +83,10 @@ impl<S: CounterStore> Connection<S> {
             rest: Vec::new(),
             unsent: Vec::new(),
             next: Next::Read,
+            turns: 0,
             tick,
             is_watching: false,
+            made_progress: true,
             is_busy: false,
             idle_ticks: 0,
             stopping,
@@ -111,45 +105,46 @@ impl<S: CounterStore> Connection<S> {
                 return;
             }
             match self.next {
-                // Boxed, for they are large, and idle connections are many.
-                Next::Ask => Box::pin(self.ask()).await,
+                // Boxed, for it is large, and idle connections are many.
+                Next::Answer => Box::pin(self.answer()).await,
                 Next::Close => return Box::pin(self.close()).await,
-                Next::Read | Next::Go => {}
+                Next::Read => {}
             }
         }
     }
 
-    /// Goes on until there is something to wait for, the store is to be asked, or it is over.
+    /// Sends what is unsent and reads, until there is something to answer or it is over.
     fn poll(&mut self, cx: &mut Context<'_>, stop: Pin<&mut impl Future>) -> Poll<io::Result<()>> {
-        let mut answered = false;
-        for _ in 0..TURNS {
-            if !self.unsent.is_empty() && self.poll_send(cx)?.is_pending() {
-                return self.watch(cx, stop);
-            }
-            let is_idle = self.rest.is_empty() && self.app.draining.load(Ordering::Relaxed);
-            if is_idle && matches!(self.next, Next::Read) {
-                self.next = Next::Close;
-            }
-            if matches!(self.next, Next::Ask | Next::Close) {
-                return Poll::Ready(Ok(()));
-            }
-            let Poll::Ready(done) = self.poll_turn(cx)? else {
-                // Asking after the timer and the end costs as much as a command: once they are watched, that is only done
-                // if it was not a command that has woken us.
-                if answered && self.is_watching && !self.tick.is_elapsed() {
-                    return Poll::Pending;
-                }
-                return self.watch(cx, stop);
-            };
-            answered |= done;
-            self.is_busy |= done;
-            // Bytes that do not make a command must not keep the timer from being asked after.
-            if !done && let Poll::Ready(result) = self.tick(cx) {
-                return Poll::Ready(result);
-            }
+        let has_answered = self.turns > 0 && self.made_progress;
+        if !self.unsent.is_empty() && self.poll_send(cx)?.is_pending() {
+            self.turns = 0;
+            return self.watch(cx, stop);
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        let is_idle = self.rest.is_empty() && self.app.draining.load(Ordering::Relaxed);
+        if is_idle && self.next == Next::Read {
+            self.next = Next::Close;
+        }
+        // Bytes that do not make a command must not keep the timer from being asked after.
+        if !self.made_progress
+            && let Poll::Ready(result) = self.tick(cx)
+        {
+            return Poll::Ready(result);
+        }
+        if self.turns >= TURNS && self.next != Next::Close {
+            self.turns = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.next == Next::Read && self.poll_read(cx)?.is_pending() {
+            self.turns = 0;
+            // Asking after the timer and the end costs as much as a command: once they are watched, that is only done if it
+            // was not a command that has woken us.
+            if has_answered && self.is_watching && !self.tick.is_elapsed() {
+                return Poll::Pending;
+            }
+            return self.watch(cx, stop);
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Sees to it that the end of the server and the next tick wake this connection.
@@ -163,51 +158,40 @@ impl<S: CounterStore> Connection<S> {
         self.tick(cx)
     }
 
-    /// Reads, answers and writes once; whether any command was answered.
-    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        DESK.with_borrow_mut(|Desk { input, out, tools }| {
-            let kept = self.rest.len();
-            input[..kept].copy_from_slice(&self.rest);
-            let mut length = kept;
-            if self.next == Next::Read {
-                let mut buffer = ReadBuf::new(&mut input[kept..]);
-                ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
-                length += buffer.filled().len();
-                if length == kept {
-                    self.next = Next::Close;
-                    return Poll::Ready(Ok(true));
-                }
-            }
-            out.clear();
-            let began = self.app.limiter.clock().now();
-            let (done, stop) = turn::answer(&self.app, &mut self.session, tools, &input[..length], out);
-            self.took(began);
-            self.keep(&input[done..length], stop);
-            if !out.is_empty() {
-                let sent = match Pin::new(&mut self.stream).poll_write(cx, out)? {
-                    Poll::Ready(sent) => sent,
-                    Poll::Pending => 0,
-                };
-                self.unsent.extend_from_slice(&out[sent..]);
-            }
-            Poll::Ready(Ok(done > 0))
+    /// Reads once, behind what is left of the last read.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        INPUT.with_borrow_mut(|input| {
+            let mut buffer = ReadBuf::new(input);
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
+            self.next = if buffer.filled().is_empty() { Next::Close } else { Next::Answer };
+            self.rest.extend_from_slice(buffer.filled());
+            Poll::Ready(Ok(()))
         })
     }
 
-    /// Keeps what a turn has left of the input.
-    fn keep(&mut self, rest: &[u8], stop: Stop) {
-        if rest.is_empty() {
-            self.rest = Vec::new();
-        } else {
-            self.rest.clear();
-            self.rest.extend_from_slice(rest);
-        }
+    /// Answers what was read, and sends as much of the replies as the other side takes at once.
+    async fn answer(&mut self) {
+        let input = std::mem::take(&mut self.rest);
+        let mut out = REPLIES.take();
+        let began = self.app.limiter.clock().now();
+        let (done, stop) = batch::answer(&self.app, &mut self.session, &input, &mut out).await;
+        self.took(began);
+        self.turns += 1;
+        self.made_progress = done > 0;
+        self.is_busy |= self.made_progress;
+        self.rest = if done == 0 { input } else { input[done..].to_vec() };
         self.next = match stop {
             Stop::Rest => Next::Read,
-            Stop::Full => Next::Go,
-            Stop::Store => Next::Ask,
+            Stop::Full => Next::Answer,
             Stop::Close => Next::Close,
         };
+        let sent = if out.is_empty() { 0 } else { self.stream.try_write(&out).unwrap_or(0) };
+        self.unsent.extend_from_slice(&out[sent..]);
+        // One that has grown beyond what most reads need is let go.
+        if out.capacity() <= LARGEST {
+            out.clear();
+            REPLIES.set(out);
+        }
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -233,18 +217,6 @@ impl<S: CounterStore> Connection<S> {
             let limiter = &self.app.limiter;
             limiter.took("resp", decided, limiter.clock().now().since(began));
         }
-    }
-
-    /// Asks the store about the rest of the input.
-    async fn ask(&mut self) {
-        let rest = std::mem::take(&mut self.rest);
-        let mut out = Vec::new();
-        let began = self.app.limiter.clock().now();
-        let (done, stop) = later::answer(&self.app, &mut self.session, &rest, &mut out).await;
-        self.took(began);
-        self.is_busy = true;
-        self.keep(&rest[done..], stop);
-        self.unsent = out;
     }
 
     /// Sees whether the caller is too slow: two ticks without an answered command while half a command, or replies, or a

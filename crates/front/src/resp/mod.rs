@@ -5,8 +5,7 @@
 //! | `server` | accepts connections, bounded in number; drains them |
 //! | `connection` | the life of one: read, answer, one write; who is slow is let go |
 //! | `frame` | bytes → the words of a command |
-//! | `turn` | what one read brought, answered without waiting |
-//! | `later` | the same over a store that has to be waited for |
+//! | `batch` | what one read brought: parsed, decided, answered in order |
 //! | `throttle` | `CL.THROTTLE`: limits that callers bring themselves |
 //! | `check` | `TG.CHECK`, `TG.PEEK`: requests decided by the rules |
 //! | `session` | `HELLO`, `AUTH` and whatever else clients say before they come to the point |
@@ -15,16 +14,15 @@
 //!
 //! `docs/resp.md` is the users' page.
 
+mod batch;
 mod check;
 mod commands;
 mod connection;
 mod encode;
 mod frame;
-mod later;
 mod server;
 mod session;
 mod throttle;
-mod turn;
 
 pub use server::{RespConfig, serve};
 

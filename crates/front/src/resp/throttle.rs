@@ -4,9 +4,12 @@
 //! Commands that were sent together are decided together, a batch at a time, so that the store can fetch all their counters
 //! at once. Making a limit of three numbers costs more than deciding by it, so the last ones are kept.
 
+use super::batch::PendingCommand;
 use super::encode;
+use super::session::Session;
 use super::{App, Refusal, frame};
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Outcome, Part, Quota, Scope, Span,
     StoreError, Verdict,
@@ -59,8 +62,8 @@ impl<'a> Throttle<'a> {
         Ok(Self { key, numbers, cost })
     }
 
-    /// The call as a charge on its own, for a store that has to be waited for.
-    pub(super) async fn ask<S: CounterStore>(
+    /// Charges the call on its own.
+    pub(super) async fn charge<S: CounterStore>(
         &self,
         app: &App<S>,
         limit: &Limit,
@@ -68,7 +71,7 @@ impl<'a> Throttle<'a> {
         let key = Key::of(self.key);
         let parts = key.parts();
         let key = CounterKey { scope: &app.scope, parts: &parts };
-        app.limiter.throttle(Charge::new(key, limit, self.cost)).await
+        app.limiter.charge_inline(Charge::new(key, limit, self.cost)).await
     }
 }
 
@@ -155,14 +158,14 @@ pub(super) fn unavailable(error: &StoreError) -> Refusal {
 }
 
 /// Limits that were made lately, each in the place that its numbers choose.
-pub(super) struct Limits {
+struct Limits {
     places: Vec<Option<(Numbers, Limit)>>,
 }
 
 impl Limits {
     const PLACES: usize = 64;
 
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Self { places: vec![None; Self::PLACES] }
     }
 
@@ -200,23 +203,34 @@ impl Limits {
 /// Calls that are decided together: as many as the store fetches at once.
 const MOST: usize = 32;
 
-/// Calls that wait to be decided together.
+/// What a thread keeps for the batches of all its connections.
+struct ThreadScratch {
+    limits: Limits,
+    outcomes: Vec<Outcome>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<ThreadScratch> =
+        RefCell::new(ThreadScratch { limits: Limits::new(), outcomes: Vec::new() });
+}
+
+/// Calls that wait to be decided together. Between the first call and the settling nothing is awaited, so no other
+/// connection of the thread moves their limits.
 pub(super) struct Batch<'a> {
     calls: SmallVec<[Call<'a>; MOST]>,
-    /// Where in the input the first of them begins.
-    pub(super) from: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Call<'a> {
     key: &'a str,
+    numbers: Numbers,
     /// Where its limit is among [`Limits`].
     place: usize,
     cost: Cost,
 }
 
-/// Whether a call was taken into a batch.
-pub(super) enum Taken {
+/// Whether a call has become one of a batch.
+pub(super) enum Enqueued {
     Yes,
     /// The batch has to be settled before.
     Full,
@@ -226,87 +240,78 @@ pub(super) enum Taken {
 
 impl<'a> Batch<'a> {
     pub(super) fn new() -> Self {
-        Self { calls: SmallVec::new(), from: 0 }
+        Self { calls: SmallVec::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
 
-    /// Takes a call that begins at `at`.
+    /// Adds a call.
+    ///
+    /// # Errors
+    /// A refusal if its numbers are beyond what a limit can hold.
     #[inline]
-    pub(super) fn take(
-        &mut self,
-        call: &Throttle<'a>,
-        at: usize,
-        limits: &mut Limits,
-    ) -> Result<Taken, Refusal> {
+    pub(super) fn enqueue(&mut self, call: &Throttle<'a>) -> Result<Enqueued, Refusal> {
         if self.calls.len() == MOST {
-            return Ok(Taken::Full);
+            return Ok(Enqueued::Full);
         }
-        let Ok(key) = std::str::from_utf8(call.key) else { return Ok(Taken::Odd) };
-        let place = match limits.find(call.numbers) {
-            Some(place) => place,
-            // Another limit may have to give up its place, and a call in the batch may be about that one.
-            None if !self.is_empty() => return Ok(Taken::Full),
-            None => limits.make(call.numbers)?,
+        let Ok(key) = std::str::from_utf8(call.key) else {
+            // The limit is refused here, as any other's.
+            return call.numbers.limit().map(|_| Enqueued::Odd);
         };
-        if self.is_empty() {
-            self.from = at;
-        }
-        self.calls.push(Call { key, place, cost: call.cost });
-        Ok(Taken::Yes)
+        let numbers = call.numbers;
+        let place = SCRATCH.with_borrow_mut(|ThreadScratch { limits, .. }| match limits.find(numbers) {
+            Some(place) => Ok(Some(place)),
+            // Another limit may have to give up its place, and a call in the batch may be about that one.
+            None if !self.is_empty() => Ok(None),
+            None => limits.make(numbers).map(Some),
+        })?;
+        let Some(place) = place else { return Ok(Enqueued::Full) };
+        self.calls.push(Call { key, numbers, place, cost: call.cost });
+        Ok(Enqueued::Yes)
     }
 
-    /// Decides all and writes the replies. How many those were; `None`, and nothing done, if the store has to be waited for.
+    /// Decides all and writes the replies; `false`, and nothing is done, if the store has to be waited for.
     #[inline]
-    pub(super) fn settle<S: CounterStore>(
+    pub(super) fn try_settle<S: CounterStore>(
         &mut self,
         app: &App<S>,
-        limits: &Limits,
-        outcomes: &mut Vec<Outcome>,
+        session: &mut Session,
         out: &mut Vec<u8>,
-    ) -> Option<u64> {
-        if self.is_empty() {
-            return Some(0);
+    ) -> bool {
+        SCRATCH.with_borrow_mut(|ThreadScratch { limits, outcomes }| {
+            let parts: SmallVec<[[Part<'_>; 1]; MOST]> =
+                self.calls.iter().map(|call| [Part::Text(call.key)]).collect();
+            let mut charges: SmallVec<[Charge<'_>; MOST]> = SmallVec::new();
+            for (call, parts) in self.calls.iter().zip(&parts) {
+                let Some(limit) = limits.at(call.place) else { continue };
+                charges.push(Charge::new(CounterKey { scope: &app.scope, parts }, limit, call.cost));
+            }
+            outcomes.clear();
+            if !app.limiter.try_charge_inline(&charges, outcomes) {
+                return false;
+            }
+            for (charge, outcome) in charges.iter().zip(&*outcomes) {
+                reply(out, charge.limit, outcome);
+            }
+            session.decided += charges.len() as u64;
+            true
+        }) && {
+            self.calls.clear();
+            true
         }
-        let parts: SmallVec<[[Part<'_>; 1]; MOST]> =
-            self.calls.iter().map(|call| [Part::Text(call.key)]).collect();
-        let mut charges: SmallVec<[Charge<'_>; MOST]> = SmallVec::new();
-        for (call, parts) in self.calls.iter().zip(&parts) {
-            let Some(limit) = limits.at(call.place) else { continue };
-            charges.push(Charge::new(CounterKey { scope: &app.scope, parts }, limit, call.cost));
-        }
-        outcomes.clear();
-        if !app.limiter.throttle_each_now(&charges, outcomes) {
-            return None;
-        }
-        for (charge, outcome) in charges.iter().zip(&*outcomes) {
-            reply(out, charge.limit, outcome);
-        }
-        self.calls.clear();
-        Some(charges.len() as u64)
     }
-}
 
-/// Decides a call whose key is no text, unless its limit is refused. How many were decided; `None` if the store has to be waited for.
-#[cold]
-pub(super) fn odd<S: CounterStore>(app: &App<S>, call: &Throttle<'_>, out: &mut Vec<u8>) -> Option<u64> {
-    let limit = match call.numbers.limit() {
-        Ok(limit) => limit,
-        Err(refusal) => {
-            refusal.write(out);
-            return Some(0);
-        }
-    };
-    let key = Key::of(call.key);
-    let parts = key.parts();
-    let charge = Charge::new(CounterKey { scope: &app.scope, parts: &parts }, &limit, call.cost);
-    let mut outcomes = Vec::new();
-    app.limiter.throttle_each_now(&[charge], &mut outcomes).then(|| {
-        outcomes.iter().for_each(|outcome| reply(out, &limit, outcome));
-        1
-    })
+    /// Hands its calls over to be waited for one by one.
+    pub(super) fn pending(&mut self) -> Vec<PendingCommand<'a>> {
+        let pending = |call: Call<'a>| {
+            let limit = SCRATCH.with_borrow(|scratch| scratch.limits.at(call.place).cloned())?;
+            let throttle = Throttle { key: call.key.as_bytes(), numbers: call.numbers, cost: call.cost };
+            Some(PendingCommand::Throttle(throttle, Box::new(limit)))
+        };
+        self.calls.drain(..).filter_map(pending).collect()
+    }
 }
 
 /// The scope of all counters of this command.

@@ -12,7 +12,6 @@
 use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::{BadRequest, decide, decode, encode};
-use smallvec::SmallVec;
 use tollgate_core::{Cost, CounterStore, Span};
 use tollgate_edge::answer::{AnswerSettings, Facts};
 use tollgate_engine::{Check, Limiter, Trace};
@@ -33,13 +32,9 @@ pub(crate) async fn answer<S: CounterStore>(
                 return Err(BadRequest("a bag of attributes is one descriptor".to_owned()));
             }
             let entries = decode::entries(request)?;
-            let mut bag: SmallVec<[(&str, &str); 9]> =
-                entries.iter().copied().filter(|(key, _)| *key != "global").collect();
-            // Every request is part of the total.
-            bag.push(("global", "aggregate"));
             let own = request.descriptors[0].hits_addend.map(Cost::take);
             let cost = own.unwrap_or_else(|| decode::hits(request));
-            let check = Check::attributes(&request.domain, &bag).costing(cost);
+            let check = Check::attributes(&request.domain, &entries).costing(cost);
             limiter.check(&check.asked_by("rls").traced(trace)).await
         }
         b"descriptors" => decide(limiter, "rls", request, trace).await?,

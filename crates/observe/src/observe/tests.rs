@@ -19,7 +19,7 @@ fn watched(text: &str) -> (Memory, Arc<Observe>) {
 }
 
 fn decide(limiter: &Memory, pairs: &[(&str, &str)]) -> bool {
-    limiter.check_now(&Check::attributes("d", pairs)).expect("memory").is_allowed()
+    pollster::block_on(limiter.check(&Check::attributes("d", pairs))).is_allowed()
 }
 
 /// Somebody is near a limit by what it alone has used: what many share, and what is only tried out, accuses nobody.

@@ -246,7 +246,7 @@ fn fallback(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
 }
 
 fn split_into(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
-    let split = reader.count(node, "split", crate::split::MOST)?;
+    let split = reader.count(node, "split", crate::counter_shards::MAX_SHARDS)?;
     if split.value < 2 {
         reader.error_help(split.at, "a counter is split into 2 to 256", "write `split: 8`, or leave it out");
         return None;

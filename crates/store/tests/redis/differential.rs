@@ -137,7 +137,7 @@ async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualC
             }
             _ => {
                 let expected = ledger.charge(now, &charges);
-                let told = in_memory.charge_now(&charges);
+                let told = in_memory.apply(&charges);
                 assert!(!memory || told == expected, "memory, seed {seed}, turn {turn}");
                 for (which, store) in stores.iter().enumerate() {
                     let told = store.charge(&charges).await.expect("an answer");
@@ -261,7 +261,7 @@ async fn limits_that_change_answer_alike() {
             charges.push(Charge::new(CounterKey { scope: &beside, parts: &who }, &other, Cost::ONE));
         }
         let expected = ledger.charge(clock.now(), &charges);
-        assert_eq!(in_memory.charge_now(&charges), expected, "memory, turn {turn}: {charges:?}");
+        assert_eq!(in_memory.apply(&charges), expected, "memory, turn {turn}: {charges:?}");
         let told = store.charge(&charges).await.expect("an answer");
         assert_eq!(told, expected, "turn {turn}: {charges:?}");
         clock.advance(Span::from_micros(match dice.below(4) {

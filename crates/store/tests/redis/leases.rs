@@ -68,7 +68,7 @@ impl Traffic {
         let charge = Charge { mode: self.mode, ..Charge::new(key, &self.limit, Cost::ONE) };
         let (mut admitted, mut turns) = (0, 0_u64);
         while Instant::now() < until {
-            let told = match node.charge_at_once(&[charge]) {
+            let told = match node.try_charge(&[charge]) {
                 Some(told) => Ok(told),
                 None => node.charge(&[charge]).await,
             };

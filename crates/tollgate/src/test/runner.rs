@@ -82,11 +82,8 @@ fn take(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
     match (&step.descriptors, &step.attributes) {
         (Some(descriptors), None) => Ok(by_descriptors(limiter, domain, descriptors, step)),
         (None, Some(attributes)) => {
-            let mut pairs: Vec<(&str, &str)> =
+            let pairs: Vec<(&str, &str)> =
                 attributes.iter().map(|(key, value)| (key.as_str(), value.0.as_str())).collect();
-            if !attributes.contains_key("global") {
-                pairs.push(("global", "aggregate"));
-            }
             let check = Check::attributes(&domain, &pairs).costing(step.cost.map_or(Cost::ONE, Cost::take));
             let decision = pollster::block_on(limiter.check(&check));
             let statuses = decision.limits.iter().map(|limit| attribute_status(&decision, limit)).collect();

@@ -1,19 +1,19 @@
-//! Limits that callers bring themselves, apart from the rules: a key, the numbers of its limit, a cost.
+//! Inline limits: limits that arrive with the request, apart from the rules (a key, the numbers of its limit, a cost).
 //!
 //! The counters are the store's, beside those of the rules. There is no rule, so there is no fail policy: when the store
-//! fails, the caller is told so.
+//! fails, the caller gets an error.
 
 use crate::limiter::Limiter;
 use crate::observer::Bites;
 use tollgate_core::{Charge, CounterStore, Outcome, StoreError, Verdict};
 
 impl<S: CounterStore> Limiter<S> {
-    /// Charges each on its own, in order and without waiting; appends one outcome for each. Over a store that has to be
-    /// waited for: `false`, and nothing is done.
+    /// Charges each on its own, in order and without waiting, and appends one outcome for each. `false` where the store
+    /// declines; nothing is charged then.
     #[inline]
-    pub fn throttle_each_now(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+    pub fn try_charge_inline(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
         let from = outcomes.len();
-        if !self.store.charge_each_at_once(charges, outcomes) {
+        if !self.store.try_charge_each(charges, outcomes) {
             return false;
         }
         self.watched(charges, &mut outcomes[from..]);
@@ -24,8 +24,11 @@ impl<S: CounterStore> Limiter<S> {
     ///
     /// # Errors
     /// A [`StoreError`] if the store did not answer; nothing is known to be taken then.
-    pub async fn throttle(&self, charge: Charge<'_>) -> Result<Outcome, StoreError> {
-        let outcomes = self.store.charge(&[charge]).await?;
+    pub async fn charge_inline(&self, charge: Charge<'_>) -> Result<Outcome, StoreError> {
+        let outcomes = match self.store.try_charge(&[charge]) {
+            Some(outcomes) => outcomes,
+            None => self.store.charge(&[charge]).await?,
+        };
         let unanswered = || StoreError::Unavailable("it did not decide".to_owned());
         let mut outcome = outcomes.each.first().copied().ok_or_else(unanswered)?;
         if outcome.verdict == Verdict::Unanswered {

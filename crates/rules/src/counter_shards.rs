@@ -1,0 +1,104 @@
+//! Which shard of a split counter a request is charged to: each in turn.
+//!
+//! Every counter has its own turn, on every thread. One turn for all counters was rejected: two split rules in one request,
+//! or two callers that alternate, would each reach every second shard only, and be denied half of the limit. So was a hash of
+//! the request: one caller would always reach the same shard. The turns are kept in a small table by hash; two counters that
+//! share a turn may still skip shards, and the engine then moves a denied charge to a shard that has room.
+
+use foldhash::fast::FixedState;
+use std::cell::Cell;
+use std::hash::{BuildHasher, Hasher};
+use tollgate_core::{Cost, Part};
+
+/// The most shards that a counter may be split into.
+pub(crate) const MAX_SHARDS: u64 = 256;
+
+static NAMES: [&str; 256] = all_names();
+
+const fn all_names() -> [&'static str; 256] {
+    const DIGITS: &str = include_str!("counter_shards.txt");
+    let mut names = [""; 256];
+    let mut at = 0;
+    while at < 256 {
+        names[at] = DIGITS.split_at(at * 2).1.split_at(2).0;
+        at += 1;
+    }
+    names
+}
+
+const TURNS: usize = 1024;
+
+thread_local! {
+    static NEXT: [Cell<u16>; TURNS] = const { [const { Cell::new(0) }; TURNS] };
+}
+
+/// The shard that this request is charged to. A peek reads the next one and leaves the turn as it is; a refund goes back to
+/// the last one.
+pub(crate) fn next_shard(split: u16, rule: u32, path: &[Part<'_>], cost: Cost) -> u16 {
+    let split = split.clamp(1, NAMES.len() as u16);
+    NEXT.with(|turns| {
+        let turn = &turns[slot(rule, path)];
+        let next = turn.get() % split;
+        let back = (next + split - 1) % split;
+        let (shard, next) = match () {
+            () if cost.is_look() => (next, next),
+            () if cost.is_refund() => (back, back),
+            () => (next, (next + 1) % split),
+        };
+        turn.set(next);
+        shard
+    })
+}
+
+fn slot(rule: u32, path: &[Part<'_>]) -> usize {
+    let mut hasher = FixedState::default().build_hasher();
+    hasher.write_u32(rule);
+    for part in path {
+        match part {
+            Part::Text(text) | Part::Secret(text) => hasher.write(text.as_bytes()),
+            Part::Network { address, .. } => hasher.write_u128(*address),
+        }
+    }
+    hasher.finish() as usize % TURNS
+}
+
+/// The names of all shards of a counter that is split so.
+pub(crate) fn names(split: u16) -> &'static [&'static str] {
+    &NAMES[..usize::from(split).min(NAMES.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shards(rule: u32, key: &str, cost: Cost, count: usize) -> Vec<u16> {
+        (0..count).map(|_| next_shard(4, rule, &[Part::Text(key)], cost)).collect()
+    }
+
+    #[test]
+    fn every_counter_has_its_own_turn() {
+        let (mut one, mut other) = (Vec::new(), Vec::new());
+        for _ in 0..8 {
+            one.extend(shards(1, "a", Cost::ONE, 1));
+            other.extend(shards(2, "a", Cost::ONE, 1));
+        }
+        assert_eq!(one, [0, 1, 2, 3, 0, 1, 2, 3]);
+        assert_eq!(other, one);
+    }
+
+    #[test]
+    fn peeks_and_refunds_leave_the_others_in_turn() {
+        assert_eq!(shards(7, "b", Cost::ONE, 2), [0, 1]);
+        assert_eq!(shards(7, "b", Cost::LOOK, 3), [2, 2, 2]);
+        assert_eq!(shards(7, "b", Cost::refund(1), 1), [1]);
+        assert_eq!(shards(7, "b", Cost::ONE, 4), [1, 2, 3, 0]);
+    }
+
+    #[test]
+    fn shards_have_names_of_their_own() {
+        let mut all = names(256).to_vec();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 256);
+    }
+}
