@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, Span, Verdict};
-use tollgate_rules::{Match, Role, RuleLimit, Ruleset, Tenant};
+use tollgate_rules::{Action, Match, Role, RuleLimit, Ruleset, Tenant};
 
 /// Whether the request may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -346,6 +346,13 @@ impl Decision {
         let rule = status.rule.and_then(|rule| self.rules.rule(rule));
         let cost = rule.map_or(asked, |rule| rule.cost_of(asked, attributes));
         self.limit(status).map_or(cost, |limit| limit.takes(cost))
+    }
+
+    /// Whether a denial by this limit denies the request; see [`Role::is_enforced`].
+    #[must_use]
+    pub fn is_enforced(&self, status: &LimitStatus) -> bool {
+        let rule = status.rule.and_then(|rule| self.rules.rule(rule));
+        status.role.is_enforced(rule.map_or(Action::Reject, |rule| rule.action))
     }
 
     /// The name of a limit's rule.

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{Span, Timestamp};
-use tollgate_rules::{HitLimit, Match, Plan, Role, TENANT_KEY};
+use tollgate_rules::{HitLimit, Match, Plan, TENANT_KEY};
 
 /// What a measure does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -368,7 +368,7 @@ impl Effect {
         if let Some(measure) = &self.tighten
             && let Act::Tighten(factor) = measure.act
         {
-            for hit in plan.hits.iter_mut().filter(|hit| matches!(hit.limit.role, Role::Live | Role::Quota)) {
+            for hit in plan.hits.iter_mut().filter(|hit| hit.limit.role.is_live()) {
                 hit.limit = HitLimit::Own(Box::new(hit.limit.map_limits(|limit| limit.tightened(factor))));
                 felt = Some(Arc::clone(measure));
             }

@@ -14,8 +14,7 @@ pub(crate) fn by(hit: &Hit<'_>) -> RulingBy {
 
 /// Whether a denial by this hit turns the request away; a quota's does so only together with all others.
 pub(crate) fn decides(hit: &Hit<'_>) -> bool {
-    let degrades = hit.rule.is_some_and(|rule| rule.action == Action::Degrade);
-    matches!(hit.limit.role, Role::Live | Role::Quota) && !degrades
+    hit.limit.role.is_enforced(hit.rule.map_or(Action::Reject, |rule| rule.action))
 }
 
 #[inline]

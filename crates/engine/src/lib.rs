@@ -11,6 +11,8 @@
 //! | `fallback` | the counters of this process that decide then |
 //! | `fallbacks` | how often that happened |
 //! | `held` | what a request holds while it is under way |
+//! | `permit_guard` | permits that are renewed while a request is in progress and released when the guard is dropped |
+//! | `delay_queue` | where `action: delay` parks requests, bounded in number |
 //! | `in_flight` | how many permits are held, by rule |
 //! | `holding` | a charge that outlives its request |
 //! | `reserve` | charging an estimate now and the truth later |
@@ -29,6 +31,7 @@ mod by_rule;
 mod check;
 mod debts;
 mod decision;
+mod delay_queue;
 mod emergency;
 mod failing;
 mod fallback;
@@ -42,6 +45,7 @@ mod in_flight;
 mod inline_limit;
 mod limiter;
 mod observer;
+mod permit_guard;
 mod reconsider;
 mod rehearse;
 mod reserve;
@@ -53,12 +57,14 @@ pub use check::{Check, Request};
 pub use decision::{
     Answer, Decision, DescriptorStatus, LimitStatus, OWN_LIMIT, Origin, Ruling, RulingBy, Window,
 };
+pub use delay_queue::{DelayQueue, QueueFull};
 pub use emergency::{Act, Emergencies, Measure, Network, Target};
 pub use grant::{Grant, Grants};
 pub use held::{Ending, GivingBack, Held};
 pub use ids::DecisionId;
 pub use limiter::Limiter;
 pub use observer::{Bites, Observer};
+pub use permit_guard::PermitGuard;
 pub use rehearse::{Counters, Stands};
 pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
 pub use tenants::{Agreed, Tenants};

@@ -15,6 +15,7 @@ use crate::fold;
 use crate::ids::DecisionId;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
+use crate::permit_guard::Renewals;
 use crate::reserve::Reservations;
 use crate::tenants::Tenants;
 use arc_swap::ArcSwap;
@@ -37,6 +38,8 @@ pub struct Limiter<S> {
     pub(crate) debts: Debts,
     pub(crate) fallbacks: Fallbacks,
     pub(crate) in_flight: InFlight,
+    /// Permits of requests in progress.
+    pub(crate) renewals: Renewals,
     /// What is agreed with single callers.
     pub(crate) tenants: Option<Arc<dyn Tenants>>,
     /// What operators have decided in an emergency.
@@ -61,6 +64,7 @@ impl<S: CounterStore> Limiter<S> {
             debts: Debts::default(),
             fallbacks: Fallbacks::default(),
             in_flight: InFlight::default(),
+            renewals: Renewals::default(),
             tenants: None,
             emergencies: Arc::default(),
             observers: SmallVec::new(),

@@ -5,7 +5,7 @@ use crate::stripe::CELLS;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tollgate_engine::OWN_LIMIT;
-use tollgate_rules::{Role, Ruleset};
+use tollgate_rules::Ruleset;
 
 /// The most rules that are counted apart.
 pub(crate) const MOST_RULES: usize = 1_024;
@@ -158,7 +158,7 @@ impl Known {
                 limits[at] = LimitFacts {
                     slot: slots[rule.id as usize],
                     tier,
-                    decides: matches!(limit.role, Role::Live | Role::Quota),
+                    decides: limit.role.is_live(),
                     scale: part(limit.limit.capacity()),
                 };
             }

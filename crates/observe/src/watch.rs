@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, TryLockError};
 use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
 use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, Request, RulingBy};
-use tollgate_rules::{Action, Role, Ruleset};
+use tollgate_rules::{Role, Ruleset};
 
 /// Verdicts that are counted for each origin.
 pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
@@ -114,7 +114,7 @@ impl Observe {
                 Verdict::Allowed { .. } => false,
             };
             if denied {
-                if !allowed && bites(status, decision) {
+                if !allowed && decision.is_enforced(status) {
                     met.became = MET_DENY;
                 } else if met.became == MET_ALLOW {
                     met.became = MET_SPARED;
@@ -210,7 +210,7 @@ impl Observe {
         let Some(layout) = &local.layout else { return };
         // Else one that nobody answered for.
         let unanswered =
-            |status: &&LimitStatus| decides(status) && status.outcome.verdict == Verdict::Unanswered;
+            |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unanswered;
         let about = status.or_else(|| decision.limits.iter().find(unanswered));
         let by = about.map(|status| status.rule.map_or(RulingBy::Own, RulingBy::Rule));
         let by = decision.denied_by.or(by);
@@ -257,7 +257,7 @@ impl Observe {
         LimitFacts {
             slot: self.slot_of(status, check, layout),
             tier: layout.tier(decision.agreed_tier()),
-            decides: decides(status),
+            decides: status.role.is_live(),
             scale: part(capacity),
         }
     }
@@ -303,7 +303,7 @@ impl Observe {
         let deciding = decision
             .limits
             .iter()
-            .filter(|status| decides(status) && status.outcome.verdict != Verdict::Unanswered);
+            .filter(|status| status.role.is_live() && status.outcome.verdict != Verdict::Unanswered);
         deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
     }
 }
@@ -342,18 +342,6 @@ struct Found<'d> {
     nearest: Option<(u32, &'d LimitStatus)>,
     shadowed: Option<(u32, &'d LimitStatus)>,
     log: bool,
-}
-
-/// Whether a limit can turn a request away, or is only tried out.
-const fn decides(status: &LimitStatus) -> bool {
-    matches!(status.role, Role::Live | Role::Quota)
-}
-
-/// Whether a limit that is over turns requests away.
-#[cold]
-fn bites(status: &LimitStatus, decision: &Decision) -> bool {
-    let rule = status.rule.and_then(|rule| decision.rules().rule(rule));
-    decides(status) && rule.is_none_or(|rule| rule.action != Action::Degrade)
 }
 
 /// Whether a denial by a limit did not bite: it is a shadow, or everything is.

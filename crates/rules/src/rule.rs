@@ -103,6 +103,23 @@ pub enum Role {
     Quota,
 }
 
+impl Role {
+    /// Whether the limit is in force: it bears on the answer, unlike one that is only counted beside it.
+    #[must_use]
+    #[inline]
+    pub const fn is_live(self) -> bool {
+        matches!(self, Self::Live | Self::Quota)
+    }
+
+    /// Whether a limit in this role denies requests, of a rule with this action. A quota does so only together with all
+    /// other quotas of the request. The one answer to "does this limit decide?".
+    #[must_use]
+    #[inline]
+    pub const fn is_enforced(self, action: Action) -> bool {
+        self.is_live() && !matches!(action, Action::Degrade)
+    }
+}
+
 /// A mark below the limit that warns or degrades first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Soft {

@@ -5,11 +5,10 @@ use crate::decide::{Decide, Decided, Hold};
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_edge::answer::{AnswerSettings, Facts};
 use tollgate_edge::trace;
-use tollgate_engine::{Check, Ending, Held, Limiter, Request};
+use tollgate_engine::{Check, Limiter, PermitGuard, Request};
 use tollgate_rules::{Descriptor, Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -121,68 +120,13 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
         let mut decided = Decided::of(answer);
         decided.passes = decision.is_allowed();
         decided.delay = decision.delay().into();
-        decided.hold = held.map(|held| {
-            let hold = Holding::new(Arc::clone(&self.limiter), held, !decided.delay.is_zero());
-            Box::new(hold) as Box<dyn Hold>
-        });
+        decided.hold = held.map(|held| Box::new(self.limiter.guard(held, decision.delay())) as Box<dyn Hold>);
         decided
     }
 }
 
-/// What a request holds, given back by being dropped. While it lives, its permits are renewed.
-struct Holding<S: CounterStore + 'static> {
-    limiter: Arc<Limiter<S>>,
-    held: Arc<Held>,
-    waits: bool,
-    renewing: Option<tokio::task::AbortHandle>,
-}
-
-impl<S: CounterStore + 'static> Holding<S> {
-    fn new(limiter: Arc<Limiter<S>>, held: Held, waits: bool) -> Self {
-        let held = Arc::new(held);
-        let renewing = held.lapses_after().and_then(|after| {
-            let (limiter, held) = (Arc::clone(&limiter), Arc::clone(&held));
-            let every = Duration::from(after) / 3;
-            let renew = async move {
-                loop {
-                    tokio::time::sleep(every).await;
-                    if let Err(error) = limiter.renew(&held).await {
-                        tracing::warn!(%error, "a permit could not be renewed");
-                    }
-                }
-            };
-            Some(tokio::runtime::Handle::try_current().ok()?.spawn(renew).abort_handle())
-        });
-        Self { limiter, held, waits, renewing }
-    }
-}
-
-impl<S: CounterStore + 'static> fmt::Debug for Holding<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holding").field("held", &self.held).finish_non_exhaustive()
-    }
-}
-
-impl<S: CounterStore + 'static> Hold for Holding<S> {
+impl<S: CounterStore + 'static> Hold for PermitGuard<S> {
     fn begin(&mut self) {
-        self.waits = false;
-    }
-}
-
-impl<S: CounterStore + 'static> Drop for Holding<S> {
-    fn drop(&mut self) {
-        if let Some(renewing) = &self.renewing {
-            renewing.abort();
-        }
-        let ending = if self.waits { Ending::Withdrawn } else { Ending::Over };
-        if let Some(giving) = self.limiter.let_go(&self.held, ending)
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            runtime.spawn(async move {
-                if let Err(error) = giving.await {
-                    tracing::warn!(%error, "what a request held could not be given back; it lapses by itself");
-                }
-            });
-        }
+        self.proceed();
     }
 }

@@ -12,9 +12,10 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use tollgate_core::Span;
 use tollgate_edge::trace::TRACEPARENT;
+use tollgate_engine::DelayQueue;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -30,8 +31,7 @@ pub struct TollgateLayer<D, X> {
 struct Shared<D, X> {
     decide: D,
     extract: X,
-    waiting: AtomicUsize,
-    most_waiting: usize,
+    queue: DelayQueue,
 }
 
 impl<D: Decide, X: Fn(&Parts) -> Option<Ask>> TollgateLayer<D, X> {
@@ -42,7 +42,7 @@ impl<D: Decide, X: Fn(&Parts) -> Option<Ask>> TollgateLayer<D, X> {
 
     /// With room for so many requests that `action: delay` holds back; more are answered with 503.
     pub fn with_queue(decide: D, extract: X, most_waiting: usize) -> Self {
-        Self { shared: Arc::new(Shared { decide, extract, waiting: AtomicUsize::new(0), most_waiting }) }
+        Self { shared: Arc::new(Shared { decide, extract, queue: DelayQueue::new(most_waiting) }) }
     }
 }
 
@@ -121,10 +121,10 @@ where
                 return Ok(denial(decided, is_grpc));
             }
             if !decided.delay.is_zero() {
-                let Some(_place) = Place::take(&shared.waiting, shared.most_waiting) else {
+                let delay = Span::from_micros(u64::try_from(decided.delay.as_micros()).unwrap_or(u64::MAX));
+                if shared.queue.wait(delay).await.is_err() {
                     return Ok(denial(shed(decided), is_grpc));
-                };
-                tokio::time::sleep(decided.delay).await;
+                }
             }
             if let Some(hold) = &mut decided.hold {
                 hold.begin();
@@ -134,22 +134,6 @@ where
             answer.headers_mut().extend(decided.answer.into_parts().0.headers);
             Ok(answer.map(|body| LimitedBody::passing(body, decided.hold)))
         })
-    }
-}
-
-/// A place among those that are held back.
-struct Place<'a>(&'a AtomicUsize);
-
-impl<'a> Place<'a> {
-    fn take(waiting: &'a AtomicUsize, most: usize) -> Option<Self> {
-        let place = Self(waiting);
-        (waiting.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

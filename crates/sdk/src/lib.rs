@@ -3,8 +3,8 @@
 //! | module | answers |
 //! |---|---|
 //! | [`Ask`] | what is asked about a request |
-//! | [`InProcess`] | decide here, by rules and counters of this process |
-//! | [`Remote`] | ask a Tollgate server over gRPC |
+//! | [`InProcess`] | decide here, by rules and counters of this process (feature `in-process`, on by default) |
+//! | `Remote` | ask a Tollgate server over gRPC (feature `remote`) |
 //! | [`TollgateLayer`] | limit the callers of a service |
 //! | [`HonourLayer`] | keep to the limits of services that are called |
 //!
@@ -42,17 +42,22 @@ mod ask;
 mod body;
 mod decide;
 mod honour;
+#[cfg(feature = "in-process")]
 mod in_process;
 mod layer;
+#[cfg(feature = "remote")]
 mod remote;
 mod told;
+#[cfg(feature = "remote")]
 mod wire;
 
 pub use ask::Ask;
 pub use body::LimitedBody;
 pub use decide::{Decide, Decided};
 pub use honour::{Honour, HonourError, HonourLayer};
+#[cfg(feature = "in-process")]
 pub use in_process::{InProcess, RulesError};
 pub use layer::{Tollgate, TollgateLayer};
+#[cfg(feature = "remote")]
 pub use remote::{OnFailure, Remote, RemoteError, RemoteSettings, RemoteTls};
 pub use tollgate_edge::answer::AnswerSettings;

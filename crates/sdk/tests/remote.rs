@@ -1,4 +1,5 @@
 //! A server that is away is told of once, not by every request that asks it in vain.
+#![cfg(feature = "remote")]
 
 use std::net::TcpListener;
 use std::sync::Arc;

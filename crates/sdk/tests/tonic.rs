@@ -1,4 +1,5 @@
 //! A real gRPC server behind the layer, called by tonic's own client.
+#![cfg(feature = "remote")]
 
 use std::time::Duration;
 use tokio::net::TcpListener;

@@ -16,6 +16,7 @@ mod deny_cache;
 mod hotkey;
 mod lease;
 mod memory;
+#[cfg(feature = "redis")]
 mod redis;
 
 /// What the scope of a counter's mark adds to its own: leases of it may be out.
@@ -26,4 +27,5 @@ pub use deny_cache::DenyCache;
 pub use hotkey::HotKeys;
 pub use lease::{Errand, HotKey, LeaseConfig, LeaseFigures, Leased};
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryFigures, MemoryStore};
+#[cfg(feature = "redis")]
 pub use redis::{RedisConfig, RedisConfigError, RedisStore, ShardStatus};

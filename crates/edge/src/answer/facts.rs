@@ -8,7 +8,7 @@ use http::StatusCode;
 use smallvec::SmallVec;
 use tollgate_core::{Algorithm, Limit, Span, Verdict};
 use tollgate_engine::{Decision, DecisionId, LimitStatus, Origin, RulingBy, Window};
-use tollgate_rules::{Action, Class, Role, RuleLimit};
+use tollgate_rules::{Action, Class, RuleLimit};
 
 /// What became of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,8 +153,7 @@ impl<'a> Facts<'a> {
         }
         let mut seen: SmallVec<[&RuleLimit; 4]> = SmallVec::new();
         for status in &decision.limits {
-            let told = matches!(status.role, Role::Live | Role::Quota)
-                && status.outcome.verdict != Verdict::Unanswered;
+            let told = status.role.is_live() && status.outcome.verdict != Verdict::Unanswered;
             let Some(limit) = decision.limit(status).filter(|_| told) else { continue };
             let policy = facts.policy(decision, status, &limit.limit);
             // Two descriptors may meet one limit: its tighter counter is told.

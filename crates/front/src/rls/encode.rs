@@ -37,7 +37,7 @@ fn descriptor(
     }
     let Some(limit) = decision.tightest(at) else { return wire };
     let Some(RuleLimit { limit: facts, unit, .. }) = decision.limit(limit) else { return wire };
-    if limit.outcome.verdict.is_denied() && matches!(limit.role, Role::Live | Role::Quota) {
+    if limit.outcome.verdict.is_denied() && limit.role.is_live() {
         wire.code = Code::OverLimit.into();
     }
     wire.current_limit = Some(RateLimit {

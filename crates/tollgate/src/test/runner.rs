@@ -127,7 +127,7 @@ fn of_decision(decision: &Decision) -> Actual {
 }
 
 fn attribute_status(decision: &Decision, limit: &tollgate_engine::LimitStatus) -> ActualStatus {
-    let over = limit.outcome.verdict.is_denied() && matches!(limit.role, Role::Live | Role::Quota);
+    let over = limit.outcome.verdict.is_denied() && limit.role.is_live();
     let facts = decision.limit(limit);
     let unit = facts.and_then(|facts| facts.unit);
     ActualStatus {

@@ -1,0 +1,68 @@
+//! Where `action: delay` parks requests until they may proceed: bounded in number. The time that each waits is the limiter's
+//! decision; a queue here only counts who is waiting.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tollgate_core::Span;
+
+/// Requests that wait until they may proceed.
+#[derive(Debug)]
+pub struct DelayQueue {
+    waiting: AtomicUsize,
+    max: AtomicUsize,
+}
+
+/// As many requests are waiting as may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("too many requests are waiting already")]
+pub struct QueueFull;
+
+impl DelayQueue {
+    /// A queue for at most `max` requests.
+    #[must_use]
+    pub const fn new(max: usize) -> Self {
+        Self { waiting: AtomicUsize::new(0), max: AtomicUsize::new(max) }
+    }
+
+    /// Changes how many may wait. Those that wait already stay.
+    pub fn set_max(&self, max: usize) {
+        self.max.store(max, Ordering::Relaxed);
+    }
+
+    /// How many are waiting.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Waits for `delay`. Dropping the future leaves the queue.
+    ///
+    /// # Errors
+    /// [`QueueFull`], at once, if as many are waiting as may.
+    ///
+    /// ```
+    /// use tollgate_core::Span;
+    /// use tollgate_engine::{DelayQueue, QueueFull};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// assert_eq!(DelayQueue::new(1).wait(Span::from_millis(1)).await, Ok(()));
+    /// assert_eq!(DelayQueue::new(0).wait(Span::from_millis(1)).await, Err(QueueFull));
+    /// # });
+    /// ```
+    pub async fn wait(&self, delay: Span) -> Result<(), QueueFull> {
+        let slot = QueueSlot(&self.waiting);
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.max.load(Ordering::Relaxed) {
+            return Err(QueueFull);
+        }
+        tokio::time::sleep(delay.into()).await;
+        drop(slot);
+        Ok(())
+    }
+}
+
+/// Leaves the queue when it is dropped.
+struct QueueSlot<'a>(&'a AtomicUsize);
+
+impl Drop for QueueSlot<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,66 @@
+use super::*;
+use crate::check::Check;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Barrier;
+use tollgate_core::{Charge, Outcomes, Permit, SystemClock};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+const PERMITS: usize = 20;
+
+/// A store that, once it is slow, answers nobody before all have asked; and, once it is away, nobody at all.
+struct Moody {
+    counters: MemoryStore<SystemClock>,
+    is_slow: AtomicBool,
+    is_away: AtomicBool,
+    all: Barrier,
+}
+
+impl CounterStore for Moody {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        if self.is_away.load(Ordering::Relaxed) {
+            return Err(StoreError::Timeout);
+        }
+        if self.is_slow.load(Ordering::Relaxed) {
+            self.all.wait().await;
+        }
+        self.counters.charge(charges).await
+    }
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.counters.debit(charges).await
+    }
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.counters.release(permits).await
+    }
+}
+
+/// Many requests under way over a store that is slow must not lose their permits; and that it is away is told once.
+#[tokio::test(start_paused = true)]
+async fn permits_are_renewed_together() {
+    let text = "domain: d\ndescriptors:\n  - {key: user, name: slots, concurrency: {limit: 100, ttl: 2s}}\n";
+    let source = Source { name: "test.yaml".to_owned(), text: text.to_owned() };
+    let rules = Ruleset::load(&[source], &Options::default()).unwrap_or_else(|errors| panic!("{errors}"));
+    let clock = SystemClock::new();
+    let counters = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a small store");
+    let store = Moody {
+        counters,
+        is_slow: AtomicBool::new(false),
+        is_away: AtomicBool::new(false),
+        all: Barrier::new(PERMITS),
+    };
+    let limiter = Arc::new(Limiter::new(Arc::new(rules), store, Arc::new(clock)));
+    let mut held = Vec::new();
+    for _ in 0..PERMITS {
+        let admitted = limiter.admit(&Check::attributes("d", &[("user", "u")])).await;
+        held.push(limiter.guard(admitted.1.expect("a permit"), Span::ZERO));
+    }
+    limiter.store().is_slow.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let renewed = tokio::time::timeout(Duration::from_secs(60), limiter.renew_due()).await;
+    renewed.expect("they do not wait for each other").expect("they are renewed");
+    limiter.store().is_away.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let told = limiter.renew_due().await.expect_err("the store is away");
+    assert_eq!((told.failed, told.of), (PERMITS, PERMITS));
+    drop(held);
+}
