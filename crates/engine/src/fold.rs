@@ -23,8 +23,11 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
     let mut delay = Span::ZERO;
     let mut denials = false;
     for (hit, outcome) in plan.hits.iter().zip(&outcomes.each) {
-        push_status(folded, hit, *outcome);
-        let remaining = folded.limits.last().map_or(0, |status| status.outcome.remaining);
+        let mut outcome = *outcome;
+        if hit.limit.shards.is_some() {
+            outcome.remaining = hit.remaining_of_whole(&outcome);
+        }
+        push_status(folded, hit, outcome);
         match outcome.verdict {
             Verdict::Allowed { delay: Span::ZERO } | Verdict::Unanswered => {}
             Verdict::Allowed { delay: own } if decides(hit) => delay = delay.max(own),
@@ -39,7 +42,7 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
         if let Some(soft) = hit.limit.soft
             && hit.limit.role == Role::Live
             && outcome.verdict != Verdict::Unanswered
-            && hit.limit.limit.capacity().saturating_sub(remaining) > soft.at
+            && hit.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.at
         {
             let mark = match soft.action {
                 SoftAction::Warn => &mut folded.warned_by,
@@ -85,10 +88,8 @@ fn push_status(folded: &mut Answer, hit: &Hit<'_>, outcome: Outcome) {
             LimitRef::Own(u16::try_from(folded.own.len() - 1).unwrap_or(u16::MAX))
         }
     };
-    let remaining =
-        if hit.limit.shards.is_none() { outcome.remaining } else { hit.remaining_of_whole(&outcome) };
     folded.limits.push(LimitStatus {
-        outcome: Outcome { remaining, ..outcome },
+        outcome,
         rule: hit.rule.map(|rule| rule.id),
         limit,
         descriptor: hit.descriptor,

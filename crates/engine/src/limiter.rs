@@ -12,6 +12,7 @@ use crate::emergency::Emergencies;
 use crate::fallback::TryCharge;
 use crate::fallbacks::Fallbacks;
 use crate::fold;
+use crate::grant::Grants;
 use crate::ids::DecisionId;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
@@ -22,7 +23,7 @@ use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{Charge, Clock, CounterStore, Outcomes, PermitId, Span, StoreError};
+use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, Span};
 use tollgate_rules::{Charges, Plan, Ruleset, Tenant};
 
 /// Rules and a store that decide together. Shared by all fronts.
@@ -47,6 +48,16 @@ pub struct Limiter<S> {
     pub(crate) observers: SmallVec<[Arc<dyn Observer>; 2]>,
     /// Whether one of them follows traces.
     pub(crate) is_traced: bool,
+}
+
+/// What came of charging without waiting.
+enum Tried {
+    /// The answer is written.
+    Decided,
+    /// The store must be waited for; nothing is charged.
+    Declined,
+    /// Denied, but other shards or grants may still admit it.
+    Denied(Box<Outcomes>),
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -150,34 +161,17 @@ impl<S: CounterStore> Limiter<S> {
         self.agree(check, decision);
         let kept = {
             let Decision { id, answer, rules, tenant, grants, effect } = decision;
+            let permit = PermitId(id.0);
             let mut plan = Plan::default();
             plan_into(rules, tenant.as_deref(), check, &mut plan);
             if let Some(effect) = effect {
                 effect.bear_on(&mut plan);
             }
             if !plan.hits.is_empty() {
-                let permit = PermitId(id.0);
-                let charged = {
-                    let mut charges = Charges::new();
-                    plan.charges(permit, &mut charges);
-                    self.charge(&charges).await
-                };
-                // What is rare is boxed: its futures are large, and every check would carry them.
-                match charged {
-                    Ok(mut outcomes) => {
-                        let mut paid = None;
-                        if (grants.is_some() || plan.is_split) && fold::is_refused(&plan, &outcomes) {
-                            let grants = grants.as_deref();
-                            let second = self.reconsider(&mut plan, permit, grants, &mut outcomes);
-                            paid = Box::pin(second).await;
-                        }
-                        fold::fold(&plan, &outcomes, answer);
-                        if paid.is_some() {
-                            answer.origin = Origin::Grant;
-                            answer.granted = paid;
-                        }
-                    }
-                    Err(error) => Box::pin(self.fall_back(&plan, permit, error, answer)).await,
+                match self.try_charge(&plan, permit, grants.is_some(), answer) {
+                    Tried::Decided => {}
+                    // Boxed, for it is large, and every check would carry it.
+                    tried => Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), answer)).await,
                 }
             }
             fold::descriptors(&plan, answer);
@@ -194,15 +188,59 @@ impl<S: CounterStore> Limiter<S> {
         kept
     }
 
-    /// Charges the store: without waiting where it can, else by waiting for the same charges.
+    /// Charges the plan without waiting, where the store can and the outcome is the last word.
     #[inline]
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+    fn try_charge(&self, plan: &Plan<'_>, permit: PermitId, has_grants: bool, answer: &mut Answer) -> Tried {
         if self.debts.are_open() {
-            Box::pin(self.pay_first(charges)).await?;
+            return Tried::Declined;
         }
-        match self.store.try_charge(charges) {
-            Some(outcomes) => Ok(outcomes),
-            None => self.store.charge(charges).await,
+        let tried = if let [hit] = plan.hits.as_slice() {
+            self.store.try_charge(&[plan.charge(hit, permit)])
+        } else {
+            let mut charges = Charges::new();
+            plan.charges(permit, &mut charges);
+            self.store.try_charge(&charges)
+        };
+        let Some(outcomes) = tried else { return Tried::Declined };
+        if (has_grants || plan.is_split) && fold::is_refused(plan, &outcomes) {
+            return Tried::Denied(Box::new(outcomes));
+        }
+        fold::fold(plan, &outcomes, answer);
+        Tried::Decided
+    }
+
+    /// Charges the plan where the store must be waited for, or a denial is not the last word.
+    async fn charge(
+        &self,
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        tried: Tried,
+        grants: Option<&Grants>,
+        answer: &mut Answer,
+    ) {
+        let charged = match tried {
+            Tried::Denied(outcomes) => Ok(*outcomes),
+            Tried::Declined | Tried::Decided => {
+                let mut charges = Charges::new();
+                plan.charges(permit, &mut charges);
+                match self.pay_first(&charges).await {
+                    Ok(()) => self.store.charge(&charges).await,
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        let mut outcomes = match charged {
+            Ok(outcomes) => outcomes,
+            Err(error) => return self.fall_back(plan, permit, error, answer).await,
+        };
+        let mut paid = None;
+        if (grants.is_some() || plan.is_split) && fold::is_refused(plan, &outcomes) {
+            paid = self.reconsider(plan, permit, grants, &mut outcomes).await;
+        }
+        fold::fold(plan, &outcomes, answer);
+        if paid.is_some() {
+            answer.origin = Origin::Grant;
+            answer.granted = paid;
         }
     }
 

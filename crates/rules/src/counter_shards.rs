@@ -34,7 +34,12 @@ thread_local! {
 
 /// The shard that this request is charged to. A peek reads the next one and leaves the turn as it is; a refund goes back to
 /// the last one.
-pub(crate) fn next_shard(split: u16, rule: u32, path: &[Part<'_>], cost: Cost) -> u16 {
+pub(crate) fn next_shard<'p>(
+    split: u16,
+    rule: u32,
+    path: impl Iterator<Item = &'p Part<'p>>,
+    cost: Cost,
+) -> u16 {
     let split = split.clamp(1, NAMES.len() as u16);
     NEXT.with(|turns| {
         let turn = &turns[slot(rule, path)];
@@ -50,7 +55,7 @@ pub(crate) fn next_shard(split: u16, rule: u32, path: &[Part<'_>], cost: Cost) -
     })
 }
 
-fn slot(rule: u32, path: &[Part<'_>]) -> usize {
+fn slot<'p>(rule: u32, path: impl Iterator<Item = &'p Part<'p>>) -> usize {
     let mut hasher = FixedState::default().build_hasher();
     hasher.write_u32(rule);
     for part in path {
@@ -72,7 +77,7 @@ mod tests {
     use super::*;
 
     fn shards(rule: u32, key: &str, cost: Cost, count: usize) -> Vec<u16> {
-        (0..count).map(|_| next_shard(4, rule, &[Part::Text(key)], cost)).collect()
+        (0..count).map(|_| next_shard(4, rule, [Part::Text(key)].iter(), cost)).collect()
     }
 
     #[test]

@@ -123,14 +123,18 @@ impl Plan<'_> {
     /// Adds the charges for the store. `permit` names the holder of any concurrency permits.
     #[inline]
     pub fn charges<'a>(&'a self, permit: PermitId, charges: &mut Charges<'a>) {
-        for hit in &self.hits {
-            let parts = &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-            let key = CounterKey { scope: &hit.limit.scope, parts };
-            let enforcement = hit.enforcement;
-            let after_loss = hit.rule.map_or(AfterLoss::Fresh, |rule| rule.class.after_loss());
-            let (limit, mode) = (hit.charged_limit(), hit.limit.mode);
-            charges.push(Charge { key, limit, cost: hit.cost, enforcement, permit, after_loss, mode });
-        }
+        charges.extend(self.hits.iter().map(|hit| self.charge(hit, permit)));
+    }
+
+    /// The charge of one limit.
+    #[inline]
+    pub fn charge<'a>(&'a self, hit: &'a Hit<'a>, permit: PermitId) -> Charge<'a> {
+        let parts = &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
+        let key = CounterKey { scope: &hit.limit.scope, parts };
+        let enforcement = hit.enforcement;
+        let after_loss = hit.rule.map_or(AfterLoss::Fresh, |rule| rule.class.after_loss());
+        let (limit, mode) = (hit.charged_limit(), hit.limit.mode);
+        Charge { key, limit, cost: hit.cost, enforcement, permit, after_loss, mode }
     }
 }
 

@@ -152,7 +152,7 @@ impl KeyIndex {
         {
             return Some(*node);
         }
-        self.patterns.find(value)
+        if self.patterns.is_empty() { None } else { self.patterns.find(value) }
     }
 
     /// The first network key that takes this value as an address.

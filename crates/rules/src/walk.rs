@@ -130,7 +130,7 @@ impl Domain {
             Some(id) => {
                 let rule = &self.rules[id as usize];
                 let look = CostOf { cost, attributes: descriptor.entries };
-                (push_hits(plan, self.profile, rule, tier, &path, look, i), Some(rule))
+                (push_hits(plan, self.profile, rule, tier, (&path, None), look, i), Some(rule))
             }
             None => (Match::None, None),
         }
@@ -234,17 +234,16 @@ impl<'p> BagWalk<'_, 'p> {
     #[inline]
     fn enter(&mut self, id: u32, value: &'p str) {
         let node = &self.domain.tree[id as usize];
-        let above = self.path.len();
-        match part(node, value) {
-            Some(part) => self.path.push(part),
-            None if matches!(node.element.test, Test::Network(_)) => return,
-            None => {}
+        let last = part(node, value);
+        if last.is_none() && matches!(node.element.test, Test::Network(_)) {
+            return;
         }
         if let Some(id) = node.rule {
             let rule = &self.domain.rules[id as usize];
             let look = CostOf { cost: self.cost, attributes: self.request };
             let tier = self.plan.tier;
-            let matched = push_hits(self.plan, self.domain.profile, rule, tier, &self.path, look, 0);
+            let path = (self.path.as_slice(), last);
+            let matched = push_hits(self.plan, self.domain.profile, rule, tier, path, look, 0);
             if matches!(
                 (matched, self.quiet.0),
                 (Match::Exempt, Match::None) | (Match::Unlimited, Match::None | Match::Exempt)
@@ -256,9 +255,11 @@ impl<'p> BagWalk<'_, 'p> {
             }
         }
         if !node.children.is_empty() {
+            let above = self.path.len();
+            self.path.extend(last);
             self.level(&node.children);
+            self.path.truncate(above);
         }
-        self.path.truncate(above);
     }
 }
 
@@ -324,7 +325,7 @@ fn push_hits<'p>(
     profile: Profile,
     rule: &'p Rule,
     tier: Option<&str>,
-    path: &[Part<'p>],
+    (path, last): (&[Part<'p>], Option<Part<'p>>),
     cost: CostOf<'_>,
     descriptor: u16,
 ) -> Match {
@@ -341,11 +342,20 @@ fn push_hits<'p>(
     let mut shard = 0;
     if let Some(split) = rule.split {
         plan.is_split = true;
-        shard = next_shard(split, rule.id, path, cost);
+        shard = next_shard(split, rule.id, path.iter().chain(&last), cost);
         plan.parts.push(Part::Text(rule.split_names()[usize::from(shard)]));
     }
-    let Some((_, end)) = push_parts(plan, path) else { return Match::None };
-    let parts = (u16::try_from(start).unwrap_or(end), end);
+    if !path.is_empty() {
+        plan.parts.extend_from_slice(path);
+    }
+    if let Some(last) = last {
+        plan.parts.push(last);
+    }
+    // No server lets a request have 65,536 values.
+    let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(plan.parts.len())) else {
+        return Match::None;
+    };
+    let parts = (start, end);
     for limit in limits {
         let cost = limit.takes(cost);
         let enforcement = Hit::enforcement(limit.role, rule.action, profile);
@@ -367,9 +377,7 @@ fn push_hits<'p>(
 fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[Part<'p>]) -> Option<(u16, u16)> {
     let start = u16::try_from(plan.parts.len()).ok()?;
     let end = u16::try_from(plan.parts.len() + parts.len()).ok()?;
-    for part in parts {
-        plan.parts.push(*part);
-    }
+    plan.parts.extend_from_slice(parts);
     Some((start, end))
 }
 

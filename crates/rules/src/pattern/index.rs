@@ -55,6 +55,11 @@ impl PatternIndex {
         }
     }
 
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.patterns.is_empty()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(Pattern, u32)> {
         self.patterns.iter()
     }
