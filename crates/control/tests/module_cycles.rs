@@ -41,15 +41,12 @@ fn tree<'a>(mut text: &'a str, before: &[&'a str], paths: &mut Vec<Vec<&'a str>>
         text = text.trim_start();
         if let Some(mut within) = text.strip_prefix('{') {
             loop {
-                within = tree(within, &path, paths).trim_start();
-                match within.strip_prefix(',') {
-                    Some(rest) if rest.trim_start().starts_with('}') => within = rest.trim_start(),
-                    Some(rest) => within = rest,
-                    None => return within.strip_prefix('}').unwrap_or(within),
+                within = within.trim_start_matches(|c: char| c.is_whitespace() || c == ',' || c == '*');
+                let rest = tree(within, &path, paths);
+                if rest.len() == within.len() {
+                    return within.strip_prefix('}').unwrap_or(within);
                 }
-                if within.starts_with('}') {
-                    return &within[1..];
-                }
+                within = rest;
             }
         }
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());

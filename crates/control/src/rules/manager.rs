@@ -124,7 +124,7 @@ impl Desk {
                 Acting { rules: Arc::new(rules), files, published: None }
             }
         };
-        let preview = Preview::new(Arc::clone(&control), options.clone(), counters);
+        let preview = Preview::new(Arc::clone(&control), options, counters);
         Ok(Arc::new(Self {
             control,
             options,
