@@ -21,6 +21,8 @@ DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
 
 # Programs nobody here wrote, that the end-to-end tests talk to: Envoy, Traefik, gRPC's own client, OpenTelemetry's messages.
+# Where what is released and measured lies: as fast as it gets, and slow to build. `make run` is quicker to build (see Cargo.toml).
+DIST := $(TARGET)/dist
 # They have an environment each, for some of them own the same Python packages.
 VENVS := $(CURDIR)/.venv
 export TOLLGATE_TEST_ENVOY := $(VENVS)/envoy/bin/envoy
@@ -50,7 +52,9 @@ help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
 
 .PHONY: run
-run: toolchain $(DASHBOARD)
+run: toolchain
+	@# What cargo has to download comes while the page is built.
+	@$(CARGO) fetch --locked --quiet --target "$$(rustc --print host-tuple)" & $(if $(DASHBOARD),$(MAKE) --silent --no-print-directory $(DASHBOARD);) wait
 	$(CARGO) build --release --locked -p tollgate
 	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} exec $(RELEASE) serve $(ARGS)
 
@@ -80,15 +84,15 @@ unit: toolchain test-tools $(FOREIGN) $(DASHBOARD)
 # The counter table under every order of its threads' steps. The flags are others than the tests', so are the files.
 .PHONY: model
 model: toolchain
-	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_RELEASE_LTO=off \
+	RUSTFLAGS="--cfg tollgate_loom" \
 	  $(CARGO) test -p tollgate-store --release --locked --lib --target-dir $(TARGET)/loom model
 
 # Leases in virtual time, with everything failing. `make test` runs 2,000 seeds; this is for the night.
 SEEDS ?= 100000
 .PHONY: sim
 sim: toolchain
-	$(CARGO) build --release --locked -p tollgate-sim
-	$(TARGET)/release/tollgate-sim --seeds $(SEEDS)
+	$(CARGO) build --profile dist --locked -p tollgate-sim
+	$(DIST)/tollgate-sim --seeds $(SEEDS)
 
 # The rules that we show to users say what we say they do.
 .PHONY: examples
@@ -112,22 +116,22 @@ $(DEBUG): toolchain
 # beside its peers in one run.
 .PHONY: bench
 bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
-	$(CARGO) build --release --locked -p tollgate -p bench
-	$(TARGET)/release/bench inprocess --short
-	$(TARGET)/release/bench observe --short
-	$(TARGET)/release/bench grpc --short
-	$(TARGET)/release/bench resp --short
-	$(TARGET)/release/bench redis --short
-	$(TARGET)/release/bench leases --short
-	$(TARGET)/release/bench http --short
-	$(TARGET)/release/bench gateway --short
+	$(CARGO) build --profile dist --locked -p tollgate -p bench
+	$(DIST)/bench inprocess --short
+	$(DIST)/bench observe --short
+	$(DIST)/bench grpc --short
+	$(DIST)/bench resp --short
+	$(DIST)/bench redis --short
+	$(DIST)/bench leases --short
+	$(DIST)/bench http --short
+	$(DIST)/bench gateway --short
 
 # Ten million requests through the gateway, and eighteen minutes of decisions with every output broken: memory must stay what it was.
 .PHONY: bench-memory
 bench-memory: toolchain bench-tools
-	$(CARGO) build --release --locked -p tollgate -p bench
-	$(TARGET)/release/bench gateway --memory
-	$(TARGET)/release/bench observe-memory
+	$(CARGO) build --profile dist --locked -p tollgate -p bench
+	$(DIST)/bench gateway --memory
+	$(DIST)/bench observe-memory
 
 # Not `npm ci`: it refuses a lock file without the compiled parts for every platform there is, and not all of them can be had.
 $(DASHBOARD_MODULES): dashboard/package-lock.json dashboard/.npmrc
@@ -179,8 +183,8 @@ $(CARGO_FUZZ):
 LENGTH ?= --short
 .PHONY: bench-control
 bench-control: toolchain bench-tools
-	$(CARGO) build --release --locked -p tollgate -p bench
-	$(TARGET)/release/bench control $(LENGTH)
+	$(CARGO) build --profile dist --locked -p tollgate -p bench
+	$(DIST)/bench control $(LENGTH)
 
 .PHONY: fmt
 fmt: toolchain
