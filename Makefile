@@ -16,13 +16,15 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
+# Turns on the tests that need servers and programs of others; `cargo test` alone needs nothing but Rust.
+EXTERNAL := --features external-tests
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
-
-# Programs nobody here wrote, that the end-to-end tests talk to: Envoy, Traefik, gRPC's own client, OpenTelemetry's messages.
 # Where what is released and measured lies: as fast as it gets, and slow to build. `make run` is quicker to build (see Cargo.toml).
 DIST := $(TARGET)/dist
+
+# Programs nobody here wrote, that the end-to-end tests talk to: Envoy, Traefik, gRPC's own client, OpenTelemetry's messages.
 # They have an environment each, for some of them own the same Python packages.
 VENVS := $(CURDIR)/.venv
 export TOLLGATE_TEST_ENVOY := $(VENVS)/envoy/bin/envoy
@@ -74,18 +76,18 @@ format: toolchain
 
 .PHONY: lint
 lint: toolchain
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --workspace --all-targets $(EXTERNAL) --locked -- -D warnings
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit
 unit: toolchain test-tools $(FOREIGN) $(DASHBOARD)
-	$(CARGO) test --workspace --locked --no-fail-fast
+	$(CARGO) test --workspace $(EXTERNAL) --locked --no-fail-fast
 
 # The counter table under every order of its threads' steps. The flags are others than the tests', so are the files.
 .PHONY: model
 model: toolchain
-	RUSTFLAGS="--cfg tollgate_loom" \
-	  $(CARGO) test -p tollgate-store --release --locked --lib --target-dir $(TARGET)/loom model
+	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_DIST_LTO=off \
+	  $(CARGO) test -p tollgate-store --profile dist --locked --lib --target-dir $(TARGET)/loom model
 
 # Leases in virtual time, with everything failing. `make test` runs 2,000 seeds; this is for the night.
 SEEDS ?= 100000
@@ -110,7 +112,7 @@ deploy: test-tools
 
 # The binary that the tests drive. `unit` has built it: this is for `make examples` on its own.
 $(DEBUG): toolchain
-	@test -x $@ || $(CARGO) build --workspace --locked
+	@test -x $@ || $(CARGO) build --workspace $(EXTERNAL) --locked
 
 # In process, over gRPC with h2load, RESP with redis-benchmark, counters in Redis, leases, HTTP and the gateway with wrk: Tollgate
 # beside its peers in one run.
@@ -142,7 +144,7 @@ $(DASHBOARD_PAGE): $(DASHBOARD_MODULES) dashboard/index.html dashboard/vite.conf
 	cd dashboard && npm run --silent build -- --logLevel=warn
 
 # With a test beside it, however small, so that it is the binary of `make unit` and not built twice.
-BUILD_TESTED := $(CARGO) build --workspace --locked --bin tollgate --test rooms
+BUILD_TESTED := $(CARGO) build --workspace $(EXTERNAL) --locked --bin tollgate --test rooms
 
 # The dashboard in Debian's chromium, on the real server; its types before that.
 .PHONY: dashboard-test

@@ -67,7 +67,7 @@ fn many_requests_share_a_connection_on_both_sides() {
 fn fields_of_one_hop_do_not_travel_and_forged_ones_are_overwritten() {
     let origin = Origin::start();
     let untrusting = "who: {trusted: [\"10.0.0.0/8\"], trusted_headers: {tier_key: x-tier}}";
-    let gateway = Gateway::start_in(harness::Folder::new(), RULES, untrusting, &plain(origin.address, ""));
+    let gateway = Gateway::start_with(RULES, untrusting, &plain(origin.address, ""));
     let answer = gateway.exchange(
         b"GET /head HTTP/1.1\r\nHost: api.test\r\nConnection: close, X-Secret\r\nX-Secret: 1\r\nKeep-Alive: 5\r\n\
           TE: gzip\r\nProxy-Connection: keep-alive\r\nProxy-Authorization: Basic x\r\nUpgrade: h2c\r\n\
@@ -217,43 +217,11 @@ fn only_harmless_requests_are_tried_again() {
     assert_eq!(origin.requests() - before, 1);
 }
 
-/// An upstream that fails its health check gets no callers until it is well; one that fails callers gets none for a while.
-#[test]
-fn unhealthy_upstreams_are_left_alone() {
-    let (well, unwell) = (Origin::start(), Origin::start());
-    let section = format!(
-        "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams:\n    api: {{addresses: [\"{}\", \"{}\"], health: {{path: /hold, every: 100ms, timeout: 200ms}}}}\n    ejected: {{addresses: [\"{}\", \"{}\"], eject: {{after: 2, for: 1h}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n    - {{path: /ejected, upstream: ejected, retries: 2}}\n",
-        well.address,
-        unwell.address,
-        well.address,
-        nobody()
-    );
-    well.let_go(1_000_000);
-    let gateway = Gateway::start(RULES, &section);
-    let usable = |origin: &Origin| {
-        gateway.figure(&format!("gateway_endpoint_usable{{upstream=\"api\",address=\"{}\"}}", origin.address))
-    };
-    eventually("the unwell one to be found", || (usable(&unwell) == 0).then_some(()));
-    let asked = |origin: &Origin| origin.heads().iter().filter(|head| head.starts_with("GET /a ")).count();
-    let before = asked(&unwell);
-    for _ in 0..20 {
-        assert_eq!(gateway.get("/a").status, 200);
-    }
-    assert_eq!(asked(&unwell), before);
-    assert_eq!(asked(&well), 20);
-    unwell.let_go(1_000_000);
-    eventually("it to be well again", || (usable(&unwell) == 1).then_some(()));
-    for _ in 0..20 {
-        assert_eq!(gateway.get("/ejected").status, 200);
-    }
-    eventually("it to be told", || gateway.log().contains("passed over for a while").then_some(()));
-}
-
 /// A rolling update: requests under way are answered, idle connections are closed, the process ends.
 #[test]
 fn draining_answers_those_who_are_there() {
     let origin = Origin::start();
-    let mut gateway = Gateway::start(RULES, &plain(origin.address, ""));
+    let gateway = Gateway::start(RULES, &plain(origin.address, ""));
     let mut idle = gateway.open();
     idle.send(&with_key("GET", "/a", "")).expect("sent");
     assert_eq!(idle.answer().expect("an answer").status, 200);
@@ -261,7 +229,7 @@ fn draining_answers_those_who_are_there() {
     let mut held = gateway.open();
     held.send(&with_key("GET", "/hold", "")).expect("sent");
     eventually("the request at the upstream", || (origin.requests() == 2).then_some(()));
-    gateway.signal("TERM");
+    gateway.drain();
     assert!(idle.is_at_end());
     // Whose request was on its way when it began.
     fresh.send(b"GET /a HTTP/1.1\r\nhost: api.test\r\n\r\n").expect("sent");
@@ -272,7 +240,7 @@ fn draining_answers_those_who_are_there() {
     origin.let_go(1);
     let answer = held.answer().expect("an answer");
     assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
-    assert_eq!(gateway.wait().code(), Some(0), "{}", gateway.log());
+    eventually("the end", || gateway.has_ended().then_some(()));
 }
 
 /// An upstream that does not answer is given up in time, and the caller is told which side was slow.

@@ -6,8 +6,10 @@ use harness::{LONG, Server, Stopwatch, eventually};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 
+const RULES: &str = "{domain: sample, descriptors: [{key: api_key, limit: 10/second}]}";
+
 fn open(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.resp.expect("it is on")).expect("a connection");
+    let stream = TcpStream::connect(server.resp).expect("a connection");
     stream.set_read_timeout(Some(LONG)).expect("a timeout");
     stream
 }
@@ -46,7 +48,7 @@ const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 /// Nothing of this is the protocol: the sender is told, and the connection is closed.
 #[test]
 fn what_is_not_the_protocol_is_refused_and_closed() {
-    let server = Server::start(&[]);
+    let server = Server::with_rules(RULES);
     let many = format!("*{}\r\n", "9".repeat(200));
     let flood = vec![b'x'; 300_000];
     let large = command(&[[b'x'; 8000].as_slice(); 10]);
@@ -95,7 +97,7 @@ fn what_is_not_the_protocol_is_refused_and_closed() {
 /// The protocol is right and the command is wrong: the sender is told, and goes on.
 #[test]
 fn a_wrong_command_is_answered_and_the_next_one_works() {
-    let server = Server::start(&[]);
+    let server = Server::with_rules(RULES);
     let mut stream = open(&server);
     let throttle = |rest: &[&'static [u8]]| [&[b"CL.THROTTLE".as_slice(), b"k"], rest].concat();
     let cases: Vec<(Vec<&[u8]>, &str)> = vec![
@@ -162,7 +164,7 @@ fn a_wrong_command_is_answered_and_the_next_one_works() {
 /// Guessing passwords costs a connection every ten.
 #[test]
 fn a_guesser_of_passwords_is_let_go() {
-    let server = Server::start_with(&[], &[("TOLLGATE_RESP_PASSWORD", "hunter2")]);
+    let server = Server::start(&[RULES], "resp_password: hunter2");
     let mut stream = open(&server);
     for n in 0..10 {
         stream.write_all(&command(&[b"AUTH", format!("guess{n}").as_bytes()])).expect("sent");
@@ -174,7 +176,7 @@ fn a_guesser_of_passwords_is_let_go() {
 /// A caller that sends and never reads fills its own pipe and nobody else's.
 #[test]
 fn who_does_not_read_is_not_read_from() {
-    let server = Server::start(&[]);
+    let server = Server::with_rules(RULES);
     let mut greedy = open(&server);
     greedy.set_nonblocking(true).expect("settable");
     let batch = command(&[b"COMMAND", b"DOCS"]).repeat(500);
@@ -209,7 +211,7 @@ fn who_does_not_read_is_not_read_from() {
 /// A command that comes a byte at a time is the same command; hundreds that never end hold up nobody.
 #[test]
 fn slow_senders_hold_nothing_up() {
-    let server = Server::start(&[]);
+    let server = Server::with_rules(RULES);
     let slow: Vec<TcpStream> = (0..300)
         .map(|_| {
             let mut stream = open(&server);
@@ -230,17 +232,17 @@ fn slow_senders_hold_nothing_up() {
 /// At the end, who waits for nothing is let go at once; who is in the middle of a command is answered first.
 #[test]
 fn a_drain_answers_what_is_under_way() {
-    let mut server = Server::start(&[]);
+    let server = Server::with_rules(RULES);
     let mut idle = open(&server);
     idle.write_all(PING).expect("sent");
     assert_eq!(line(&mut idle), "+PONG");
     let mut half = open(&server);
     half.write_all(&[PING, &PING[..7]].concat()).expect("sent");
     assert_eq!(line(&mut half), "+PONG");
-    server.signal("TERM");
+    server.drain();
     assert_eq!(until_closed(&mut idle), "");
     assert!(!server.has_ended());
     half.write_all(&PING[7..]).expect("sent");
     assert_eq!(until_closed(&mut half), "+PONG\r\n");
-    assert_eq!(server.wait().code(), Some(0), "{}", server.log());
+    eventually("the end", || server.has_ended().then_some(()));
 }

@@ -281,6 +281,7 @@ fn ambiguous_answers_are_stopped() {
 /// Crowds that hold connections open without a request, or drip one, leave room for others.
 #[test]
 fn idle_and_slow_crowds_do_not_stop_others() {
+    tollgate_testing::open_files::raise();
     let (idle, slow) = (2_000, 200);
     let origin = Origin::start();
     let gateway = Gateway::start(RULES, &plain(origin.address, ""));

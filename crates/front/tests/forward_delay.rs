@@ -3,19 +3,12 @@
 
 mod harness;
 
-use harness::{Folder, Open, Proxy, Server, Service, Stopwatch, eventually};
+use harness::{Open, Server, Stopwatch, eventually};
 use serde_json::json;
 
-fn serve(limit: &str, forward: &str) -> (Server, Folder) {
-    let folder = Folder::new();
-    folder.write(
-        "rules.yaml",
-        format!("domain: d\ndescriptors:\n  - {{key: path, name: paced, {limit}, action: delay}}\n"),
-    );
-    let settings =
-        format!("rules: [rules.yaml]\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nforward_auth: {{{forward}}}\n");
-    let path = folder.write("tollgate.yml", settings);
-    (Server::start(&["--config", path.to_str().expect("a plain path")]), folder)
+fn serve(limit: &str, forward: &str) -> Server {
+    let rules = format!("domain: d\ndescriptors:\n  - {{key: path, name: paced, {limit}, action: delay}}\n");
+    Server::start(&[&rules], &format!("forward_auth: {{{forward}}}\n"))
 }
 
 fn asks(server: &Server) -> Open {
@@ -32,7 +25,7 @@ fn left(server: &Server) -> u64 {
 /// Without it a proxy passes a burst on that the rule says to spread out.
 #[test]
 fn answers_come_when_it_is_their_turn() {
-    let (server, _folder) = serve("limit: 20/second, burst: 50", "hold_ms: 60000");
+    let server = serve("limit: 20/second, burst: 50", "hold_ms: 60000");
     let watch = Stopwatch::start();
     let mut asked: Vec<Open> = (0..11).map(|_| asks(&server)).collect();
     for open in &mut asked {
@@ -47,7 +40,7 @@ fn answers_come_when_it_is_their_turn() {
 /// A proxy gives up after its own time, and then nobody would know of a turn that was taken.
 #[test]
 fn whoever_would_wait_for_too_long_is_denied_and_takes_nothing() {
-    let (server, _folder) = serve("limit: 1/hour, burst: 3", "");
+    let server = serve("limit: 1/hour, burst: 3", "");
     assert_eq!(server.get("/check/p").status, 200);
     let before = left(&server);
     for _ in 0..5 {
@@ -63,7 +56,7 @@ fn whoever_would_wait_for_too_long_is_denied_and_takes_nothing() {
 /// Two that came together: the first is answered although the second waits for longer than any client would for both.
 #[test]
 fn an_answer_does_not_wait_for_one_that_is_held_behind_it() {
-    let (server, _folder) = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
+    let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
     let mut open = asks(&server);
     open.send(b"GET /check/p HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     assert_eq!(open.answer().expect("the first").status, 200);
@@ -75,7 +68,7 @@ fn an_answer_does_not_wait_for_one_that_is_held_behind_it() {
 
 #[test]
 fn whoever_leaves_gives_its_turn_back() {
-    let (server, _folder) = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
+    let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
     assert_eq!(server.get("/check/p").status, 200);
     let before = left(&server);
     for _ in 0..4 {
@@ -89,7 +82,7 @@ fn whoever_leaves_gives_its_turn_back() {
 /// However many are held back, those who are not are still answered.
 #[test]
 fn those_who_wait_are_bounded() {
-    let (server, _folder) = serve("limit: 1 per 20s, burst: 5", "hold_ms: 60000, held: 1");
+    let server = serve("limit: 1 per 20s, burst: 5", "hold_ms: 60000, held: 1");
     assert_eq!(server.get("/check/p").status, 200);
     let before = left(&server);
     let _waits = asks(&server);
@@ -98,22 +91,6 @@ fn those_who_wait_are_bounded() {
     assert_eq!((turned_away.status, turned_away.header("retry-after").is_some()), (503, true));
     assert_eq!(left(&server), before - 1, "it has taken nothing");
     assert_eq!(server.get("/check/other").status, 200);
-    let folder = Folder::new();
-    let wrong = folder.write("wrong.yml", "forward_auth: {hold_ms: 3600000}\n");
-    let refused = harness::run(&["serve", "--config", wrong.to_str().expect("a plain path")]);
-    assert!(refused.err.contains("hold_ms") && refused.err.contains("60000"), "{}", refused.err);
-}
-
-/// A proxy that nobody here wrote waits for its answer, and its callers are spread out.
-#[test]
-fn nginx_waits_for_a_turn() {
-    let (server, _folder) = serve("limit: 4/second, burst: 9", "");
-    let service = Service::start();
-    let nginx = Proxy::start("nginx", "nginx.conf", &server, &service);
-    eventually("the first answer", || (nginx.ask("127.0.0.3", "GET", "/", "").status == 200).then_some(()));
-    let watch = Stopwatch::start();
-    for _ in 0..4 {
-        assert_eq!(nginx.ask("127.0.0.2", "GET", "/paced", "").status, 200, "{}", nginx.said());
-    }
-    assert!(watch.elapsed() >= std::time::Duration::from_millis(750), "{:?}", watch.elapsed());
+    let refused = Server::refusal("forward_auth: {hold_ms: 3600000}");
+    assert!(refused.contains("hold_ms") && refused.contains("60000"), "{refused}");
 }
