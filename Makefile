@@ -16,9 +16,13 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
+# Turns on the tests that need servers and programs of others; `cargo test` alone needs nothing but Rust.
+EXTERNAL := --features external-tests
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
+# Where what is released and measured lies: as fast as it gets, and slow to build. `make run` is quicker to build (see Cargo.toml).
+DIST := $(TARGET)/dist
 
 # Programs nobody here wrote, that the end-to-end tests talk to: Envoy, Traefik, gRPC's own client, OpenTelemetry's messages.
 # They have an environment each, for some of them own the same Python packages.
@@ -50,7 +54,9 @@ help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
 
 .PHONY: run
-run: toolchain $(DASHBOARD)
+run: toolchain
+	@# What cargo has to download comes while the page is built.
+	@$(CARGO) fetch --locked --quiet --target "$$(rustc --print host-tuple)" & $(if $(DASHBOARD),$(MAKE) --silent --no-print-directory $(DASHBOARD);) wait
 	$(CARGO) build --release --locked -p tollgate
 	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} exec $(RELEASE) serve $(ARGS)
 
@@ -70,25 +76,25 @@ format: toolchain
 
 .PHONY: lint
 lint: toolchain
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --workspace --all-targets $(EXTERNAL) --locked -- -D warnings
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit
 unit: toolchain test-tools $(FOREIGN) $(DASHBOARD)
-	$(CARGO) test --workspace --locked --no-fail-fast
+	$(CARGO) test --workspace $(EXTERNAL) --locked --no-fail-fast
 
 # The counter table under every order of its threads' steps. The flags are others than the tests', so are the files.
 .PHONY: model
 model: toolchain
-	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_RELEASE_LTO=off \
-	  $(CARGO) test -p tollgate-store --release --locked --lib --target-dir $(TARGET)/loom model
+	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_DIST_LTO=off \
+	  $(CARGO) test -p tollgate-store --profile dist --locked --lib --target-dir $(TARGET)/loom model
 
 # Leases in virtual time, with everything failing. `make test` runs 2,000 seeds; this is for the night.
 SEEDS ?= 100000
 .PHONY: sim
 sim: toolchain
-	$(CARGO) build --release --locked -p tollgate-sim
-	$(TARGET)/release/tollgate-sim --seeds $(SEEDS)
+	$(CARGO) build --profile dist --locked -p tollgate-sim
+	$(DIST)/tollgate-sim --seeds $(SEEDS)
 
 # The rules that we show to users say what we say they do.
 .PHONY: examples
@@ -106,28 +112,28 @@ deploy: test-tools
 
 # The binary that the tests drive. `unit` has built it: this is for `make examples` on its own.
 $(DEBUG): toolchain
-	@test -x $@ || $(CARGO) build --workspace --locked
+	@test -x $@ || $(CARGO) build --workspace $(EXTERNAL) --locked
 
 # In process, over gRPC with h2load, RESP with redis-benchmark, counters in Redis, leases, HTTP and the gateway with wrk: Tollgate
 # beside its peers in one run.
 .PHONY: bench
 bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
-	$(CARGO) build --release --locked -p tollgate -p bench
-	$(TARGET)/release/bench inprocess --short
-	$(TARGET)/release/bench observe --short
-	$(TARGET)/release/bench grpc --short
-	$(TARGET)/release/bench resp --short
-	$(TARGET)/release/bench redis --short
-	$(TARGET)/release/bench leases --short
-	$(TARGET)/release/bench http --short
-	$(TARGET)/release/bench gateway --short
+	$(CARGO) build --profile dist --locked -p tollgate -p bench
+	$(DIST)/bench inprocess --short
+	$(DIST)/bench observe --short
+	$(DIST)/bench grpc --short
+	$(DIST)/bench resp --short
+	$(DIST)/bench redis --short
+	$(DIST)/bench leases --short
+	$(DIST)/bench http --short
+	$(DIST)/bench gateway --short
 
 # Ten million requests through the gateway, and eighteen minutes of decisions with every output broken: memory must stay what it was.
 .PHONY: bench-memory
 bench-memory: toolchain bench-tools
-	$(CARGO) build --release --locked -p tollgate -p bench
-	$(TARGET)/release/bench gateway --memory
-	$(TARGET)/release/bench observe-memory
+	$(CARGO) build --profile dist --locked -p tollgate -p bench
+	$(DIST)/bench gateway --memory
+	$(DIST)/bench observe-memory
 
 # Not `npm ci`: it refuses a lock file without the compiled parts for every platform there is, and not all of them can be had.
 $(DASHBOARD_MODULES): dashboard/package-lock.json dashboard/.npmrc
@@ -138,7 +144,7 @@ $(DASHBOARD_PAGE): $(DASHBOARD_MODULES) dashboard/index.html dashboard/vite.conf
 	cd dashboard && npm run --silent build -- --logLevel=warn
 
 # With a test beside it, however small, so that it is the binary of `make unit` and not built twice.
-BUILD_TESTED := $(CARGO) build --workspace --locked --bin tollgate --test rooms
+BUILD_TESTED := $(CARGO) build --workspace $(EXTERNAL) --locked --bin tollgate --test rooms
 
 # The dashboard in Debian's chromium, on the real server; its types before that.
 .PHONY: dashboard-test
@@ -179,8 +185,8 @@ $(CARGO_FUZZ):
 LENGTH ?= --short
 .PHONY: bench-control
 bench-control: toolchain bench-tools
-	$(CARGO) build --release --locked -p tollgate -p bench
-	$(TARGET)/release/bench control $(LENGTH)
+	$(CARGO) build --profile dist --locked -p tollgate -p bench
+	$(DIST)/bench control $(LENGTH)
 
 .PHONY: fmt
 fmt: toolchain

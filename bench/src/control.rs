@@ -1,7 +1,7 @@
 //! Many quotas: how long a million take in and out, how long others wait meanwhile, and what a node needs that starts with all
 //! of them.
 //!
-//! `--short`: a million; else ten. Everything by the release binary over SQLite; with `--postgres` over a PostgreSQL that is
+//! `--short`: a million; else ten. Everything by the server's binary over SQLite; with `--postgres` over a PostgreSQL that is
 //! started for it, or over the database of `TOLLGATE_BENCH_DB`.
 
 use crate::databases::Postgres;
@@ -52,7 +52,7 @@ struct Took {
     command: f64,
 }
 
-/// Runs it; needs the release binary.
+/// Runs it; needs the server's binary.
 #[allow(clippy::disallowed_methods, reason = "it measures")]
 pub(crate) fn run(length: Length, kept: Kept) -> Result<(), String> {
     let rows: u64 = match length {

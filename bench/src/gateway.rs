@@ -29,7 +29,7 @@ descriptors:
   - {key: path, value: /denied, name: denied, limit: 1/day}
 ";
 
-/// Runs the comparison; needs the release binary, nginx and wrk.
+/// Runs the comparison; needs the server's binary, nginx and wrk.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let (rounds, seconds) = match length {
         Length::Short => (3, 3),

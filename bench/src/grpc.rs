@@ -33,7 +33,7 @@ pub(crate) enum Length {
     Full,
 }
 
-/// Runs the comparison; needs the release binary and `h2load`.
+/// Runs the comparison; needs the server's binary and `h2load`.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let (requests, rounds) = match length {
         Length::Short => (100_000, 3),

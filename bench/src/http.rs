@@ -42,7 +42,7 @@ const FIELDS: [&str; 8] = [
     "X-Forwarded-For: 203.0.113.9",
 ];
 
-/// Runs the comparison; needs the release binary and wrk.
+/// Runs the comparison; needs the server's binary and wrk.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let (rounds, seconds) = match length {
         Length::Short => (5, 2),

@@ -1,6 +1,6 @@
 //! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
 //!
-//! `cargo run --release -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- observe-memory [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
+//! `cargo run --profile dist -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- observe-memory [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
 //! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
 //! `… -- control [--short] [--postgres]`
 
@@ -30,6 +30,10 @@ mod wrk;
 fn main() -> std::process::ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    // What these print is read by the program that starts them.
+    if !arguments.first().is_some_and(|first| *first == "lease-node" || first.starts_with("bare-")) {
+        tell_profile();
+    }
     match arguments[..] {
         ["inprocess"] => inprocess::run(inprocess::Length::Full),
         ["inprocess", "--short"] => inprocess::run(inprocess::Length::Short),
@@ -86,4 +90,18 @@ fn main() -> std::process::ExitCode {
         }
     }
     std::process::ExitCode::SUCCESS
+}
+
+/// Figures of another profile than the one that is released say little.
+fn tell_profile() {
+    let myself = std::env::current_exe().unwrap_or_default();
+    match process::profile(&myself) {
+        "dist" => report::note("Built by the profile `dist`."),
+        other => {
+            let note = format!(
+                "Built by the profile `{other}`, not by `dist`: these are not the figures of what is released."
+            );
+            report::note(&note);
+        }
+    }
 }

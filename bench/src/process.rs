@@ -131,13 +131,22 @@ impl Drop for Server {
     }
 }
 
-/// The release binary lies beside this one.
+/// The server lies beside this program, built by the same profile.
 pub(crate) fn tollgate_binary(myself: &Path) -> Result<PathBuf, String> {
     let path = myself.with_file_name("tollgate");
     if path.exists() {
         Ok(path)
     } else {
-        Err(format!("{} is missing: cargo build --release -p tollgate", path.display()))
+        Err(format!("{} is missing: cargo build --profile {} -p tollgate", path.display(), profile(myself)))
+    }
+}
+
+/// The profile that a program was built by: the folder that cargo puts it in.
+pub(crate) fn profile(program: &Path) -> &str {
+    let folder = program.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+    match folder.unwrap_or_default() {
+        "debug" => "dev",
+        other => other,
     }
 }
 

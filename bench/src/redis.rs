@@ -30,7 +30,7 @@ pub(crate) enum Length {
 /// Decisions a second that a cluster is planned for.
 const WANTED: f64 = 500_000.0;
 
-/// Runs all of it; needs redis-server, redis-benchmark, h2load and the release binary.
+/// Runs all of it; needs redis-server, redis-benchmark, h2load and the server's binary.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let (requests, rounds, seconds, keys) = match length {
         Length::Short => (100_000, 3, 2.0, 62_500),

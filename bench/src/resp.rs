@@ -37,7 +37,7 @@ struct Run {
     nanos: f64,
 }
 
-/// Runs the comparison; needs the release binary, redis-server and redis-benchmark, and throttlecrab-server for its part.
+/// Runs the comparison; needs the server's binary, redis-server and redis-benchmark, and throttlecrab-server for its part.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let rounds = match length {
         Length::Short => 3,

@@ -3,6 +3,9 @@
 //! Keys are written into a small block before each measurement, as a caller has them: in its cache, as text. Reading
 //! them from a list of millions would measure the list.
 
+use tollgate_core::conformance::SplitMix64;
+use tollgate_testing::zipf;
+
 /// Requests drawn before each measurement.
 pub(crate) const BLOCK: usize = 1_024;
 
@@ -16,7 +19,7 @@ pub(crate) enum Law {
 }
 
 pub(crate) struct Traffic {
-    dice: u64,
+    random: SplitMix64,
     keys: u64,
     law: Law,
     /// The present block.
@@ -27,22 +30,19 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     pub(crate) fn new(keys: u64, law: Law, seed: u64) -> Self {
-        Self { dice: seed, keys, law, block: vec![String::with_capacity(16); BLOCK], numbers: vec![0; BLOCK] }
-    }
-
-    fn roll(&mut self) -> u64 {
-        self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.dice)
+        Self {
+            random: SplitMix64::new(seed),
+            keys,
+            law,
+            block: vec![String::with_capacity(16); BLOCK],
+            numbers: vec![0; BLOCK],
+        }
     }
 
     fn draw(&mut self) -> u64 {
         match self.law {
-            Law::Uniform => ((u128::from(self.roll()) * u128::from(self.keys)) >> 64) as u64,
-            Law::Zipf => {
-                // The inverse of the continuous law's distribution: x = N^u.
-                let u = (self.roll() >> 11) as f64 / (1_u64 << 53) as f64;
-                ((self.keys as f64).powf(u) as u64 - 1).min(self.keys - 1)
-            }
+            Law::Uniform => ((u128::from(self.random.next_u64()) * u128::from(self.keys)) >> 64) as u64,
+            Law::Zipf => zipf::draw(&mut self.random, self.keys),
         }
     }
 
@@ -72,8 +72,7 @@ impl Traffic {
     }
 }
 
-pub(crate) fn mix(mut x: u64) -> u64 {
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
+/// Spreads numbers over all words.
+pub(crate) fn mix(number: u64) -> u64 {
+    SplitMix64::new(number).next_u64()
 }

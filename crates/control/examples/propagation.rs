@@ -1,5 +1,5 @@
 //! How long a change of one node takes to act on another, over a real PostgreSQL on this machine: prints figures, asserts
-//! nothing about time. `cargo run --release -p tollgate-control --example propagation`.
+//! nothing about time. `cargo run --profile dist -p tollgate-control --example propagation`.
 
 #![allow(clippy::print_stdout, reason = "it is here to print")]
 

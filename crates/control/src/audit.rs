@@ -3,10 +3,11 @@
 //! Who alters, removes or slips in an entry breaks every hash after it; who cuts the end off contradicts the head. Who can
 //! rewrite the whole table and the head can forge it all: ship the last hash elsewhere to find that out too.
 
-use crate::change::{Actor, Changed, Head};
-use crate::control::Control;
-use crate::db::{ControlError, on};
-use crate::quota::tell_millis;
+use crate::control_plane::Control;
+use crate::db::on;
+use crate::db::time::tell_millis;
+use crate::db::transaction::{Actor, Changed, Head};
+use crate::error::ControlError;
 use ring::digest;
 use serde::Serialize;
 
@@ -119,6 +120,31 @@ impl AuditEntry {
         })
     }
 }
+
+/// Writes the entry of the audit log, and moves the head on to it.
+macro_rules! record {
+    ($tx:ident, $head:ident, $at:expr, $actor:expr, $changed:expr) => {{
+        let entry = $crate::audit::AuditEntry::next(&$head, $at, $actor, $changed);
+        sqlx::query($crate::audit::INSERT)
+            .bind(entry.seq)
+            .bind(entry.at_millis)
+            .bind(entry.actor.clone())
+            .bind(entry.origin.clone())
+            .bind(entry.action.clone())
+            .bind(entry.target.clone())
+            .bind(entry.before.clone())
+            .bind(entry.after.clone())
+            .bind(entry.hash.to_vec())
+            .execute(&mut *$tx)
+            .await?;
+        sqlx::query("UPDATE head SET audit_seq = $1, audit_hash = $2 WHERE id = 1")
+            .bind(entry.seq)
+            .bind(entry.hash.to_vec())
+            .execute(&mut *$tx)
+            .await?;
+    }};
+}
+pub(crate) use record;
 
 impl Control {
     /// Entries before this one, the latest first.

@@ -2,93 +2,61 @@
 //! rules, who may change them, and a log of every change. Knows SQL; nothing here is on the way of a request but [`Book`],
 //! which is memory alone.
 //!
-//! | file | answers |
+//! | folder | what is in it |
 //! |---|---|
-//! | `control` | the whole of it, opened: what a server holds |
-//! | `db`, `migrate` | the two databases as one, and how their tables come about |
-//! | `change` | a change: one transaction, one revision, one entry of the audit log |
-//! | `quota`, `quotas`, `until` | what is agreed with a caller; how it is kept; what acts until it does |
-//! | `bulk` | many of them at once |
-//! | `revision`, `published` | a revision of the rules; how all of them are kept |
-//! | [`desk`](Desk) | the rules that act on this node, and how others come in their place |
-//! | `publish`, `look` | publishing rules; what must be known of them before they act |
-//! | [`sample`](Sample), [`sampled`](Sampled), [`rehearsal`](Rehearsal) | the last traffic; what other rules would have done to it |
-//! | `gather`, `answer`, `wire`, `hidden`, `merge` | the traffic of other nodes: how it is asked for, how it is written, what stands in it for those who ask, how it becomes one sample |
-//! | [`denials`](Denials), [`guard`](Guardrails) | what new rules do to callers, and going back where it is too much |
-//! | `caller` | who asks, for those who watch |
-//! | `emergency`, `emergencies` | what operators decide in an emergency; how it is kept |
-//! | `grants`, `granted` | extra quota of single callers, once |
-//! | `key` | how API keys are kept: as a keyed hash |
-//! | [`book`](Book) | all agreements in memory, for the limiter |
-//! | `follow`, `lag` | how this node learns of changes that others make, and how long that takes |
-//! | `nodes` | which nodes share the database, and what they are at |
-//! | `snapshot` | what is known, in a file beside, for a start without the database |
-//! | `purge` | when rows go that were deleted |
-//! | `tokens`, `proof`, `lately` | who may do what; how a token proves it; who may look while the database is away |
+//! | `control_plane` | the whole of it, opened: what a server holds. It owns the state of every folder, and each folder adds its methods |
+//! | `db`, `error` | the two databases as one, their tables, and a change: one transaction, one revision, one entry of the audit log |
 //! | `audit` | what was changed, by whom, in a chain that shows what was tampered with |
+//! | `auth` | tokens and how they are verified; how API keys are kept, as a keyed hash |
+//! | `grant` | extra quota of single callers, once |
+//! | `quota` | what is agreed with callers: one record, lists, imports; [`Book`], all of them in memory |
+//! | `emergency` | what operators decide in an emergency |
+//! | `preview` | a [`Sample`] of the last traffic, the samples of other nodes, and what candidate rules would have done to both |
+//! | `rules` | [`Desk`], the rules that act on this node; publishing others; the guard that rolls them back |
+//! | `replication` | how nodes learn of changes; which nodes there are; the snapshot for a start without the database |
+//!
+//! A folder imports only from those above it (`tests/module_cycles.rs`).
 
-mod answer;
 mod audit;
-mod book;
-mod bulk;
-mod caller;
-mod change;
-mod control;
+mod auth;
+mod control_plane;
 mod db;
-mod denials;
-mod desk;
-mod emergencies;
 mod emergency;
-mod follow;
-mod gather;
-mod granted;
-mod grants;
-mod guard;
-mod hidden;
-mod key;
-mod lag;
-mod lately;
-mod look;
-mod merge;
-mod migrate;
-mod nodes;
-mod proof;
-mod publish;
-mod published;
-mod purge;
+mod error;
+mod grant;
+mod preview;
 mod quota;
-mod quotas;
-mod rehearsal;
-mod revision;
-mod sample;
-mod sampled;
-mod snapshot;
-mod tokens;
-mod until;
-mod wire;
+mod replication;
+mod rules;
 
 pub use audit::{AuditEntry, Verified};
-pub use book::Book;
-pub use bulk::{Import, ImportLine, Imported, LineError};
-pub use change::{Actor, Expected};
-pub use control::{Control, Heard};
-pub use db::{ControlError, Db, without_password};
-pub use denials::Denials;
-pub use desk::{Acting, Desk, DeskError, RulesFrom};
-pub use emergency::{Emergency, EmergencyAction, EmergencyDraft, EmergencyTarget, TargetKind};
-pub use follow::Following;
-pub use grants::{GrantDraft, QuotaGrant};
-pub use guard::Guardrails;
-pub use key::{Caller, KeyHash, KeyHasher};
-pub use lag::{LAG_CLASSES, Lag};
-pub use nodes::NodeSeen;
-pub use proof::{Claim, Claimed};
-pub use publish::{Change, Proposal, Publication, Refusal, Remark, Report};
-pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, rfc3339};
-pub use quotas::{Cursor, Page, Wanted};
-pub use rehearsal::{Affected, Rehearsal, rehearse};
-pub use revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus};
-pub use sample::{Remembered, Sample};
-pub use sampled::Sampled;
-pub use tokens::{Identity, NewToken, Role, Token};
-pub use until::QuotaUntil;
+pub use auth::key_hash::{Caller, KeyHash, KeyHasher};
+pub use auth::principal::{Identity, Role};
+pub use auth::tokens::{NewToken, Token};
+pub use auth::verify::{Claim, Claimed};
+pub use control_plane::{Control, Heard};
+pub use db::time::rfc3339;
+pub use db::transaction::{Actor, Expected};
+pub use db::{Db, without_password};
+pub use emergency::record::{Emergency, EmergencyAction, EmergencyDraft, EmergencyTarget, TargetKind};
+pub use error::{ControlError, QuotaProblem};
+pub use grant::store::{GrantDraft, QuotaGrant};
+pub use preview::replay::{Affected, Rehearsal, rehearse};
+pub use preview::report::{Change, Remark, Report};
+pub use preview::sample::Sample;
+pub use preview::sample_slice::Remembered;
+pub use preview::sampled_request::Sampled;
+pub use quota::import::{Import, ImportLine, Imported, LineError};
+pub use quota::list::{Cursor, Page, Wanted};
+pub use quota::overrides::QuotaOverride;
+pub use quota::pending::QuotaUntil;
+pub use quota::record::{Quota, QuotaDraft};
+pub use quota::table::Book;
+pub use replication::lag::{LAG_CLASSES, Lag};
+pub use replication::node_record::NodeSeen;
+pub use replication::sync::Following;
+pub use rules::denial_counts::Denials;
+pub use rules::guardrails::Guardrails;
+pub use rules::manager::{Acting, Desk, DeskError, RulesFrom};
+pub use rules::publish::{Proposal, Publication, Refusal};
+pub use rules::revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus};

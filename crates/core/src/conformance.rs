@@ -16,14 +16,17 @@
 //! ```
 
 mod cases;
-mod dice;
+mod dead_store;
 mod ledger;
 mod material;
 mod operators;
+mod rng;
 #[cfg(test)]
 mod tests;
 
+pub use dead_store::DeadStore;
 pub use ledger::{Ledger, ReferenceStore};
+pub use rng::SplitMix64;
 
 use crate::charge::{Admission, Charge, GiveBack, Outcomes, Permit};
 use crate::clock::{Clock, ManualClock};

@@ -1,46 +1,14 @@
 //! What an answer and a caller cost the allocator: this is on the path of every request.
 
 use http::{HeaderMap, Method, Uri};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use tollgate_core::{Span, Timestamp};
 use tollgate_edge::answer::{AnswerSettings, Facts, Legacy, Policy};
 use tollgate_edge::who::{Asked, Who, WhoSettings};
 use tollgate_engine::Window;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-#[allow(
-    unsafe_code,
-    reason = "an allocator that counts is a wrapper of the system's; it adds no memory access"
-)]
-// SAFETY: every call is handed on unchanged to the system's allocator, which upholds the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as above.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tollgate_testing::allocations::{CountingAllocator, allocations};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn allocations<T>(what: impl FnOnce() -> T) -> u64 {
-    let before = ALLOCATIONS.with(Cell::get);
-    let kept = what();
-    let made = ALLOCATIONS.with(Cell::get) - before;
-    drop(kept);
-    made
-}
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Two fields are two values, however many limits they tell of; four legacy ones are four more.
 #[test]

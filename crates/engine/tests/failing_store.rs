@@ -5,6 +5,7 @@ mod rig;
 use rig::{Memory, check, rules};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use tollgate_core::conformance::DeadStore;
 use tollgate_core::{
     Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, Span, StoreError, SystemClock,
     Timestamp,
@@ -12,22 +13,7 @@ use tollgate_core::{
 use tollgate_engine::{Limiter, Origin};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-/// A store that is always away.
-struct Away;
-
-impl CounterStore for Away {
-    async fn charge(&self, _: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-}
-
-fn limiter() -> Limiter<Away> {
+fn limiter() -> Limiter<DeadStore> {
     let text = "
 domain: d
 descriptors:
@@ -37,7 +23,7 @@ descriptors:
   - {key: path, name: chosen, limit: 5/minute, on_error: closed}
   - {key: trial, name: trial, class: security, limit: 5/minute, shadow: true}
 ";
-    Limiter::new(rules(text), Away, Arc::new(SystemClock::new()))
+    Limiter::new(rules(text), DeadStore, Arc::new(SystemClock::new()))
 }
 
 /// An outage of the store must not become an outage of the API, nor open the doors that must stay shut.

@@ -3,39 +3,15 @@
 mod rig;
 
 use rig::rig;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use tollgate_engine::{Check, Decision};
 use tollgate_rules::Descriptor;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-#[allow(
-    unsafe_code,
-    reason = "an allocator that counts is a wrapper of the system's; it adds no memory access"
-)]
-// SAFETY: every call is handed on unchanged to the system's allocator, which upholds the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as above.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tollgate_testing::allocations::{CountingAllocator, allocations};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn now(check: impl Future<Output = Decision>) -> Decision {
     match pin!(check).poll(&mut Context::from_waker(Waker::noop())) {
@@ -64,10 +40,11 @@ descriptors:
     for (check, limits) in checks.iter().zip([2, 4, 1]) {
         // The first one puts the thread's own state in place.
         assert_eq!(now(rig.limiter.check(check)).limits.len(), limits);
-        let before = ALLOCATIONS.with(Cell::get);
-        for _ in 0..100 {
-            assert!(now(rig.limiter.check(check)).is_allowed());
-        }
-        assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0, "a check of {limits} limits");
+        let made = allocations(|| {
+            for _ in 0..100 {
+                assert!(now(rig.limiter.check(check)).is_allowed());
+            }
+        });
+        assert_eq!(made, 0, "a check of {limits} limits");
     }
 }

@@ -3,26 +3,12 @@
 
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tollgate_core::{Charge, Clock, Cost, CounterStore, Outcomes, Permit, Span, StoreError, SystemClock};
+use tollgate_core::conformance::DeadStore;
+use tollgate_core::{Clock, Cost, CounterStore, Span, SystemClock};
 use tollgate_engine::{Act, Agreed, Check, Emergencies, Grant, Grants, Limiter, Measure, Target, Tenants};
 use tollgate_observe::{Format, Observe, Page, Search, Settings};
 use tollgate_rules::{Descriptor, Options, Ruleset, Source, Unit};
 use tollgate_store::{MemoryConfig, MemoryStore};
-
-/// A store that is always away.
-struct Away;
-
-impl CounterStore for Away {
-    async fn charge(&self, _: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-}
 
 fn memory() -> MemoryStore<SystemClock> {
     MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), SystemClock::new()).expect("memory")
@@ -165,7 +151,7 @@ fn what_is_decided_without_the_store_is_counted_and_promises_nothing() {
     let text = "{domain: d, descriptors: [
         {key: a, name: open, limit: 9/hour, on_error: open},
         {key: b, name: shut, limit: [9/hour, 20/day], on_error: closed}]}";
-    let (limiter, observe) = watched(text, Away);
+    let (limiter, observe) = watched(text, DeadStore);
     (0..3).for_each(|_| assert!(ask(&limiter, &[("a", "x")])));
     (0..2).for_each(|_| assert!(!ask(&limiter, &[("a", "x"), ("b", "x")])));
     assert_eq!(rule(&observe, "open"), [json!(5), json!(0), json!(0)]);

@@ -307,7 +307,9 @@ fn a_fallback_is_paid_for_by_the_limit_and_shared_by_the_nodes() {
 #[test]
 fn a_split_counter_is_parts_of_the_limit_that_take_turns() {
     let set = rules("- {key: k, limit: 100/s, split: 4}");
-    assert_eq!(set.rules()[0].limits.limits[0].limit.quota().count, 25);
+    let limit = &set.rules()[0].limits.limits[0];
+    assert_eq!(limit.limit.quota().count, 100);
+    assert!((0..4).all(|shard| limit.of_shard(shard).quota().count == 25));
     let mut parts = std::collections::BTreeMap::new();
     for _ in 0..40 {
         let request = [("k", "v")];

@@ -1,6 +1,6 @@
 //! Large rule files: they load in time, and a match costs the same however many rules there are.
 //!
-//! Times are only held in release builds: `cargo test --release -p tollgate-rules --test scale -- --nocapture`.
+//! Times are only held in optimised builds: `cargo test --profile dist -p tollgate-rules --test scale -- --nocapture`.
 
 use std::fmt::Write;
 use std::hint::black_box;

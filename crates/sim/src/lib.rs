@@ -15,7 +15,6 @@
 //! | `meter` | the ceiling |
 
 mod authority;
-mod dice;
 mod meter;
 mod node;
 mod run;

@@ -1,7 +1,6 @@
 //! One run: events in their order, tasks as they wake, faults as the dice fall; then peace, and what must hold in it.
 
 use crate::authority::Authority;
-use crate::dice::Dice;
 use crate::meter::Meter;
 use crate::node::{self, Store};
 use crate::scenario::Scenario;
@@ -12,6 +11,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
+use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{Cost, CounterKey, Limit, Part, PermitId};
 use tollgate_engine::{Check, Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
@@ -65,7 +65,7 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(seed: u64, bug: Option<Bug>) -> Self {
-        let mut dice = Dice::new(seed);
+        let mut dice = SplitMix64::new(seed);
         let scenario = Scenario::of(&mut dice);
         let load = |nodes| {
             let options = Options { nodes, ..Options::default() };

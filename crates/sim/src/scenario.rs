@@ -1,8 +1,8 @@
 //! What a seed stands for: a rule, nodes, their traffic, a network and what breaks.
 
-use crate::dice::Dice;
 use crate::world::Network;
 use tollgate_core::Span;
+use tollgate_core::conformance::SplitMix64;
 use tollgate_store::LeaseConfig;
 
 /// Everything that a run is made of.
@@ -42,7 +42,7 @@ const LIMITS: [(&str, u64); 12] = [
 ];
 
 impl Scenario {
-    pub(crate) fn of(dice: &mut Dice) -> Self {
+    pub(crate) fn of(dice: &mut SplitMix64) -> Self {
         let nodes = usize::try_from(dice.between(1, 6)).unwrap_or(1);
         let (limit, rate) = *dice.pick(&LIMITS);
         let fallback = dice.chance(200);

@@ -1,11 +1,11 @@
 //! Virtual time, the events to come, and the network between nodes and store.
 
 use crate::authority::{Authority, Request};
-use crate::dice::Dice;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{Outcomes, StoreError};
 
 /// What happens at an instant.
@@ -56,7 +56,7 @@ pub(crate) struct World {
     pub(crate) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
     order: u64,
-    pub(crate) dice: Dice,
+    pub(crate) dice: SplitMix64,
     pub(crate) authority: Authority,
     pub(crate) network: Network,
     calls: HashMap<u64, Call>,
@@ -83,7 +83,7 @@ impl Shared {
 }
 
 impl World {
-    pub(crate) fn new(dice: Dice, authority: Authority, network: Network, start: u64) -> Self {
+    pub(crate) fn new(dice: SplitMix64, authority: Authority, network: Network, start: u64) -> Self {
         Self {
             now: start,
             queue: BinaryHeap::new(),

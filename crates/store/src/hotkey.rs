@@ -72,24 +72,12 @@ impl HotKeys {
 mod tests {
     use super::*;
     use std::collections::HashMap;
+    use tollgate_testing::zipf::ranks;
 
-    /// Keys by Zipf's law, from a generator that is the same in every run.
+    /// Names of keys by Zipf's law: their ranks, spread over all words.
     fn zipf(keys: u64, draws: usize) -> Vec<u64> {
-        let mut sums = vec![0.0];
-        for rank in 1..=keys {
-            sums.push(sums[sums.len() - 1] + 1.0 / rank as f64);
-        }
-        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
-        (0..draws)
-            .map(|_| {
-                seed ^= seed << 13;
-                seed ^= seed >> 7;
-                seed ^= seed << 17;
-                let drawn = (seed >> 11) as f64 / (1_u64 << 53) as f64 * sums[sums.len() - 1];
-                let rank = sums.partition_point(|sum| *sum <= drawn) as u64;
-                rank.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            })
-            .collect()
+        let spread = |rank: u64| (rank + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ranks(keys, draws).into_iter().map(spread).collect()
     }
 
     /// Without it a sketch that is too small or forgets passes: every count is compared with the exact one.

@@ -1,42 +1,13 @@
 //! The allow path allocates nothing. If this fails, every request pays for the allocator.
 
-#![allow(unsafe_code, reason = "an allocator can only be counted by being one")]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterKey, LimitSpec, Part, Quota, Scope, SystemClock,
 };
 use tollgate_store::{MemoryConfig, MemoryStore};
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: hands everything on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as our caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as our caller promised.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tollgate_testing::allocations::{CountingAllocator, allocations};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn allocations(act: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.with(Cell::get);
-    act();
-    ALLOCATIONS.with(Cell::get) - before
-}
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn one_and_four_packed_limits_allocate_nothing() {

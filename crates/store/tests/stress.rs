@@ -1,6 +1,7 @@
 //! Threads that hammer overlapping sets of keys. If this fails, a limit is exceeded or quota is lost under load.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterKey, Enforcement, Limit, LimitSpec, ManualClock, Part, Quota,
     Scope, Timestamp,
@@ -10,16 +11,6 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 const THREADS: u64 = 4;
 const KEYS: usize = 12;
-
-/// A sequence that needs no state but its own.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
-    }
-}
 
 fn limit(algorithm: Algorithm, count: u64) -> Limit {
     LimitSpec::new(algorithm, Quota::per_hour(count)).build().expect("a limit")
@@ -46,10 +37,10 @@ fn hammer(limits: &[Limit], most_charges: usize) {
         for thread in 0..THREADS {
             let (store, taken, key) = (&store, &taken, &key);
             threads.spawn(move || {
-                let mut dice = Dice(thread + 1);
+                let mut dice = SplitMix64::new(thread + 1);
                 for _ in 0..4_000 {
-                    let charges: Vec<(usize, u64)> = (0..=dice.below(most_charges))
-                        .map(|_| (dice.below(KEYS), dice.below(3) as u64 + 1))
+                    let charges: Vec<(usize, u64)> = (0..=dice.index(most_charges))
+                        .map(|_| (dice.index(KEYS), dice.below(3) + 1))
                         .collect();
                     let asked: Vec<Charge<'_>> = charges
                         .iter()
@@ -145,9 +136,9 @@ fn what_is_given_back_can_be_taken_again_and_no_more() {
         for thread in 0..THREADS {
             let (store, limits, key, balance) = (&store, &limits, &key, &balance);
             threads.spawn(move || {
-                let mut dice = Dice(thread + 77);
+                let mut dice = SplitMix64::new(thread + 77);
                 for _ in 0..5_000 {
-                    let units = dice.below(4) as u64 + 1;
+                    let units = dice.below(4) + 1;
                     let mut asked = [0, 1, 2].map(|n| Charge::new(key(n), &limits[n], Cost::take(units)));
                     asked[2].enforcement = Enforcement::Independent;
                     let outcomes = store.apply(&asked);
@@ -155,7 +146,7 @@ fn what_is_given_back_can_be_taken_again_and_no_more() {
                         balance[2].fetch_add(units, Ordering::Relaxed);
                     }
                     if outcomes.admission == Admission::Admitted {
-                        let back = dice.below(units as usize + 1) as u64;
+                        let back = dice.below(units + 1);
                         let refund = [0, 1].map(|n| Charge::new(key(n), &limits[n], Cost::refund(back)));
                         store.apply(&refund);
                         balance[0].fetch_add(units - back, Ordering::Relaxed);

@@ -22,6 +22,7 @@ fn denied_by(node: &Operator, attributes: &Value) -> Value {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn every_front_says_whom_an_emergency_turned_away_and_why() {
     let place = Place::new();
     let node = Operator::start(RULES, &place.sqlite("emergency"), &[]);
@@ -131,6 +132,7 @@ fn each_measure_does_what_it_says() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn both_nodes_feel_it_and_go_on_when_the_database_is_away() {
     let mut postgres = Postgres::start();
     let db = postgres.database("emergency");

@@ -16,6 +16,7 @@ descriptors:
 
 /// A client ignores a field that it cannot parse, and is then denied without warning.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn every_answer_says_what_is_left_in_fields_that_others_can_read() {
     let server = Server::with_rules(RULES);
     let said = foreign_client("fields.py", &server);

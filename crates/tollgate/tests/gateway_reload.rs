@@ -120,6 +120,7 @@ fn what_is_known_of_upstreams_is_kept() {
 
 /// Addresses come and go, certificates and limits too, and whoever is connected stays.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs openssl and curl: make test")]
 fn listeners_and_limits_change() {
     let (origin, second) = (Origin::start(), free());
     let one = plain(origin.address, "");

@@ -60,6 +60,7 @@ fn documented(text: &str) {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs promtool: make test")]
 fn metrics_are_what_happened_and_clean() {
     let server = Server::with_rules(RULES);
     for _ in 0..5 {
@@ -95,6 +96,7 @@ fn metrics_are_what_happened_and_clean() {
 
 /// An alarm on how long checks take is about checks: nothing else is among them, and none of them twice.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn only_decisions_are_timed_and_each_once() {
     let redis = Redis::start();
     for store in ["memory", &redis.url()] {
@@ -146,6 +148,7 @@ fn only_decisions_are_timed_and_each_once() {
 
 /// Over a store that dies: what was let through is told, by rule, and why.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server and promtool: make test")]
 fn a_store_that_is_away_shows() {
     let redis = Redis::start();
     let folder = Folder::new();
@@ -375,6 +378,7 @@ fn those_who_ask_most_are_found() {
 
 /// Wherever a key could have got to, it has not.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python and promtool: make test")]
 fn no_key_is_told_anywhere() {
     let folder = Folder::new();
     let log = folder.join("decisions.ndjson");

@@ -192,6 +192,7 @@ fn parameters_of_a_path_are_no_other_endpoint() {
 
 /// Whoever can look at Redis, its backups or its logs must not be able to call as somebody else.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn no_key_is_written_to_redis() {
     const KEY: &str = "sk_live_PLANTED0123456789abcdef";
     let (redis, folder) = (Redis::start(), Folder::new());

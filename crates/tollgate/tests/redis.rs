@@ -20,6 +20,7 @@ fn ask(server: &Server, attribute: &str, value: &str) -> (u16, Value) {
 /// Two nodes over one Redis must let through one limit, not two; when Redis dies each rule answers by its policy and
 /// says so.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn nodes_share_limits_and_survive_an_outage() {
     let redis = Redis::start();
     let folder = Folder::new();
@@ -59,6 +60,7 @@ fn nodes_share_limits_and_survive_an_outage() {
 /// Without it nobody sees which key melts a shard, nor that it is leased; and what a node had in hand when it stops is
 /// lost to the others until the day ends.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn leases_are_told_about_and_go_back_when_a_node_stops() {
     let redis = Redis::start();
     let folder = Folder::new();
@@ -115,6 +117,7 @@ descriptors:
 
 /// A node that starts before its Redis must answer by policy and take to Redis when it comes.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn a_node_starts_without_redis_and_heals() {
     let dead = Redis::start().stop();
     let folder = Folder::new();
@@ -144,6 +147,7 @@ descriptors:
 /// Somebody who has used up his log-ins must not get new ones because Redis crashed; a limit that is there for comfort
 /// goes on.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn a_crash_of_redis_hands_out_no_fresh_log_ins() {
     let folder = Folder::new();
     let rules = folder.write("rules.yaml", CLASSES);
@@ -199,6 +203,7 @@ fn a_crash_of_redis_hands_out_no_fresh_log_ins() {
 
 /// When Redis is back, what was let through without it is paid for first: no burst beyond the limit, however soon.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn an_outage_ends_without_a_burst() {
     let folder = Folder::new();
     let rules = folder.write("rules.yaml", RULES);
@@ -230,6 +235,7 @@ fn an_outage_ends_without_a_burst() {
 
 /// Whoever sets a breaker must get that breaker.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn breakers_follow_their_settings() {
     let folder = Folder::new();
     let rules = folder.write("rules.yaml", RULES);
@@ -272,6 +278,7 @@ fn breakers_follow_their_settings() {
 
 /// Passwords come by the address, the environment or a file, and show up nowhere.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn a_password_opens_the_store_and_is_in_no_log() {
     let folder = Folder::new();
     let rules = folder.write("rules.yaml", RULES);
@@ -314,6 +321,7 @@ descriptors:
 
 /// A limit of each node and one of all: a request takes of both or of none, and what is local needs no Redis.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn local_limits_stand_beside_shared_ones() {
     let folder = Folder::new();
     let rules = folder.write("rules.yaml", PLACES);

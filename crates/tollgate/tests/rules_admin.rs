@@ -145,6 +145,7 @@ fn bad_rules_are_refused_with_their_place() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn nodes_that_share_a_server_converge() {
     let postgres = Postgres::start();
     let db = postgres.database("rules");
@@ -159,6 +160,7 @@ fn nodes_that_share_a_server_converge() {
 
 /// A caller whose requests no single node has enough of: only all together pass what the new rules allow.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL and redis-server: make test")]
 fn rules_are_rehearsed_on_what_all_nodes_remember() {
     let postgres = Postgres::start();
     let redis = harness::Redis::start();
@@ -374,6 +376,7 @@ fn the_command_line_publishes_and_goes_back() {
 
 /// A node that could not start while its database is away would make every outage of the one an outage of the other.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn a_node_starts_without_its_database_and_finds_it_again() {
     let mut postgres = Postgres::start();
     let db = postgres.database("rules");
@@ -473,6 +476,7 @@ fn kills_lose_no_revision_on_sqlite() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn kills_lose_no_revision_on_postgres() {
     let postgres = Postgres::start();
     kills_lose_nothing(&postgres.database("killed"));

@@ -11,6 +11,7 @@ const RULES: &str = "{domain: d, descriptors: [{key: api_key, name: per-key, lim
 
 /// Whoever watches a server that hangs must see that, and be able to go; and no end may leave the terminal unusable.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn it_says_that_a_server_hangs_and_goes_when_it_is_told_to() {
     let server = Server::with_rules(RULES);
     let python = program("TOLLGATE_TEST_PYTHON", ".venv/foreign/bin/python", "Python");

@@ -43,6 +43,7 @@ fn figure(text: &str, name: &str) -> f64 {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn sampled_requests_have_spans_and_others_have_none() {
     let mut collector = Collector::start();
     let flags = ["--otlp", &collector.url(), "--node", "n1", "--region", "eu-1"];
@@ -116,6 +117,7 @@ fn sampled_requests_have_spans_and_others_have_none() {
 
 /// The gateway's span stands between its caller's and its upstream's, and is as long as the request.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn the_gateway_hands_a_trace_on() {
     let (mut collector, origin) = (Collector::start(), Origin::start());
     let rules = "domain: d\ndescriptors: [{key: global, name: total, limit: 4/hour}]\n";
@@ -171,6 +173,7 @@ fn the_gateway_hands_a_trace_on() {
 
 /// A service that asks a server about its callers hands their traces on to it.
 #[tokio::test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 async fn the_rust_layer_hands_a_trace_on() {
     use tollgate_sdk::{Ask, Remote, RemoteSettings, TollgateLayer};
     use tower::{Layer, ServiceExt};
@@ -240,6 +243,7 @@ fn without_a_collector_nothing_is_changed() {
 
 /// By OpenTelemetry's own variables, over TLS, to a collector that is busy at first.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python and openssl: make test")]
 fn a_busy_collector_is_asked_again() {
     let folder = Folder::new();
     certificate(&folder, "collector");
@@ -291,6 +295,7 @@ fn a_silent_collector_is_not_waited_for() {
 /// Ten thousand sampled requests and nobody to take their spans: each is answered, what has no room is counted, and when the
 /// collector is there it gets what still waits.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn decisions_go_on_without_the_collector() {
     // Bound and not listened at: who connects is refused, nobody else is given the port, and the collector may have it.
     let held = tokio::net::TcpSocket::new_v4().expect("a socket");

@@ -106,6 +106,7 @@ fn over(redis: &Redis, rules: &str, db: &str) -> Operator {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn usage_over_redis() {
     let (place, redis) = (Place::new(), Redis::start());
     told_given_back_and_granted(&over(&redis, RULES, &place.sqlite("usage")));
@@ -138,6 +139,7 @@ impl Drop for Ended<'_> {
 /// However a limit is changed while it is used, no more passes than the largest that it ever was, and what was used
 /// counts against whatever it is at the end.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn changes_during_traffic_over_redis_give_nothing_back() {
     let redis = Redis::start();
     for algorithm in ["gcra", "strict_window", "sliding_log"] {

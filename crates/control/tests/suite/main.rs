@@ -85,6 +85,7 @@ fn on_sqlite() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn on_postgres() {
     let server = Postgres::start();
     for (name, case) in cases() {

@@ -36,6 +36,7 @@ async fn now_and_then(clock: &ManualClock) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     let mut server = Postgres::start();
     let address = server.database("snapshot");
@@ -99,6 +100,7 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
 
 /// A node that writes while a newer one makes its tables: both succeed.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 async fn tables_are_made_beside_those_who_write() {
     let server = Postgres::start();
     let address = server.database("upgraded");

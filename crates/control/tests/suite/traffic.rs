@@ -204,6 +204,7 @@ pub(crate) async fn agreements_act_on_callers_whom_another_node_has_seen(address
 
 /// A database that is away makes nobody wait, and its absence is told.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn without_the_database_own_traffic_is_rehearsed_on() {
     let mut server = Postgres::start();
     let address = server.database("away");

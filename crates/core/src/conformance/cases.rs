@@ -1,7 +1,7 @@
 //! The cases. Each is a promise that a user of any store relies on.
 
-use super::dice::Dice;
 use super::material::{attempts, build, every_form, per_minute, some_cost, some_time};
+use super::rng::SplitMix64;
 use super::{Bench, Broken, operators};
 use crate::algorithm::Algorithm;
 use crate::charge::{Admission, Charge, Enforcement, GiveBack, Permit};
@@ -63,10 +63,10 @@ async fn every_algorithm<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Br
         .chain(attempts().into_iter().map(|limit| (limit, Enforcement::Independent)))
         .collect();
     for (number, (limit, enforcement)) in forms.iter().enumerate() {
-        let mut dice = Dice::new(number as u64);
+        let mut dice = SplitMix64::new(number as u64);
         let scope = Scope::new(format!("algorithm/{number}/{limit}"));
         for _ in 0..400 {
-            let who = [Part::Text(dice.pick(&["alice", "bob"]))];
+            let who = [Part::Text(dice.pick::<&str>(&["alice", "bob"]))];
             let key = CounterKey { scope: &scope, parts: &who };
             let cost = some_cost(&mut dice, limit);
             let permit = PermitId(u128::from(dice.below(4)));
@@ -83,7 +83,7 @@ async fn every_algorithm<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Br
 }
 
 async fn all_or_none<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
-    let mut dice = Dice::new(2);
+    let mut dice = SplitMix64::new(2);
     let limits: Vec<Limit> = every_form().into_iter().filter(|limit| limit.quota().count > 0).collect();
     let scopes: Vec<Scope> = limits
         .iter()
@@ -94,7 +94,7 @@ async fn all_or_none<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken
         let picks: Vec<(usize, [Part<'_>; 1])> = (0..1 + dice.below(6))
             .map(|_| {
                 let limit = usize::try_from(dice.below(limits.len() as u64)).unwrap_or(0);
-                (limit, [Part::Text(dice.pick(&["alice", "bob"]))])
+                (limit, [Part::Text(dice.pick::<&str>(&["alice", "bob"]))])
             })
             .collect();
         let charges: Vec<Charge<'_>> = picks
@@ -102,7 +102,7 @@ async fn all_or_none<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken
             .map(|(limit, who)| {
                 let key = CounterKey { scope: &scopes[*limit], parts: who };
                 let cost = Cost::take(dice.below(4));
-                let enforcement = dice.pick(&[
+                let enforcement = *dice.pick(&[
                     Enforcement::Required,
                     Enforcement::Required,
                     Enforcement::Required,
@@ -263,7 +263,7 @@ async fn releases<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
 async fn gives_back<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
     let forms = every_form().into_iter().filter(Limit::is_leasable);
     for (number, limit) in forms.enumerate() {
-        let mut dice = Dice::new(number as u64);
+        let mut dice = SplitMix64::new(number as u64);
         let scope = Scope::new(format!("back/{number}"));
         let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
         for turn in 0..60 {

@@ -1,7 +1,7 @@
 //! What the cases are made of: every algorithm in every form that a store may keep differently, and costs and times that
 //! fall where a limit is about to change its mind.
 
-use super::dice::Dice;
+use super::rng::SplitMix64;
 use crate::algorithm::Algorithm;
 use crate::calendar::{Calendar, CalendarUnit};
 use crate::cost::Cost;
@@ -54,7 +54,7 @@ pub(super) fn attempts() -> [Limit; 2] {
 }
 
 /// A cost that fits easily, just, or not at all; now and then a look or a refund.
-pub(super) fn some_cost(dice: &mut Dice, limit: &Limit) -> Cost {
+pub(super) fn some_cost(dice: &mut SplitMix64, limit: &Limit) -> Cost {
     match dice.below(12) {
         0 => Cost::LOOK,
         1 => Cost::refund(1 + dice.below(3)),
@@ -65,7 +65,7 @@ pub(super) fn some_cost(dice: &mut Dice, limit: &Limit) -> Cost {
 }
 
 /// A step of time that fits the limit: none, a microsecond, part of an interval, periods.
-pub(super) fn some_time(dice: &mut Dice, limit: &Limit) -> u64 {
+pub(super) fn some_time(dice: &mut SplitMix64, limit: &Limit) -> u64 {
     let period = limit.quota().period.length().as_micros();
     match dice.below(10) {
         0..=3 => 0,

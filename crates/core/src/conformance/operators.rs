@@ -1,7 +1,7 @@
 //! The cases that operators' acts on counters rest on: giving all used quota back, and granting some once.
 
-use super::dice::Dice;
 use super::material::{attempts, build, every_form};
+use super::rng::SplitMix64;
 use super::{Bench, Broken};
 use crate::algorithm::Algorithm;
 use crate::charge::{Admission, Charge};
@@ -40,7 +40,7 @@ pub(super) async fn resets<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), 
 
 /// What extra quota rests on.
 pub(super) async fn grants<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Broken> {
-    let (mut dice, day) = (Dice::new(7), 86_400_000_000);
+    let (mut dice, day) = (SplitMix64::new(7), 86_400_000_000);
     let limit =
         build(LimitSpec { slots: Some(1), ..LimitSpec::new(Algorithm::StrictWindow, Quota::per_day(40)) });
     let scope = Scope::new("grant");

@@ -1,6 +1,6 @@
 //! The suite itself: it passes what is right and catches what is wrong.
 
-use super::{Broken, Ledger, ReferenceStore, block_on, run};
+use super::{Broken, DeadStore, Ledger, ReferenceStore, block_on, run};
 use crate::charge::{Admission, Charge, Enforcement, GiveBack, Outcomes, Permit};
 use crate::clock::{Clock, ManualClock};
 use crate::cost::Cost;
@@ -198,19 +198,7 @@ fn every_fault_is_caught() {
 /// Without it a store that fails is taken for one that conforms.
 #[test]
 fn a_store_that_fails_does_not_conform() {
-    struct Dead;
-    impl CounterStore for Dead {
-        async fn charge(&self, _: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-            Err(StoreError::Timeout)
-        }
-        async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
-            Err(StoreError::Timeout)
-        }
-        async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
-            Err(StoreError::Timeout)
-        }
-    }
-    let broken = block_on(run(async |_| Dead)).expect_err("dead");
+    let broken = block_on(run(async |_| DeadStore)).expect_err("dead");
     assert!(broken.to_string().contains("did not answer in time"), "{broken}");
 }
 

@@ -59,30 +59,14 @@ impl<K: Copy + Eq + Hash, T> Sketch<K, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Keys by Zipf's law, the same in every run.
-    fn zipf(keys: u64, draws: usize) -> Vec<u64> {
-        let mut sums = vec![0.0];
-        for rank in 1..=keys {
-            sums.push(sums[sums.len() - 1] + 1.0 / rank as f64);
-        }
-        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut draw = || {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            let drawn = (seed >> 11) as f64 / (1_u64 << 53) as f64 * sums[sums.len() - 1];
-            sums.partition_point(|sum| *sum <= drawn) as u64
-        };
-        (0..draws).map(|_| draw()).collect()
-    }
+    use tollgate_testing::zipf::ranks;
 
     /// Against exact counts: the heaviest twenty of a hundred thousand are found, in order, and none is told too high.
     #[test]
     fn the_heaviest_are_found_and_never_exaggerated() {
         let mut sketch = Sketch::new();
         let mut exact: HashMap<u64, u64> = HashMap::new();
-        for key in zipf(100_000, 300_000) {
+        for key in ranks(100_000, 300_000) {
             *exact.entry(key).or_default() += 1;
             sketch.add(key, 1, || ());
         }

@@ -7,28 +7,12 @@ use crate::cluster::Cluster;
 use crate::servers::{Server, patient};
 use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
+use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
     Algorithm, Calendar, CalendarUnit, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit,
     LimitSpec, ManualClock, Part, Period, Permit, PermitId, Quota, Scope, Span, Timestamp,
 };
 use tollgate_store::{MemoryConfig, MemoryStore, RedisStore};
-
-/// Numbers that look random and are the same in every run (splitmix64).
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
-
-    pub(crate) fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
-        &choices[usize::try_from(self.below(choices.len() as u64)).expect("small")]
-    }
-}
 
 /// Limits that users write, and odd ones: fractions of a microsecond, fractions too fine for a word, calendars, jitter.
 pub(crate) fn limits() -> Vec<Limit> {
@@ -68,7 +52,7 @@ pub(crate) fn limits() -> Vec<Limit> {
 pub(crate) const ATTEMPTS: usize = 20;
 
 async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualClock, memory: bool) {
-    let (limits, mut dice, mut ledger) = (limits(), Dice(seed), Ledger::default());
+    let (limits, mut dice, mut ledger) = (limits(), SplitMix64::new(seed), Ledger::default());
     let in_memory = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), clock).expect("a store");
     // Some share a group, as the windows of one rule do; some are alone.
     let scopes: Vec<Scope> = (0..limits.len())
@@ -187,7 +171,7 @@ async fn windows_of_one_rule_answer_alike_whoever_else_is_in_their_bundle() {
     let server = Server::start(&[]);
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
     let store = RedisStore::with_clock(patient(&server.url()), clock.clone());
-    let (mut dice, mut ledger) = (Dice(7), Ledger::default());
+    let (mut dice, mut ledger) = (SplitMix64::new(7), Ledger::default());
     let build = |algorithm, count, secs| {
         LimitSpec::new(algorithm, Quota::per(count, Span::from_secs(secs))).build().expect("in range")
     };
@@ -238,7 +222,7 @@ async fn limits_that_change_answer_alike() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
     let store = RedisStore::with_clock(patient(&server.url()), clock.clone());
     let in_memory = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock.clone()).expect("a store");
-    let (mut dice, mut ledger) = (Dice(11), Ledger::default());
+    let (mut dice, mut ledger) = (SplitMix64::new(11), Ledger::default());
     let spec = |count, burst| LimitSpec::new(Algorithm::Gcra, Quota::per_hour(count)).burst(burst);
     let limits: Vec<Limit> =
         [(10, 10), (100, 10), (100, 100), (7, 3), (2_400, 1), (1_009, 50), (10, 1), (1_000, 10)]

@@ -1,10 +1,11 @@
 //! Rules whose counters each node keeps for itself, beside rules whose counters are shared: a request that meets both takes
 //! of all or of none.
 
-use crate::differential::{ATTEMPTS, Dice, limits};
+use crate::differential::{ATTEMPTS, limits};
 use crate::servers::{Server, patient};
 use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
+use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, ManualClock, Mode, Outcome, Part,
     PermitId, Scope, Span, Timestamp,
@@ -21,7 +22,7 @@ async fn counters_here_and_in_redis_answer_as_one() {
     let memory = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(&clock)).expect("a store");
     let store = Leased::new(redis.clone(), redis.clone(), Arc::clone(&clock), LeaseConfig::default());
     let store = store.with_local(memory);
-    let (limits, mut dice, mut ledger) = (limits(), Dice(5), Ledger::default());
+    let (limits, mut dice, mut ledger) = (limits(), SplitMix64::new(5), Ledger::default());
     let scopes: Vec<Scope> = (0..limits.len()).map(|n| Scope::new(format!("local|{n}"))).collect();
     let who = [Part::Text("alice")];
     let (mut refused, mut answered) = (0, 0);

@@ -3,11 +3,12 @@
 
 use crate::cluster::Cluster;
 use crate::cluster_faults::name_at;
-use crate::differential::{ATTEMPTS, Dice, limits};
+use crate::differential::{ATTEMPTS, limits};
 use crate::faults::quick;
 use crate::servers::{Server, patient, wait_until};
 use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
+use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
     Admission, AfterLoss, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit,
     LimitSpec, ManualClock, Part, PermitId, Quota, Scope, Span, Timestamp, Verdict,
@@ -125,7 +126,7 @@ async fn what_may_be_lost_counts_as_used_up_at_that_moment() {
             ledger.debit(now, &[Charge::new(key(n, who), limit, Cost::take(limit.capacity()))]);
         }
     }
-    let mut dice = Dice(11);
+    let mut dice = SplitMix64::new(11);
     let mut admitted = 0;
     for turn in 0..3_000 {
         let count = 1 + dice.below(4);

@@ -1,6 +1,4 @@
 //! Counters in Redis, held to real servers that the tests start and end themselves.
-#![cfg(feature = "redis")]
-
 mod cluster;
 mod cluster_faults;
 mod conformance;

@@ -81,6 +81,7 @@ fn what_is_exported_can_be_imported_again() {
 
 /// Whoever sends many must know what acts when the database does not take the last of them.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn an_import_that_fails_at_its_end_says_how_many_lines_act() {
     let place = Place::new();
     let node = node(&place.sqlite("refusing"));

@@ -17,6 +17,7 @@ fn health(from: &str, url: &str) -> String {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
 fn those_who_ask_for_nothing_keep_nobody_out() {
     let place = Place::new();
     let node = node(&place.sqlite("crowd"));
@@ -45,6 +46,7 @@ pub(crate) fn listener(admin: SocketAddr, more: &str) -> Open {
 
 /// Whoever listens gives way to nobody, so listeners alone must never take all connections of a place.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
 fn those_who_listen_leave_room_for_those_who_ask() {
     let place = Place::new();
     let node = node(&place.sqlite("tabs"));

@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::process::Command;
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs Schemathesis: make test")]
 fn answers_are_as_the_document_says() {
     let place = Place::new();
     let node = node(&place.sqlite("described"));

@@ -234,6 +234,7 @@ fn tokens_say_who_may_do_what() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn nodes_share_a_server_and_outlive_its_outages() {
     let mut postgres = Postgres::start();
     let db = postgres.database("shared");
@@ -297,6 +298,7 @@ fn kills_lose_nothing_on_sqlite() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn kills_lose_nothing_on_postgres() {
     let postgres = Postgres::start();
     kills_lose_nothing(&postgres.database("killed"));

@@ -21,6 +21,7 @@ fn one(all: &Value, name: &str) -> Option<Value> {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn nodes_of_one_server_are_listed_until_they_leave() {
     let mut postgres = Postgres::start();
     let db = postgres.database("listed");
@@ -97,6 +98,7 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
 
 /// Whoever the database let in may go on looking while it is away: with the same token or session, and no stranger.
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn those_who_were_let_in_may_look_while_the_database_is_away() {
     let mut postgres = Postgres::start();
     let db = postgres.database("let_in");

@@ -46,6 +46,7 @@ fn curl(folder: &Folder, args: &[&str]) -> (String, String) {
 }
 
 #[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs openssl and curl: make test")]
 fn certificates_say_who_answers_and_who_asks() {
     let place = Place::new();
     let db = place.sqlite("tls");

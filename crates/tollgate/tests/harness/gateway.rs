@@ -1,11 +1,11 @@
 //! A running `tollgate gateway` before an upstream.
 
 use super::server::{Ended, Said, command};
-use super::web::{self, Answer, Open};
 use super::{Folder, eventually};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
+use tollgate_testing::web::{self, Answer, Open};
 
 pub(crate) struct Gateway {
     child: Ended,

@@ -10,12 +10,11 @@
 //! | `service` | the service behind them |
 //! | `gateway` | a running `tollgate gateway` |
 //! | `collector` | where its spans go |
-//! | `origin` | an upstream for it |
 //! | `redis` | a real Redis server that can die and come back |
-//! | `web` | HTTP/1.1 by hand, so that a test can send what no client library would |
 //! | `folder` | a folder that is gone when the test is over |
 //! | `upstreams` | nginx and a WebSocket server, for the gateway to stand before |
-//! | `wait` | waiting for what can be observed |
+//!
+//! What needs no process (HTTP/1.1 by hand, an upstream, waiting) is in `tollgate-testing`.
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 mod admin;
@@ -24,14 +23,11 @@ mod folder;
 mod foreign;
 mod gateway;
 mod operator;
-mod origin;
 mod proxy;
 mod redis;
 mod server;
 mod service;
 mod upstreams;
-mod wait;
-mod web;
 
 pub(crate) use admin::Node;
 pub(crate) use collector::Collector;
@@ -39,11 +35,11 @@ pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client, program, promtool};
 pub(crate) use gateway::{Gateway, certificate, foreign, plain};
 pub(crate) use operator::Operator;
-pub(crate) use origin::Origin;
 pub(crate) use proxy::Proxy;
 pub(crate) use redis::Redis;
 pub(crate) use server::{Run, Server, run, run_with};
 pub(crate) use service::Service;
+pub(crate) use tollgate_testing::origin::Origin;
+pub(crate) use tollgate_testing::wait::{LONG, Stopwatch, eventually, note};
+pub(crate) use tollgate_testing::web::{Answer, Open, exchange, exchange_from, request};
 pub(crate) use upstreams::{Haproxy, Nginx, WebSockets};
-pub(crate) use wait::{LONG, Stopwatch, eventually, note};
-pub(crate) use web::{Answer, Open, exchange, exchange_from, request};

@@ -1,6 +1,5 @@
 //! A running `tollgate serve`, and commands that end by themselves.
 
-use super::web::{self, Answer};
 use super::{Folder, LONG, Stopwatch, eventually};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
@@ -10,6 +9,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use tollgate_testing::web::{self, Answer};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
 

@@ -1,0 +1,175 @@
+//! Who may do what: tokens with a role, shown once, kept as an argon2id hash.
+//!
+//! A token is `tg_ID_SECRET`: the id finds its row, the secret of 256 random bits proves it (`verify`). Whether it is
+//! still valid is asked of the database every time, so that revoking acts at once (while it is away: `offline`).
+
+use crate::audit::record;
+use crate::auth::principal::{Identity, Role};
+use crate::auth::secret::{hex, random, stretch};
+use crate::control_plane::Control;
+use crate::db::on;
+use crate::db::time::tell_millis;
+use crate::db::transaction::{Actor, Changed, writing};
+use crate::error::ControlError;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Serialize;
+use tollgate_core::Span;
+
+/// A token that has just been made.
+#[derive(Clone, Debug)]
+pub struct NewToken {
+    /// What finds it.
+    pub id: String,
+    /// The whole of it: shown once, kept nowhere.
+    pub secret: String,
+}
+
+/// A token as it is told of.
+#[derive(Clone, Debug, Serialize)]
+pub struct Token {
+    /// What finds it.
+    pub id: String,
+    /// For whom it was made.
+    pub name: String,
+    /// What it may do.
+    pub role: String,
+    /// When it was made.
+    pub created_at: String,
+    /// Until when it is valid.
+    pub expires_at: Option<String>,
+    /// When it was revoked.
+    pub revoked_at: Option<String>,
+}
+
+const INSERT: &str = "INSERT INTO tokens (id, name, role, salt, hash, created_at, expires_at, digest)
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+const HOLDER: &str = "SELECT name, role, expires_at FROM tokens
+     WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
+const LIST: &str =
+    "SELECT id, name, role, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id";
+
+type Row = (String, String, String, i64, Option<i64>, Option<i64>);
+
+impl Control {
+    /// Makes a token. What is returned cannot be had again.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not do it.
+    pub async fn create_token(
+        &self,
+        name: &str,
+        role: Role,
+        lasts: Option<Span>,
+        actor: &Actor,
+    ) -> Result<NewToken, ControlError> {
+        let (id, salt, secret) = (random::<8>()?, random::<16>()?, random::<32>()?);
+        let (id, secret) = (hex(&id), URL_SAFE_NO_PAD.encode(secret));
+        let hash = stretch(secret.as_bytes(), &salt)?;
+        let digest = self.hasher.token(&id, &secret);
+        let now = self.now_millis();
+        let expires_at =
+            lasts.map(|lasts| now.saturating_add(i64::try_from(lasts.ceil_millis()).unwrap_or(i64::MAX)));
+        writing!(&self.db, |tx, head| {
+            sqlx::query(INSERT)
+                .bind(id.clone())
+                .bind(name.to_owned())
+                .bind(role.name())
+                .bind(salt.to_vec())
+                .bind(hash.clone())
+                .bind(now)
+                .bind(expires_at)
+                .bind(digest.to_vec())
+                .execute(&mut *tx)
+                .await?;
+            let after = serde_json::json!({
+                "name": name, "role": role.name(), "expires_at": expires_at.map(tell_millis),
+            });
+            let changed = Changed {
+                action: "token.create",
+                target: &id,
+                before: String::new(),
+                after: after.to_string(),
+            };
+            record!(tx, head, now, actor, &changed);
+        });
+        Ok(NewToken { secret: format!("tg_{id}_{secret}"), id })
+    }
+
+    /// All tokens there ever were.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn tokens(&self) -> Result<Vec<Token>, ControlError> {
+        let rows: Vec<Row> = on!(&self.db, pool => sqlx::query_as(LIST).fetch_all(pool).await?);
+        let token = |(id, name, role, created_at, expires_at, revoked_at): Row| Token {
+            id,
+            name,
+            role,
+            created_at: tell_millis(created_at),
+            expires_at: expires_at.map(tell_millis),
+            revoked_at: revoked_at.map(tell_millis),
+        };
+        Ok(rows.into_iter().map(token).collect())
+    }
+
+    /// Whether any token is valid now: whether there is anybody to ask for one.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn has_tokens(&self) -> Result<bool, ControlError> {
+        let count = "SELECT COUNT(*) FROM tokens
+             WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $1)";
+        let now = self.now_millis();
+        let (count,): (i64,) = on!(&self.db, pool => sqlx::query_as(count).bind(now).fetch_one(pool).await?);
+        Ok(count > 0)
+    }
+
+    /// Whether there ever was a token: from the first on, everybody needs one.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn had_tokens(&self) -> Result<bool, ControlError> {
+        let count = "SELECT COUNT(*) FROM tokens";
+        let (count,): (i64,) = on!(&self.db, pool => sqlx::query_as(count).fetch_one(pool).await?);
+        self.lately.note_tokens(count > 0, self.now_millis());
+        Ok(count > 0)
+    }
+
+    /// Makes a token worthless, at once.
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`] if there is none with this id that is not revoked already; or the database's own.
+    pub async fn revoke_token(&self, id: &str, actor: &Actor) -> Result<(), ControlError> {
+        let now = self.now_millis();
+        writing!(&self.db, |tx, head| {
+            let revoke = "UPDATE tokens SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL";
+            let done = sqlx::query(revoke).bind(id.to_owned()).bind(now).execute(&mut *tx).await?;
+            if done.rows_affected() == 0 {
+                return Err(ControlError::Unknown("token with this id that is not revoked already"));
+            }
+            let changed =
+                Changed { action: "token.revoke", target: id, before: String::new(), after: String::new() };
+            record!(tx, head, now, actor, &changed);
+        });
+        Ok(())
+    }
+
+    /// Who has the token with this id, which was proven before; nobody, if it is not valid any more.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn holder(&self, id: &str) -> Result<Option<Identity>, ControlError> {
+        let now = self.now_millis();
+        let row: Option<(String, String, Option<i64>)> = on!(&self.db, pool => {
+            sqlx::query_as(HOLDER).bind(id.to_owned()).bind(now).fetch_optional(pool).await?
+        });
+        let Some((name, role, expires_at)) = row else {
+            self.lately.note(id, None, now);
+            return Ok(None);
+        };
+        let who = Identity { name, role: role.parse().map_err(ControlError::Broken)? };
+        self.lately.note(id, Some((&who, expires_at)), now);
+        Ok(Some(who))
+    }
+}

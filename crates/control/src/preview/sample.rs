@@ -1,0 +1,260 @@
+//! The last traffic of this node, as much of it as fits: what published rules are rehearsed on.
+//!
+//! Callers are chosen, not requests: of a caller who is in the sample every request is, so that a limit with a counter for
+//! each caller meets the rates that it met in truth. (One request in a thousand, each for a thousand, would charge a
+//! thousand units to callers who asked once.) A caller is chosen by a hash of its name, so all threads agree without asking
+//! each other; when there is too much, half of the callers go, and each that stays stands for twice as many. Two corrections:
+//! a caller with very many requests is thinned, each that is kept standing for several of its own; and callers who make a
+//! large part of the traffic are always in, since a sample without them would say nothing about it.
+//!
+//! All nodes of a database choose the same callers: their hash is keyed by the installation's secret. So what several nodes
+//! remember can be put together (`merge`).
+//!
+//! A request that is not kept costs a hash, three loads and a countdown: no lock, no allocation.
+
+use crate::preview::caller;
+use crate::preview::merge::{Room, merge};
+use crate::preview::sample_slice::{Remembered, is_in, lucky};
+use crate::preview::sampled_request::Sampled;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tollgate_core::Clock;
+use tollgate_engine::{Check, Decision, Observer};
+
+/// A slice of time, in microseconds; each is bounded on its own, so that a rush does not push out what was before.
+pub(crate) const SLICE: u64 = 10_000_000;
+/// Slices that are remembered: five minutes.
+pub(crate) const SLICES: usize = 30;
+/// Requests of a slice.
+pub(crate) const MOST: usize = 2_048;
+/// Bytes of a slice.
+const MOST_BYTES: usize = 512 << 10;
+/// Requests of one caller in a slice, before it is thinned.
+const OF_ONE: u32 = 64;
+/// Places for thinning; callers who share one are thinned together.
+const PLACES: usize = 1_024;
+/// One request in so many is looked at for who makes most of the traffic.
+const GLANCE: u32 = 64;
+/// So many of these looks are remembered, and so many of them make a caller one of the large ones.
+const LOOKS: usize = 256;
+const LARGE: usize = 8;
+/// The mark of a place that a large caller has.
+const MARK: u32 = 1 << 31;
+
+#[derive(Default)]
+struct Slice {
+    number: u64,
+    mask: u64,
+    requests: Vec<Sampled>,
+    bytes: usize,
+    of_place: Vec<u32>,
+}
+
+/// The last traffic of this node.
+pub struct Sample {
+    clock: Arc<dyn Clock>,
+    /// The same on all nodes, so that they choose the same callers.
+    hasher: foldhash::fast::FixedState,
+    /// Callers are in whose number has none of these bits.
+    mask: AtomicU64,
+    /// By place: one request in how many is kept; marked where a large caller is.
+    thin: Box<[AtomicU32]>,
+    large: [AtomicU64; 16],
+    looks: Box<[AtomicU64]>,
+    next_look: AtomicUsize,
+    slices: Mutex<VecDeque<Slice>>,
+}
+
+thread_local! {
+    static COUNTDOWN: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Sample {
+    /// Nothing yet. Nodes with the same seed choose the same callers.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>, seed: u64) -> Self {
+        Self {
+            clock,
+            hasher: foldhash::fast::FixedState::with_seed(seed),
+            mask: AtomicU64::new(0),
+            thin: (0..PLACES).map(|_| AtomicU32::new(1)).collect(),
+            large: [const { AtomicU64::new(0) }; 16],
+            looks: (0..LOOKS).map(|_| AtomicU64::new(0)).collect(),
+            next_look: AtomicUsize::new(0),
+            slices: Mutex::default(),
+        }
+    }
+
+    /// What is remembered.
+    #[must_use]
+    pub fn remembered(&self) -> Vec<Remembered> {
+        let oldest = (self.clock.now().as_micros() / SLICE).saturating_sub(SLICES as u64);
+        let slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = slices.iter().filter(|slice| slice.number >= oldest);
+        let one = |slice: &Slice| Remembered {
+            number: slice.number,
+            mask: slice.mask,
+            requests: slice.requests.clone(),
+        };
+        recent.map(one).collect()
+    }
+
+    /// The same, in the order of time.
+    #[must_use]
+    pub fn requests(&self) -> Vec<Sampled> {
+        merge([self.remembered()], Room { requests: usize::MAX, bytes: usize::MAX })
+    }
+
+    fn is_large(&self, caller: u64) -> bool {
+        self.large.iter().any(|large| large.load(Ordering::Relaxed) == caller)
+    }
+
+    /// Remembers who asked; now and then, finds out who asks most.
+    #[cold]
+    fn look(&self, caller: u64) {
+        let at = self.next_look.fetch_add(1, Ordering::Relaxed) % LOOKS;
+        self.looks[at].store(caller, Ordering::Relaxed);
+        if at != LOOKS - 1 {
+            return;
+        }
+        let mut seen: Vec<u64> = self.looks.iter().map(|look| look.load(Ordering::Relaxed)).collect();
+        seen.sort_unstable();
+        let mut large: Vec<(usize, u64)> = seen
+            .chunk_by(|a, b| a == b)
+            .filter(|same| same.len() >= LARGE && same[0] != 0)
+            .map(|same| (same.len(), same[0]))
+            .collect();
+        large.sort_unstable_by(|a, b| b.cmp(a));
+        for place in &self.thin {
+            place.fetch_and(!MARK, Ordering::Relaxed);
+        }
+        for (at, slot) in self.large.iter().enumerate() {
+            let caller = large.get(at).map_or(0, |(_, caller)| *caller);
+            slot.store(caller, Ordering::Relaxed);
+            if caller != 0 {
+                self.thin[caller as usize % PLACES].fetch_or(MARK, Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[cold]
+    fn keep(&self, check: &Check<'_>, caller: u64, own: u32) {
+        let at = self.clock.now();
+        let Some(mut kept) = Sampled::new(check, at, caller, own.into()) else { return };
+        let number = at.as_micros() / SLICE;
+        let mut slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        if slices.back().is_none_or(|last| last.number < number) {
+            self.relax();
+            slices.push_back(Slice { number, of_place: vec![0; PLACES], ..Slice::default() });
+            while slices.len() > SLICES {
+                slices.pop_front();
+            }
+        }
+        let Some(slice) = slices.back_mut() else { return };
+        let mask = self.mask.load(Ordering::Relaxed);
+        slice.mask = mask;
+        if !self.is_large(caller) {
+            if !is_in(caller, mask) {
+                return;
+            }
+            kept.callers = mask + 1;
+        }
+        let place = caller as usize % PLACES;
+        slice.bytes += kept.bytes;
+        slice.requests.push(kept);
+        slice.of_place[place] += 1;
+        if slice.of_place[place] > OF_ONE {
+            self.thin_out(slice, place);
+        }
+        if slice.requests.len() > MOST || slice.bytes > MOST_BYTES {
+            self.narrow(slice, mask << 1 | 1);
+        }
+    }
+
+    /// A new slice may hold more than the last one could.
+    fn relax(&self) {
+        self.mask.store(self.mask.load(Ordering::Relaxed) >> 1, Ordering::Relaxed);
+        for place in &self.thin {
+            let word = place.load(Ordering::Relaxed);
+            place.store(word & MARK | ((word & !MARK) / 2).max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Keeps half of the requests of one place, each for twice as many.
+    fn thin_out(&self, slice: &mut Slice, place: usize) {
+        let word = self.thin[place].load(Ordering::Relaxed);
+        let doubled = (word & !MARK).saturating_mul(2).min(1 << 30);
+        self.thin[place].store(word & MARK | doubled, Ordering::Relaxed);
+        slice.requests.retain_mut(|one| {
+            if one.caller as usize % PLACES != place {
+                return true;
+            }
+            one.own *= 2;
+            lucky(2)
+        });
+        Self::recount(slice);
+    }
+
+    /// Keeps half of the callers, each for twice as many; where all that is left are large ones, half of the requests.
+    fn narrow(&self, slice: &mut Slice, mask: u64) {
+        self.mask.store(mask, Ordering::Relaxed);
+        slice.mask = mask;
+        slice.requests.retain_mut(|one| {
+            if self.is_large(one.caller) {
+                return true;
+            }
+            one.callers = one.callers.max(mask + 1);
+            is_in(one.caller, mask)
+        });
+        Self::recount(slice);
+        if slice.requests.len() > MOST || slice.bytes > MOST_BYTES {
+            slice.requests.retain_mut(|one| {
+                one.own *= 2;
+                lucky(2)
+            });
+            Self::recount(slice);
+        }
+    }
+
+    fn recount(slice: &mut Slice) {
+        slice.bytes = slice.requests.iter().map(|one| one.bytes).sum();
+        slice.of_place.fill(0);
+        for one in &slice.requests {
+            slice.of_place[one.caller as usize % PLACES] += 1;
+        }
+    }
+}
+
+impl Observer for Sample {
+    #[inline]
+    fn decided(&self, check: &Check<'_>, _: &Decision) {
+        let Some(caller) = caller::number(&self.hasher, check) else { return };
+        let left = COUNTDOWN.get();
+        if left == 0 {
+            COUNTDOWN.set(GLANCE);
+            self.look(caller);
+        } else {
+            COUNTDOWN.set(left - 1);
+        }
+        let word = self.thin[caller as usize % PLACES].load(Ordering::Relaxed);
+        let within = is_in(caller, self.mask.load(Ordering::Relaxed));
+        if !within && (word & MARK == 0 || !self.is_large(caller)) {
+            return;
+        }
+        let many = word & !MARK;
+        if many == 1 || lucky(many) {
+            self.keep(check, caller, many);
+        }
+    }
+}
+
+impl std::fmt::Debug for Sample {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sample").field("mask", &self.mask.load(Ordering::Relaxed)).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! What goes on acting until an agreement does that is to come: a caller on one plan who is to get another next month keeps the
+//! one until then. It is kept in the row of what is to come, so that there is one agreement with a caller, one revision of it,
+//! and nothing that would have to be written when the time has come. Two rows were rejected: each reader would have to choose.
+
+use crate::db::time::tell;
+use crate::error::ControlError;
+use crate::quota::overrides::QuotaOverride;
+use serde::{Deserialize, Serialize};
+
+/// What acts until then, as it is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuotaUntil {
+    /// The caller's tier.
+    pub tier: Option<String>,
+    /// Limits in place of rules' own.
+    #[serde(default)]
+    pub overrides: Vec<QuotaOverride>,
+    /// When it would have ended by itself.
+    pub expires_at: Option<String>,
+}
+
+/// The same with its time in seconds; with its limits as they are kept, in JSON, or as they are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Until<O> {
+    pub(crate) tier: Option<String>,
+    pub(crate) overrides: O,
+    pub(crate) expires_at: Option<i64>,
+}
+
+/// As rows have it: the limits are there if anything is.
+pub(crate) type Columns = (Option<String>, Option<String>, Option<i64>);
+
+impl Until<String> {
+    pub(crate) fn of((tier, overrides, expires_at): Columns) -> Option<Self> {
+        overrides.map(|overrides| Self { tier, overrides, expires_at })
+    }
+
+    pub(crate) fn columns(this: Option<Self>) -> Columns {
+        this.map_or((None, None, None), |this| (this.tier, Some(this.overrides), this.expires_at))
+    }
+
+    /// What of an agreement acts now: itself, or what acts until it does.
+    pub(crate) fn acting(self, effective_at: Option<i64>, until: Option<Self>, now: i64) -> Option<Self> {
+        let acts = if is_to_come(effective_at, now) { until } else { Some(self) };
+        acts.filter(|acts| acts.expires_at.is_none_or(|end| end > now))
+    }
+
+    pub(crate) fn read(self) -> Result<Until<Vec<QuotaOverride>>, ControlError> {
+        let Self { tier, overrides, expires_at } = self;
+        Ok(Until { tier, overrides: limits(&overrides)?, expires_at })
+    }
+}
+
+impl Until<Vec<QuotaOverride>> {
+    pub(crate) fn tell(self) -> QuotaUntil {
+        let Self { tier, overrides, expires_at } = self;
+        QuotaUntil { tier, overrides, expires_at: expires_at.map(tell) }
+    }
+}
+
+pub(crate) fn is_to_come(effective_at: Option<i64>, now: i64) -> bool {
+    effective_at.is_some_and(|from| from > now)
+}
+
+/// Limits as they are kept.
+pub(crate) fn limits(text: &str) -> Result<Vec<QuotaOverride>, ControlError> {
+    if text == "[]" {
+        return Ok(Vec::new());
+    }
+    serde_json::from_str(text)
+        .map_err(|error| ControlError::Broken(format!("the overrides of a quota: {error}")))
+}

@@ -1,0 +1,7 @@
+//! How nodes learn of changes, how long that takes, which nodes there are, and the snapshot for a start without the database.
+
+pub(crate) mod lag;
+pub(crate) mod node_record;
+pub(crate) mod nodes;
+pub(crate) mod snapshot;
+pub(crate) mod sync;

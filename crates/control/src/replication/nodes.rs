@@ -1,0 +1,137 @@
+//! The nodes that share a database: each tells now and then what it is at, in a row of its own, and reads the others' rows
+//! when somebody asks. A row that is not written again goes stale, and is forgotten an hour later.
+//!
+//! Ages are by the database's clock alone: a node whose own clock is wrong is alive all the same. A row belongs to a process,
+//! not to a name, since two nodes may be called alike.
+
+use crate::control_plane::Control;
+use crate::db::{at_now, on};
+use crate::error::ControlError;
+use crate::replication::node_record::{NodeSeen, STALE, latest};
+use futures_util::FutureExt;
+use futures_util::future::FusedFuture;
+use serde_json::Value;
+use std::pin::pin;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// How often a node tells.
+const BEAT: Duration = Duration::from_secs(5);
+/// Every how many times it reads what the others tell, too: so that they are known when the database goes away.
+const READS: u64 = 12;
+/// How long telling may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a node that ends waits for the database, each time.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// When it is forgotten.
+const FORGOTTEN: i64 = 3_600_000;
+/// The most rows that are read.
+const MOST: i64 = 1_000;
+
+const TELL: [&str; 2] = at_now!(
+    "INSERT INTO nodes (instance, told, seen_at) VALUES ($1, $2, ",
+    ") ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, told = excluded.told"
+);
+const SEEN: [&str; 2] =
+    at_now!("SELECT instance, ", " - seen_at AS age, told FROM nodes ORDER BY seen_at DESC LIMIT $1");
+const FORGET: [&str; 2] = at_now!("DELETE FROM nodes WHERE seen_at < ", " - $1");
+
+impl Control {
+    /// Tells what this node is at, once.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not take it.
+    pub async fn tell_node(&self, told: &Value) -> Result<(), ControlError> {
+        let (sql, text) = (self.db.dialect(TELL), told.to_string());
+        on!(&self.db, write pool => {
+            sqlx::query(sql).bind(self.instance.clone()).bind(text).execute(pool).await?;
+        });
+        Ok(())
+    }
+
+    /// Tells it until `end` is ready, and takes its leave.
+    ///
+    /// Not to be ended by dropping it: a server may still write what is on its way, after the leave, and others would see a
+    /// node that is gone.
+    pub async fn keep_telling_node(
+        self: Arc<Self>,
+        told: impl Fn() -> Value + Send,
+        end: impl Future<Output = ()> + Send,
+    ) {
+        let mut end = pin!(end.fuse());
+        for beat in 0_u64.. {
+            if end.is_terminated() {
+                break;
+            }
+            let told = told();
+            let telling = async {
+                self.tell_node(&told).await?;
+                if beat.is_multiple_of(READS) {
+                    self.nodes().await?;
+                }
+                Ok::<_, ControlError>(())
+            };
+            let mut telling = pin!(tokio::time::timeout(PATIENCE, telling));
+            let outcome = tokio::select! {
+                outcome = &mut telling => outcome,
+                () = &mut end => tokio::time::timeout(FAREWELL, telling).await.and_then(|outcome| outcome),
+            };
+            match outcome {
+                Ok(Ok(())) => {}
+                // That the database is away is told by whoever follows it.
+                Ok(Err(error)) => tracing::debug!(%error, "could not tell of this node"),
+                Err(_) => tracing::debug!("could not tell of this node in time"),
+            }
+            if !end.is_terminated() {
+                let _ = tokio::time::timeout(BEAT, &mut end).await;
+            }
+        }
+        self.leave().await;
+    }
+
+    /// This node ends: nobody need wonder where it is.
+    pub async fn leave(&self) {
+        let leaving = async {
+            on!(&self.db, write pool => {
+                sqlx::query("DELETE FROM nodes WHERE instance = $1").bind(self.instance.clone()).execute(pool).await?;
+            });
+            Ok::<_, ControlError>(())
+        };
+        let _ = tokio::time::timeout(FAREWELL, leaving).await;
+    }
+
+    /// Nodes that told of themselves in the last hour, by name. One that is stale is left out where another of its name
+    /// is not: it was started again.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn nodes(&self) -> Result<Vec<NodeSeen>, ControlError> {
+        let sql = self.db.dialect(SEEN);
+        let rows: Vec<(String, i64, String)> =
+            on!(&self.db, pool => sqlx::query_as(sql).bind(MOST).fetch_all(pool).await?);
+        let rows =
+            rows.into_iter().filter(|(_, age, _)| *age < FORGOTTEN).map(|(instance, age, told)| NodeSeen {
+                own: instance == self.instance,
+                instance,
+                age_millis: age.max(0),
+                stale: age > STALE,
+                told: serde_json::from_str(&told).unwrap_or_default(),
+            });
+        let seen = latest(rows.collect());
+        let mut read = self.nodes_read.lock().unwrap_or_else(PoisonError::into_inner);
+        *read = Some((self.now_millis(), seen.clone()));
+        Ok(seen)
+    }
+
+    /// What [`Control::nodes`] last told, and how long ago that was, in milliseconds; nothing, if it never did.
+    #[must_use]
+    pub fn nodes_last_read(&self) -> Option<(i64, Vec<NodeSeen>)> {
+        let read = self.nodes_read.lock().unwrap_or_else(PoisonError::into_inner);
+        read.as_ref().map(|(at, seen)| ((self.now_millis() - at).max(0), seen.clone()))
+    }
+
+    pub(crate) async fn forget_nodes(&self) -> Result<u64, ControlError> {
+        let sql = self.db.dialect(FORGET);
+        Ok(on!(&self.db, write pool => sqlx::query(sql).bind(FORGOTTEN).execute(pool).await?.rows_affected()))
+    }
+}

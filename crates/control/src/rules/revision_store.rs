@@ -1,0 +1,337 @@
+//! How revisions of the rules are kept: published, approved, rolled back; never changed and never removed.
+
+use crate::audit::record;
+use crate::control_plane::{Control, Heard};
+use crate::db::on;
+use crate::db::time::tell_millis;
+use crate::db::transaction::{Actor, Changed, writing};
+use crate::error::ControlError;
+use crate::rules::revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus};
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const COLUMNS: &str =
+    "rev, hash, author, reason, created_at, status, base_rev, watched, active_since, approved_by,
+     rolled_back_because";
+const INSERT: &str = "INSERT INTO rule_revisions
+     (rev, hash, files, author, reason, created_at, status, base_rev, watched, active_since, revision)
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+const ACTIVE: &str = "SELECT rev, hash, files FROM rule_revisions WHERE status = 'active'";
+const LAST: &str = "SELECT COALESCE(MAX(rev), 0) FROM rule_revisions";
+/// Whatever acted does so no more, and who waited for it waits in vain.
+const END: &str = "UPDATE rule_revisions SET status = $1, rolled_back_because = $2, revision = $3
+     WHERE status = 'active'";
+const REJECT: &str = "UPDATE rule_revisions SET status = 'rejected', revision = $1
+     WHERE status = 'pending_approval' AND rev <> $2";
+
+type Row =
+    (i64, String, String, String, i64, String, Option<i64>, i64, Option<i64>, Option<String>, Option<String>);
+
+fn revision(row: Row) -> Result<RuleRevision, ControlError> {
+    let (rev, revision, author, reason, created_at, status, base_rev, watched, since, approved_by, because) =
+        row;
+    Ok(RuleRevision {
+        rev,
+        revision,
+        author,
+        reason,
+        created_at: tell_millis(created_at),
+        status: self::status(rev, &status)?,
+        base_rev,
+        active_since_ms: since,
+        approved_by,
+        rolled_back_because: because,
+        watched: watched != 0,
+    })
+}
+
+fn status(rev: i64, word: &str) -> Result<RuleStatus, ControlError> {
+    let broken = || ControlError::Broken(format!("the status of revision {rev} of the rules"));
+    RuleStatus::of(word).ok_or_else(broken)
+}
+
+fn files(text: &str) -> Result<Vec<RuleFile>, ControlError> {
+    serde_json::from_str(text)
+        .map_err(|error| ControlError::Broken(format!("the files of a revision of the rules: {error}")))
+}
+
+/// Writes a row with its status. A macro, since it is compiled for both databases.
+macro_rules! insert {
+    ($tx:ident, $head:ident, $rev:expr, $hash:expr, $files:expr, $author:expr, $reason:expr, $now:expr, $status:expr, $base:expr, $watched:expr) => {{
+        let status: RuleStatus = $status;
+        let since = (status == RuleStatus::Active).then_some($now);
+        sqlx::query(INSERT)
+            .bind($rev)
+            .bind($hash.to_owned())
+            .bind($files)
+            .bind($author.to_owned())
+            .bind($reason.to_owned())
+            .bind($now)
+            .bind(status.name())
+            .bind($base)
+            .bind(i64::from($watched))
+            .bind(since)
+            .bind($head.0)
+            .execute(&mut *$tx)
+            .await?;
+    }};
+}
+
+/// Takes what acts out of force, and rejects what waited for it, but for one.
+macro_rules! end {
+    ($tx:ident, $head:ident, $status:expr, $because:expr, $but:expr) => {{
+        let because: Option<String> = $because;
+        sqlx::query(END).bind($status.name()).bind(because).bind($head.0).execute(&mut *$tx).await?;
+        sqlx::query(REJECT).bind($head.0).bind($but).execute(&mut *$tx).await?;
+    }};
+}
+
+impl Control {
+    /// The revision that acts, where one was published.
+    #[must_use]
+    pub fn published(&self) -> Option<Arc<PublishedRules>> {
+        self.published.borrow().clone()
+    }
+
+    /// Publishes rules: they act on all nodes, or wait for another person. The caller has checked that they load.
+    ///
+    /// # Errors
+    /// [`ControlError::Changed`] if something else acts than the draft was looked at against; or the database's own.
+    pub async fn publish_rules(&self, draft: RuleDraft, actor: &Actor) -> Result<i64, ControlError> {
+        let now = self.now_millis();
+        let text = told(&draft.files)?;
+        let first = match &draft.first {
+            Some((files, hash)) => Some((told(files)?, hash)),
+            None => None,
+        };
+        let rev = writing!(&self.db, |tx, head| {
+            let active: Option<(i64, String, String)> =
+                sqlx::query_as(ACTIVE).fetch_optional(&mut *tx).await?;
+            if active.as_ref().map(|active| active.0) != draft.base_rev {
+                return Err(ControlError::Changed);
+            }
+            let (mut last,): (i64,) = sqlx::query_as(LAST).fetch_one(&mut *tx).await?;
+            if let (0, Some((files, hash))) = (last, &first) {
+                last = 1;
+                let reason = "what the rule files said before the first publication";
+                let status = RuleStatus::Superseded;
+                insert!(
+                    tx,
+                    head,
+                    last,
+                    *hash,
+                    files.clone(),
+                    "files",
+                    reason,
+                    now,
+                    status,
+                    None::<i64>,
+                    false
+                );
+            }
+            // Where nothing acts yet, the files' own revision is what one goes back to.
+            let base = draft.base_rev.or((last > 0).then_some(1));
+            let rev = last + 1;
+            let status = if draft.needs_approval { RuleStatus::PendingApproval } else { RuleStatus::Active };
+            if !draft.needs_approval {
+                end!(tx, head, RuleStatus::Superseded, None, rev);
+            }
+            insert!(
+                tx,
+                head,
+                rev,
+                draft.hash,
+                text.clone(),
+                actor.name,
+                draft.reason,
+                now,
+                status,
+                base,
+                true
+            );
+            let after = json!({
+                "rev": rev, "revision": draft.hash, "reason": draft.reason, "status": status.name(),
+                "files": draft.files.iter().map(|file| &file.name).collect::<Vec<_>>(),
+            });
+            let changed = Changed {
+                action: "rules.publish",
+                target: &rev.to_string(),
+                before: before(base),
+                after: after.to_string(),
+            };
+            record!(tx, head, now, actor, &changed);
+            rev
+        });
+        self.act().await;
+        Ok(rev)
+    }
+
+    /// Lets a revision act that waits for another person.
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`] if none with this number waits, [`ControlError::OwnWork`] if the author asks,
+    /// [`ControlError::Changed`] if something else acts by now than when it was published; or the database's own.
+    pub async fn approve_rules(&self, rev: i64, actor: &Actor) -> Result<(), ControlError> {
+        let now = self.now_millis();
+        writing!(&self.db, |tx, head| {
+            let found: Option<(String, Option<i64>)> = sqlx::query_as(
+                "SELECT author, base_rev FROM rule_revisions WHERE rev = $1 AND status = 'pending_approval'",
+            )
+            .bind(rev)
+            .fetch_optional(&mut *tx)
+            .await?;
+            let (author, base) =
+                found.ok_or(ControlError::Unknown("revision with this number that waits"))?;
+            if author == actor.name {
+                return Err(ControlError::OwnWork);
+            }
+            let active: Option<(i64, String, String)> =
+                sqlx::query_as(ACTIVE).fetch_optional(&mut *tx).await?;
+            if active.is_some_and(|active| Some(active.0) != base) {
+                return Err(ControlError::Changed);
+            }
+            end!(tx, head, RuleStatus::Superseded, None, rev);
+            let approve = "UPDATE rule_revisions SET status = 'active', approved_by = $2, active_since = $3,
+                 revision = $4 WHERE rev = $1";
+            sqlx::query(approve)
+                .bind(rev)
+                .bind(actor.name.clone())
+                .bind(now)
+                .bind(head.0)
+                .execute(&mut *tx)
+                .await?;
+            let changed = Changed {
+                action: "rules.approve",
+                target: &rev.to_string(),
+                before: before(base),
+                after: json!({"rev": rev, "author": author}).to_string(),
+            };
+            record!(tx, head, now, actor, &changed);
+        });
+        self.act().await;
+        Ok(())
+    }
+
+    /// Makes a new revision with the text of an old one. `only_if`: only while this one acts, so that of several who want
+    /// the same, one does it.
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`] if there is no such revision, [`ControlError::NeverActed`] if there is nothing to go back
+    /// to in it, [`ControlError::Changed`] if another acts than expected; or the database's own.
+    pub async fn roll_back_rules(
+        &self,
+        to: i64,
+        only_if: Option<i64>,
+        because: &str,
+        actor: &Actor,
+    ) -> Result<i64, ControlError> {
+        let now = self.now_millis();
+        let rev = writing!(&self.db, |tx, head| {
+            let active: Option<(i64, String, String)> =
+                sqlx::query_as(ACTIVE).fetch_optional(&mut *tx).await?;
+            let acting = active.map(|active| active.0);
+            if only_if.is_some() && acting != only_if {
+                return Err(ControlError::Changed);
+            }
+            let found: Option<(String, String, String)> =
+                sqlx::query_as("SELECT hash, files, status FROM rule_revisions WHERE rev = $1")
+                    .bind(to)
+                    .fetch_optional(&mut *tx)
+                    .await?;
+            let (hash, files, became) = found.ok_or(ControlError::Unknown("revision with this number"))?;
+            let became = status(to, &became)?;
+            // Or whoever waits for another person would go back to their own work, and nobody have approved of it.
+            if !became.has_acted() {
+                return Err(ControlError::NeverActed { rev: to, status: became.name() });
+            }
+            let (last,): (i64,) = sqlx::query_as(LAST).fetch_one(&mut *tx).await?;
+            let rev = last + 1;
+            end!(tx, head, RuleStatus::RolledBack, Some(because.to_owned()), rev);
+            let reason = format!("back to revision {to}: {because}");
+            insert!(tx, head, rev, hash, files, actor.name, reason, now, RuleStatus::Active, acting, false);
+            let changed = Changed {
+                action: "rules.rollback",
+                target: &rev.to_string(),
+                before: before(acting),
+                after: json!({"rev": rev, "revision": hash, "text_of": to, "because": because}).to_string(),
+            };
+            record!(tx, head, now, actor, &changed);
+            rev
+        });
+        self.act().await;
+        Ok(rev)
+    }
+
+    /// Revisions below `before`, the latest first.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn rule_revisions(
+        &self,
+        before: Option<i64>,
+        limit: i64,
+    ) -> Result<Vec<RuleRevision>, ControlError> {
+        let list = format!("SELECT {COLUMNS} FROM rule_revisions WHERE rev < $1 ORDER BY rev DESC LIMIT $2");
+        let rows: Vec<Row> = on!(&self.db, pool => {
+            sqlx::query_as(sqlx::AssertSqlSafe(list))
+                .bind(before.unwrap_or(i64::MAX))
+                .bind(limit)
+                .fetch_all(pool)
+                .await?
+        });
+        rows.into_iter().map(revision).collect()
+    }
+
+    /// One revision with its text.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database does not answer.
+    pub async fn rule_revision(&self, rev: i64) -> Result<Option<PublishedRules>, ControlError> {
+        let one = format!("SELECT {COLUMNS} FROM rule_revisions WHERE rev = $1");
+        let row: Option<Row> = on!(&self.db, pool => {
+            sqlx::query_as(sqlx::AssertSqlSafe(one)).bind(rev).fetch_optional(pool).await?
+        });
+        let Some(row) = row else { return Ok(None) };
+        let (text,): (String,) = on!(&self.db, pool => {
+            sqlx::query_as("SELECT files FROM rule_revisions WHERE rev = $1").bind(rev).fetch_one(pool).await?
+        });
+        Ok(Some(PublishedRules { revision: revision(row)?, files: files(&text)? }))
+    }
+
+    /// Takes in which revision acts; asks for its text only where it is another than before.
+    pub(crate) async fn catch_up_rules(&self) -> Result<(), ControlError> {
+        let found: Option<(i64,)> = on!(&self.db, pool => {
+            sqlx::query_as("SELECT rev FROM rule_revisions WHERE status = 'active'").fetch_optional(pool).await?
+        });
+        let known = self.published().map(|known| known.revision.rev);
+        let found = found.map(|(rev,)| rev);
+        if found != known {
+            let rules = match found {
+                Some(rev) => self.rule_revision(rev).await?.map(Arc::new),
+                None => None,
+            };
+            if let Some(since) = rules.as_ref().and_then(|rules| rules.revision.active_since_ms)
+                && self.is_loaded()
+            {
+                self.lag.observe(self.now_millis() - since);
+            }
+            self.published.send_replace(rules);
+        }
+        let (changed,): (i64,) = on!(&self.db, pool => {
+            sqlx::query_as("SELECT COALESCE(MAX(revision), 0) FROM rule_revisions").fetch_one(pool).await?
+        });
+        if self.heard_rules.swap(changed, Ordering::Relaxed) != changed {
+            self.say(Heard::Rules);
+        }
+        Ok(())
+    }
+}
+
+fn told(files: &[RuleFile]) -> Result<String, ControlError> {
+    serde_json::to_string(files).map_err(|error| ControlError::Broken(error.to_string()))
+}
+
+fn before(rev: Option<i64>) -> String {
+    rev.map(|rev| json!({"rev": rev}).to_string()).unwrap_or_default()
+}

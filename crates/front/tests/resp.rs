@@ -1,0 +1,51 @@
+//! The Redis protocol, spoken by a client library that nobody here wrote.
+
+mod harness;
+
+use harness::Server;
+use redis::Value;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: user, name: per-user, limit: 10/hour}
+  - {key: login, name: login, class: security, limit: 10/hour}
+";
+
+type Five = (i64, i64, i64, i64, i64);
+
+fn throttle(connection: &mut redis::Connection, words: &str) -> redis::RedisResult<Five> {
+    let mut command = redis::cmd("CL.THROTTLE");
+    words.split(' ').for_each(|word| {
+        command.arg(word);
+    });
+    command.query(connection)
+}
+
+/// A client library's own connection, RESP3 and all.
+#[test]
+fn the_redis_crate_speaks_both_protocols() {
+    let server = Server::with_rules(RULES);
+    for version in ["2", "3"] {
+        let url = format!("redis://{}/?protocol=resp{version}", server.resp);
+        let mut connection =
+            redis::Client::open(url).and_then(|client| client.get_connection()).expect("a connection");
+        let told: Five = throttle(&mut connection, &format!("k{version} 15 30 60")).expect("a reply");
+        assert_eq!(told, (0, 16, 15, -1, 2));
+        let reply: Value =
+            redis::cmd("TG.PEEK").arg(&["d", "user", version]).query(&mut connection).expect("a reply");
+        match (version, &reply) {
+            ("2", Value::Array(values)) => assert_eq!(values.len(), 9),
+            ("3", Value::Map(pairs)) => assert_eq!(pairs.len(), 9),
+            _ => panic!("RESP{version}: {reply:?}"),
+        }
+        let mut pipe = redis::pipe();
+        for _ in 0..100 {
+            pipe.cmd("CL.THROTTLE").arg(&[&format!("p{version}"), "9", "1", "3600"]);
+        }
+        let told: Vec<Five> = pipe.query(&mut connection).expect("replies");
+        assert_eq!(told.iter().filter(|reply| reply.0 == 0).count(), 10);
+        let error = throttle(&mut connection, "k 1 0 60").expect_err("a zero rate");
+        assert!(error.to_string().contains("count must be at least 1"), "{error}");
+    }
+}

@@ -1,0 +1,136 @@
+//! The access log of the gateway: a line for everything that came, also for what led nowhere, was refused or was left.
+
+mod harness;
+
+use harness::{Gateway, Origin, eventually, plain};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: api_key, name: per-key, limit: 2 per 3650d, algorithm: fixed_window}
+";
+
+/// The file, which is gone when the test is over.
+struct Log(PathBuf);
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn start(route: &str) -> (Gateway, Origin, Log) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("access-{}-{}.log", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let log = Log(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    let origin = Origin::start();
+    let section = plain(origin.address, route) + &format!("  access_log: {}\n", log.0.display());
+    (Gateway::start(RULES, &section), origin, log)
+}
+
+fn lines(log: &Log, count: usize) -> Vec<Value> {
+    eventually("the lines", || {
+        let text = std::fs::read_to_string(&log.0).unwrap_or_default();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert!(lines.len() <= count, "{text}");
+        (lines.len() == count).then_some(lines)
+    })
+}
+
+fn with_key(method: &str, path: &str) -> Vec<u8> {
+    format!("{method} {path} HTTP/1.1\r\nhost: t\r\nx-api-key: k\r\nconnection: close\r\n\r\n").into_bytes()
+}
+
+/// One line a request, with what an operator looks for, and no query: it may hold secrets.
+#[test]
+fn a_line_tells_what_happened() {
+    let (gateway, origin, log) = start("");
+    for _ in 0..3 {
+        gateway.exchange(&with_key("GET", "/a?token=secret"));
+    }
+    let lines = lines(&log, 3);
+    // A line is written when its answer has been: the order is that of the ends.
+    let passed = lines.iter().find(|line| line["status"] == 200).expect("one that passed");
+    assert_eq!((&passed["bytes"], &passed["upstream"]), (&7.into(), &origin.address.to_string().into()));
+    let denied = lines.iter().find(|line| line["status"] == 429).expect("one that did not");
+    assert_eq!(denied["denied_by"], "per-key");
+    for line in &lines {
+        assert!(line["path"] == "/a" && line["error"].is_null() && !line.to_string().contains("secret"));
+    }
+}
+
+/// Whoever reads logs must not come by keys: some callers have theirs in the path too.
+#[test]
+fn a_key_in_the_path_is_not_told() {
+    let (gateway, _origin, log) = start("");
+    let key = "123456:PLANTED-abcdef";
+    for path in ["/bot/123456:PLANTED-abcdef/send", "/bot/123456%3aPLANTED%2Dabcdef/send"] {
+        for field in ["x-api-key: ", "authorization: Bearer "] {
+            let head = format!("GET {path} HTTP/1.1\r\nhost: t\r\n{field}{key}\r\nconnection: close\r\n\r\n");
+            gateway.exchange(head.as_bytes());
+        }
+    }
+    gateway.exchange(
+        b"GET /bot/send HTTP/1.1\r\nhost: t\r\nx-api-key: 123456:PLANTED\r\nconnection: close\r\n\r\n",
+    );
+    let lines = lines(&log, 5);
+    assert_eq!(lines.iter().filter(|line| line["path"] == "/bot/send").count(), 1, "{lines:?}");
+    assert_eq!(lines.iter().filter(|line| line["path"] == "/bot/1…").count(), 4, "{lines:?}");
+    assert!(lines.iter().all(|line| !line.to_string().contains("PLANTED")), "{lines:?}");
+}
+
+/// Somebody who looks for a wrong path, or for someone who tries paths, looks here.
+#[test]
+fn what_leads_nowhere_has_its_line() {
+    let (gateway, _origin, log) = start(", methods: [GET]");
+    let request =
+        b"DELETE /lost?x=1 HTTP/1.1\r\nhost: t\r\nx-forwarded-for: 198.51.100.7\r\nconnection: close\r\n\r\n";
+    assert_eq!(gateway.exchange(request).status, 404);
+    let line = &lines(&log, 1)[0];
+    assert_eq!(
+        (&line["status"], &line["method"], &line["path"]),
+        (&404.into(), &"DELETE".into(), &"/lost".into())
+    );
+    assert_eq!(line["remote_address"], "198.51.100.7", "through a trusted proxy");
+    assert!(line["route"].is_null() && line["error"].is_null(), "{line}");
+}
+
+/// Callers who give up are the first sign of a slow upstream.
+#[test]
+fn callers_who_leave_early_have_their_line() {
+    let (gateway, origin, log) = start(", timeout: 1h");
+    let mut early = gateway.open();
+    early.send(b"GET /hold HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
+    eventually("it at the upstream", || (origin.requests() == 1).then_some(()));
+    drop(early);
+    let line = &lines(&log, 1)[0];
+    assert_eq!((&line["status"], &line["path"]), (&499.into(), &"/hold".into()), "{line}");
+    assert!(line["error"].as_str().is_some_and(|error| error.contains("left before the answer")), "{line}");
+    let mut midway = gateway.open();
+    midway.send(b"GET /drip HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
+    origin.let_go(1);
+    midway.read_until(b"drip\r\n").expect("the answer has begun");
+    drop(midway);
+    let line = &lines(&log, 2)[1];
+    assert_eq!((&line["status"], &line["path"]), (&200.into(), &"/drip".into()), "{line}");
+    assert!(line["error"].as_str().is_some_and(|error| error.contains("before the end")), "{line}");
+    assert!(line["bytes"].as_u64() > Some(0), "{line}");
+    // Whoever had all of it has not left early, whatever its framing; and an upstream's failure is the upstream's.
+    for (at, (method, path)) in
+        [("GET", "/a"), ("HEAD", "/a"), ("GET", "/status/204"), ("HEAD", "/none")].into_iter().enumerate()
+    {
+        let mut open = gateway.open();
+        open.send(format!("{method} {path} HTTP/1.1\r\nhost: t\r\n\r\n").as_bytes()).expect("sent");
+        open.read_until(b"\r\n\r\n").expect("a head");
+        let line = &lines(&log, 3 + at)[2 + at];
+        assert!(line["error"].is_null(), "{method} {path}: {line}");
+    }
+    let mut cut = gateway.open();
+    cut.send(b"GET /part HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
+    assert!(cut.answer().is_err(), "half an answer is no answer");
+    let line = &lines(&log, 7)[6];
+    assert!(line["error"].as_str().is_some_and(|error| !error.contains("caller")), "{line}");
+}

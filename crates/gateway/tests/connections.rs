@@ -1,0 +1,102 @@
+//! Connections to upstreams: how many there may be, who gets the next one, and whose fault it is that there is none.
+
+mod harness;
+
+use harness::{Gateway, Open, Origin, eventually, request};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+
+const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, limit: 1000/second}\n";
+
+fn section(address: SocketAddr, settings: &str) -> String {
+    format!(
+        "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams: {{api: {{addresses: [\"{address}\"], {settings}}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api, retries: 0}}\n"
+    )
+}
+
+fn figure(gateway: &Gateway, name: &str, address: SocketAddr) -> u64 {
+    gateway.figure(&format!("{name}{{upstream=\"api\",address=\"{address}\"}}"))
+}
+
+fn send(gateway: &Gateway, method: &str, path: &str) -> Open {
+    let mut open = gateway.open();
+    open.send(&request(method, path, b"x")).expect("sent");
+    open
+}
+
+/// Whoever waits for a connection gets the one that comes free, in its turn; nobody waits beside an idle one.
+#[test]
+fn a_connection_that_comes_free_goes_to_who_has_waited_longest() {
+    let origin = Origin::start();
+    let gateway = Gateway::start(RULES, &section(origin.address, "max_connections: 1, connect_timeout: 1h"));
+    let mut first = send(&gateway, "POST", "/hold");
+    eventually("the request at the upstream", || (origin.requests() == 1).then_some(()));
+    let mut others: Vec<Open> = (2..=4)
+        .map(|nth| {
+            let method = if nth == 3 { "GET" } else { "POST" };
+            let open = send(&gateway, method, &format!("/{nth}"));
+            let waiting = || figure(&gateway, "gateway_endpoint_requests", origin.address) == nth;
+            eventually("it to wait", || waiting().then_some(()));
+            open
+        })
+        .collect();
+    origin.let_go(1);
+    assert_eq!(first.answer().expect("an answer").status, 200);
+    for open in &mut others {
+        assert_eq!(open.answer().expect("an answer").status, 200);
+    }
+    let paths: Vec<String> =
+        origin.heads().iter().map(|head| head.split(' ').nth(1).expect("a path").to_owned()).collect();
+    assert_eq!(paths, ["/hold", "/2", "/3", "/4"]);
+    assert_eq!(origin.connections(), 1);
+}
+
+/// That all connections are in use says nothing of the upstream: it is neither passed over nor called unwell.
+#[test]
+fn a_full_house_is_not_the_upstreams_fault() {
+    let origin = Origin::start();
+    let settings = "max_connections: 1, connect_timeout: 100ms, eject: {after: 1, for: 1h}, health: {path: /well, every: 10ms, timeout: 50ms, unhealthy_after: 1}";
+    let gateway = Gateway::start(RULES, &section(origin.address, settings));
+    let mut first = send(&gateway, "POST", "/hold");
+    let is_there = || origin.heads().iter().any(|head| head.starts_with("POST /hold "));
+    eventually("the request at the upstream", || is_there().then_some(()));
+    for method in ["POST", "GET"] {
+        assert_eq!(send(&gateway, method, "/a").answer().expect("an answer").status, 503);
+    }
+    assert_eq!(figure(&gateway, "gateway_endpoint_usable", origin.address), 1);
+    origin.let_go(1);
+    assert_eq!(first.answer().expect("an answer").status, 200);
+    eventually("room for another", || (gateway.get("/a").status == 200).then_some(()));
+}
+
+/// A tunnel is a connection like any other, for as long as it lasts.
+#[test]
+fn a_tunnel_keeps_its_place() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || {
+                let mut head = [0; 4096];
+                let read = stream.read(&mut head).expect("a head");
+                let answer: &[u8] = if head[..read].windows(7).any(|word| word == b"upgrade") {
+                    b"HTTP/1.1 101 Yes\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+                } else {
+                    b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+                };
+                stream.write_all(answer).expect("sent");
+                // Until the other side ends.
+                let _ = stream.read(&mut head);
+            });
+        }
+    });
+    let gateway = Gateway::start(RULES, &section(address, "max_connections: 1, connect_timeout: 100ms"));
+    let mut tunnel = gateway.open();
+    tunnel
+        .send(b"GET /socket HTTP/1.1\r\nhost: t\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        .expect("sent");
+    assert_eq!(tunnel.head().expect("a head").status, 101);
+    assert_eq!(gateway.get("/a").status, 503);
+    drop(tunnel);
+    eventually("room for another", || (gateway.get("/a").status == 200).then_some(()));
+}

@@ -1,0 +1,124 @@
+//! A gateway over counters in memory, on a free port of loopback, in this process: how it passes requests on needs no process of
+//! its own. All calls of the gateway's own interface are here.
+#![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
+
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tollgate_core::{Clock, SystemClock};
+use tollgate_edge::answer::AnswerSettings;
+use tollgate_edge::who::WhoSettings;
+use tollgate_engine::Limiter;
+use tollgate_gateway::{GatewayConfig, GatewaySection, Handle};
+use tollgate_observe::{Format, Page};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+pub(crate) use tollgate_testing::origin::Origin;
+pub(crate) use tollgate_testing::wait::{LONG, Stopwatch, eventually, note};
+pub(crate) use tollgate_testing::web::{Answer, Open, exchange, request};
+
+/// Tests are many and their keys few.
+const MEMORY: usize = 16 << 20;
+
+/// What a settings file says of a gateway.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    gateway: GatewaySection,
+    #[serde(default)]
+    who: WhoSettings,
+    #[serde(default)]
+    answers: AnswerSettings,
+}
+
+pub(crate) struct Gateway {
+    runtime: Option<Runtime>,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+    handle: Handle<MemoryStore<SystemClock>>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Gateway {
+    /// With these rules, and this section `gateway` (indented by two).
+    pub(crate) fn start(rules: &str, section: &str) -> Self {
+        Self::start_with(rules, "", section)
+    }
+
+    /// The same with more settings beside the section.
+    pub(crate) fn start_with(rules: &str, more: &str, section: &str) -> Self {
+        let file: File = serde_saphyr::from_str(&format!("{more}\ngateway:\n{section}")).expect("settings");
+        let config = GatewayConfig { gateway: file.gateway, who: file.who, answers: file.answers };
+        let rules = Ruleset::load(&[Source::new("rules.yaml", rules)], &Options::default()).expect("rules");
+        let clock = SystemClock::new();
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), clock).expect("memory");
+        let limiter = Limiter::new(Arc::new(rules), store, Arc::new(clock) as Arc<dyn Clock>);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let gateway = {
+            let _entered = runtime.enter();
+            tollgate_gateway::Gateway::bind(&config, Arc::new(limiter)).expect("a gateway")
+        };
+        let addresses = gateway.addresses().into_iter().map(|(address, _)| address).collect();
+        let (stop, mut stopping) = watch::channel(false);
+        let handle = gateway.handle();
+        let serving = runtime.spawn(gateway.serve(async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        }));
+        Self { runtime: Some(runtime), stop, serving, handle, addresses }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.exchange(&request("GET", path, b""))
+    }
+
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
+        exchange(self.address(), bytes).unwrap_or_else(|error| panic!("no answer: {error}"))
+    }
+
+    pub(crate) fn open(&self) -> Open {
+        Open::to(self.address()).expect("a connection")
+    }
+
+    /// A figure of its metrics, by its name with labels.
+    pub(crate) fn figure(&self, name: &str) -> u64 {
+        let mut page = Page::new(Format::Prometheus);
+        self.handle.metrics(&mut page);
+        let text = page.finish();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        line.unwrap_or_else(|| panic!("no {name} in\n{text}"))
+    }
+
+    /// Tells it to end.
+    pub(crate) fn drain(&self) {
+        self.stop.send_replace(true);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.serving.is_finished()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.drain();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// One listener, one upstream, one route for everything; `route` is added to that route.
+pub(crate) fn plain(upstream: SocketAddr, route: &str) -> String {
+    format!(
+        "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams: {{api: {{addresses: [\"{upstream}\"]}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api, domain: d{route}}}\n"
+    )
+}

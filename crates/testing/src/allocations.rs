@@ -1,0 +1,49 @@
+//! How often a piece of code asks the allocator. A test program declares the allocator, and counts on its own thread:
+//!
+//! ```
+//! use tollgate_testing::allocations::{CountingAllocator, allocations};
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: CountingAllocator = CountingAllocator;
+//!
+//! assert_eq!(allocations(|| Box::new(1)), 1);
+//! assert_eq!(allocations(|| 1), 0);
+//! ```
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// The system's allocator, which counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CountingAllocator;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+#[allow(
+    unsafe_code,
+    reason = "an allocator that counts is a wrapper of the system's; it adds no memory access"
+)]
+// SAFETY: every call is handed on unchanged to the system's allocator, which upholds the contract.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as above.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// How often `work` allocates on this thread; what it returns is dropped afterwards.
+pub fn allocations<T>(work: impl FnOnce() -> T) -> u64 {
+    let before = ALLOCATIONS.with(Cell::get);
+    let result = work();
+    let made = ALLOCATIONS.with(Cell::get) - before;
+    drop(result);
+    made
+}
