@@ -221,12 +221,14 @@ impl Connection<'_> {
 
     /// Returns whether another request may follow this one.
     fn is_kept(&self, scan: &Scan) -> bool {
-        let is_readable = match &self.line.leftover {
-            None => true,
-            Some(_) if self.settings.max_discarded == 0 => false,
-            Some(reader) => reader.length().is_none_or(|length| length <= self.settings.max_discarded),
-        };
-        scan.keep_alive && is_readable && !self.drain.has_begun()
+        scan.keep_alive && self.can_discard() && !self.drain.has_begun()
+    }
+
+    /// Returns whether what is left of the request's body is short enough to be discarded.
+    fn can_discard(&self) -> bool {
+        let max = self.settings.max_discarded;
+        let is_short = |reader: &BodyReader| max > 0 && reader.length().is_none_or(|length| length <= max);
+        self.line.leftover.as_ref().is_none_or(is_short)
     }
 
     /// Writes a response, and prepares the connection for the next request.
@@ -250,7 +252,8 @@ impl Connection<'_> {
             Response::Upgrade(upgrade) => return Err(Box::pin(self.upgrade(upgrade, fields)).await),
         }
         self.line.reclaim();
-        if !is_kept || self.line.source.is_none() {
+        // A response may have come before its request's body was read.
+        if !is_kept || self.line.source.is_none() || !self.can_discard() {
             return Err(Stop::Close);
         }
         if let Some(reader) = self.line.leftover.take() {
