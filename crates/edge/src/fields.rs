@@ -1,5 +1,6 @@
 //! Header fields, wherever they lie: in a map, or in the bytes of a head that nobody has made a map of.
 
+use bytes::{BufMut, BytesMut};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// Header fields that can be looked up by name.
@@ -25,6 +26,32 @@ pub trait Fields {
 pub trait PutFields {
     /// Puts a field there, of which there is at most one.
     fn put(&mut self, name: &HeaderName, value: &[u8]);
+}
+
+/// What header fields are appended to, one by one: the bytes of an HTTP/1 head, or a map.
+pub trait AddFields {
+    /// Appends a field; there may be others of the same name.
+    fn add(&mut self, name: &[u8], value: &[u8]);
+}
+
+impl AddFields for BytesMut {
+    #[inline]
+    fn add(&mut self, name: &[u8], value: &[u8]) {
+        self.reserve(name.len() + value.len() + 4);
+        self.put_slice(name);
+        self.put_slice(b": ");
+        self.put_slice(value);
+        self.put_slice(b"\r\n");
+    }
+}
+
+impl AddFields for HeaderMap {
+    /// A field that no map can contain is left out; the head parser rejects such fields.
+    fn add(&mut self, name: &[u8], value: &[u8]) {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+            self.append(name, value);
+        }
+    }
 }
 
 impl PutFields for HeaderMap {

@@ -1,5 +1,5 @@
 //! What HTTP says of a decision and of a caller, and how it is read: shared by every front, layer and gateway that speaks
-//! HTTP. No server, no store.
+//! HTTP; and, with the feature `server`, the one HTTP/1 server that they stand on. No handlers, no store.
 //!
 //! | module | answers |
 //! |---|---|
@@ -9,7 +9,8 @@
 //! | [`h1`] | what has a stranger sent: how are heads and chunks read? |
 //! | [`date`] | what day is it, as HTTP writes it? |
 //! | [`trace`] | which trace is a request part of? |
-//! | [`tls`] | which certificate acts, and whose are trusted? |
+//! | `server` | how is a connection accepted, read, answered and drained? (feature `server`) |
+//! | `tls` | which certificate is active, and whose are trusted? (feature `tls`) |
 //! | [`proxy_protocol`] | whom does a load balancer's first line name? |
 
 pub mod answer;
@@ -18,6 +19,9 @@ pub mod fields;
 pub mod h1;
 mod hex;
 pub mod proxy_protocol;
+#[cfg(feature = "server")]
+pub mod server;
+#[cfg(feature = "tls")]
 pub mod tls;
 pub mod trace;
 pub mod who;

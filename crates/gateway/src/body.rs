@@ -2,11 +2,9 @@
 //! that must end when it does.
 
 use crate::finish::Finish;
-use crate::h1::body::{BodyError, RequestBody};
 use crate::h1::client::UpstreamBody;
-use crate::h1::tunnel::Tunnel;
 use crate::headers::Guard;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
@@ -14,7 +12,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tollgate_edge::h1::chunked::drop_forbidden;
-use tollgate_front::serving::alarm::Alarm;
+use tollgate_edge::server::{self, LazyTimeout, RequestBody, ResponseBody};
+
+/// Why a body did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BodyError {
+    #[error(transparent)]
+    Message(#[from] server::BodyError),
+    #[error("the HTTP/2 stream failed: {0}")]
+    Stream(#[from] hyper::Error),
+}
 
 /// A request's body.
 pub(crate) struct Incoming {
@@ -33,12 +40,12 @@ pub(crate) struct StreamBody {
     body: hyper::body::Incoming,
     room: u64,
     idle: Duration,
-    alarm: Alarm,
+    timeout: LazyTimeout,
 }
 
 impl StreamBody {
     pub(crate) fn new(body: hyper::body::Incoming, idle: Duration) -> Self {
-        Self { body, room: u64::MAX, idle, alarm: Alarm::after(idle) }
+        Self { body, room: u64::MAX, idle, timeout: LazyTimeout::new(idle) }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -46,14 +53,16 @@ impl StreamBody {
             Poll::Ready(Some(Ok(frame))) => {
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
                 let Some(room) = self.room.checked_sub(length) else {
-                    return Poll::Ready(Some(Err(BodyError::TooLarge)));
+                    return Poll::Ready(Some(Err(server::BodyError::TooLarge.into())));
                 };
                 self.room = room;
-                self.alarm.set(self.idle);
+                self.timeout.set(self.idle);
                 Poll::Ready(Some(Ok(with_trailers(frame, drop_forbidden))))
             }
             Poll::Ready(other) => Poll::Ready(other.map(|result| result.map_err(BodyError::Stream))),
-            Poll::Pending if self.alarm.poll(cx).is_ready() => Poll::Ready(Some(Err(BodyError::TooSlow))),
+            Poll::Pending if self.timeout.poll(cx).is_ready() => {
+                Poll::Ready(Some(Err(server::BodyError::TooSlow.into())))
+            }
             Poll::Pending => Poll::Pending,
         }
     }
@@ -99,7 +108,9 @@ impl Body for Incoming {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Self { came_by, guard } = self.get_mut();
         let polled = match came_by {
-            CameBy::H1(body) => Pin::new(body).poll_frame(cx),
+            CameBy::H1(body) => Pin::new(body)
+                .poll_frame(cx)
+                .map(|frame| frame.map(|frame| frame.map_err(BodyError::Message))),
             CameBy::H2(body) => body.poll(cx),
         };
         let guarded = |frame| match guard {
@@ -128,12 +139,7 @@ impl Body for Incoming {
 pub(crate) enum Source {
     Here(Bytes),
     H1(UpstreamBody),
-    H2 {
-        body: StreamBody,
-        _in_flight: crate::pool::InFlight,
-    },
-    /// No more HTTP follows.
-    Tunnel(Box<Tunnel>),
+    H2 { body: StreamBody, _in_flight: crate::pool::InFlight },
 }
 
 /// An answer's body.
@@ -148,8 +154,33 @@ impl Outgoing {
         Self { source: Source::Here(bytes), finish: None }
     }
 
-    /// Ends here: of an answer to `HEAD`, and the like, there is nothing to read.
-    pub(crate) fn end(mut self) {
+    /// For a reader that takes it piece by piece: more must come in time.
+    pub(crate) fn start(&mut self) {
+        if let Source::H1(body) = &mut self.source {
+            body.start();
+        }
+    }
+}
+
+impl ResponseBody for Outgoing {
+    fn take_short(&mut self, max: usize, out: &mut BytesMut) -> bool {
+        let before = out.len();
+        let is_taken = match &mut self.source {
+            Source::Here(bytes) if bytes.len() <= max => {
+                out.extend_from_slice(bytes);
+                true
+            }
+            Source::H1(body) => body.take_short(max, out),
+            Source::Here(_) | Source::H2 { .. } => false,
+        };
+        if let Some(finish) = self.finish.as_mut().filter(|_| is_taken) {
+            finish.count(out.len() - before);
+            finish.whole();
+        }
+        is_taken
+    }
+
+    fn skip(mut self) {
         if let Some(finish) = &mut self.finish {
             finish.whole();
         }
@@ -170,7 +201,6 @@ impl Body for Outgoing {
             Source::Here(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Source::H1(body) => body.poll(cx),
             Source::H2 { body, .. } => body.poll(cx),
-            Source::Tunnel(_) => Poll::Ready(None),
         };
         if let (Poll::Ready(frame), true) = (&polled, this.finish.is_some()) {
             let ends = frame.is_none() || this.is_end_stream();
@@ -193,7 +223,6 @@ impl Body for Outgoing {
             Source::Here(bytes) => bytes.is_empty(),
             Source::H1(body) => body.is_end_stream(),
             Source::H2 { body, .. } => body.body.is_end_stream(),
-            Source::Tunnel(_) => true,
         }
     }
 
@@ -202,7 +231,6 @@ impl Body for Outgoing {
             Source::Here(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Source::H1(body) => body.size_hint(),
             Source::H2 { body, .. } => body.body.size_hint(),
-            Source::Tunnel(_) => SizeHint::with_exact(0),
         }
     }
 }

@@ -2,7 +2,6 @@
 //! open, and those who are there: it acts on whoever comes next.
 
 use crate::config::{CallerLimits, GatewayConfig, ListenerConfig};
-use crate::h1;
 use crate::h2;
 use crate::listener::Listener;
 use crate::proxy::Proxy;
@@ -11,11 +10,11 @@ use arc_swap::ArcSwap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tollgate_core::CounterStore;
 use tollgate_edge::h1::head::HeadLimits;
-use tollgate_front::serving::drain::Drain;
+use tollgate_edge::server::accept::{ConnectionSlots, WhenFull};
+use tollgate_edge::server::{Drain, Settings};
 
 /// Connections that may wait to be accepted. The usual 128 overflow in a burst, and whoever does not fit waits a second.
 const BACKLOG: u32 = 4096;
@@ -92,10 +91,10 @@ pub(crate) fn plan<S: CounterStore + 'static>(
                 tls.map_err(|error| format!("listener {address}: {error}"))?.map(Arc::new)
             }
         };
-        let connections = config.callers.connections.min(Semaphore::MAX_PERMITS);
-        let places = match former.as_ref().filter(|(door, _)| door.connections == connections) {
-            Some((_, former)) => Arc::clone(&former.places),
-            None => Arc::new(Semaphore::new(connections)),
+        let connections = config.callers.connections;
+        let slots = match former.as_ref().filter(|(door, _)| door.connections == connections) {
+            Some((_, former)) => former.slots.clone(),
+            None => ConnectionSlots::new(connections, WhenFull::Wait),
         };
         let place = match known {
             Some(at) => Place::Known(at),
@@ -107,7 +106,7 @@ pub(crate) fn plan<S: CounterStore + 'static>(
         };
         let (h1, h2) = bounds(&config.callers);
         let (proxy, drain, proxied) = (Arc::clone(proxy), Arc::clone(drain), listener.proxy_protocol);
-        let shared = Listener { proxy, drain, tls, proxied, h1, h2, places };
+        let shared = Listener { proxy, drain, tls, proxied, h1, h2, slots };
         planned.push(Planned { config: listener.clone(), connections, listener: shared, place });
     }
     Ok(planned)
@@ -162,17 +161,18 @@ impl<S: CounterStore + 'static> Door<S> {
     }
 }
 
-fn bounds(callers: &CallerLimits) -> (h1::Settings, h2::Settings) {
+fn bounds(callers: &CallerLimits) -> (Settings, h2::Settings) {
     let size = |size: crate::Size| usize::try_from(size.0).unwrap_or(usize::MAX);
-    let h1 = h1::Settings {
+    let h1 = Settings {
         head: HeadLimits {
             bytes: size(callers.header_bytes),
             target: size(callers.target_bytes),
             fields: callers.header_fields,
         },
         header_timeout: callers.header_timeout.0,
-        idle_timeout: callers.idle_timeout.0,
+        idle_timeout: Some(callers.idle_timeout.0),
         body_timeout: callers.body_timeout.0,
+        max_discarded: 0,
     };
     let h2 = h2::Settings {
         streams: callers.streams,

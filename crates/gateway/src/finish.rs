@@ -14,14 +14,6 @@ pub(crate) struct Finish {
 }
 
 impl Finish {
-    /// The upstream at this address has answered.
-    pub(crate) fn answered(&mut self, status: http::StatusCode, upstream: &str) {
-        if let Some(line) = &mut self.line {
-            line.entry.status = status.as_u16();
-            line.entry.upstream = Some(upstream.to_owned());
-        }
-    }
-
     /// So many bytes of the answer have been handed on.
     pub(crate) fn count(&mut self, bytes: usize) {
         if let Some(line) = &mut self.line {

@@ -4,7 +4,7 @@
 //! never goes off when it is the other side that does not read: nobody polls it. So each body notes what it was last
 //! asked and answered, and somebody else who is polled looks at that.
 
-use crate::h1::body::BodyError;
+use crate::body::BodyError;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::{Pin, pin};

@@ -4,12 +4,13 @@ mod stream;
 
 use crate::body::{Incoming, Outgoing, StreamBody};
 use crate::flow::Flowing;
-use crate::io::{Io, Rewound};
+use crate::headers::Peer;
 use crate::pool::{ConnectError, Endpoint};
 use crate::problem;
+use crate::proxy::{Forwarded, Proxied, Proxy};
 use bytes::BytesMut;
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
@@ -22,11 +23,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use stream::Activity;
 use tokio::time::Instant;
+use tollgate_core::CounterStore;
 use tollgate_edge::h1::head::{self, HeadError};
-use tollgate_front::serving::drain::Drain;
+use tollgate_edge::server::{Drain, Io, LazyTimeout, PrefixedStream};
+use tollgate_edge::who::Asked;
 
 /// What an HTTP/2 connection begins with.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Of a timeout that is set before it is waited for.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What callers may do.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +64,7 @@ pub(crate) async fn serve<F, Fut>(
                 Err(error) => {
                     let (status, detail) = (error.status(), error.to_string());
                     refused(status, &detail);
-                    Err(problem::answer(status, &detail))
+                    Err(problem(status, &detail))
                 }
                 Ok(()) => {
                     let idle = settings.body_timeout;
@@ -85,9 +91,9 @@ pub(crate) async fn serve<F, Fut>(
         .max_send_buf_size(64 * 1024)
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(20));
-    let connection = builder.serve_connection(TokioIo::new(Rewound { first, io }), service);
+    let connection = builder.serve_connection(TokioIo::new(PrefixedStream { first, io }), service);
     let mut connection = pin!(connection);
-    let mut begun = pin!(drain.begin().notified());
+    let mut begun = pin!(drain.begun());
     let mut told = false;
     let mut look = Instant::now() + settings.idle_timeout;
     loop {
@@ -105,6 +111,44 @@ pub(crate) async fn serve<F, Fut>(
         told = true;
         connection.as_mut().graceful_shutdown();
     }
+}
+
+/// The response of the proxy to one request.
+pub(crate) async fn respond<S: CounterStore + 'static>(
+    proxy: &Proxy<S>,
+    peer: &Peer,
+    request: Request<Option<Incoming>>,
+) -> Response<Outgoing> {
+    let (parts, body) = request.into_parts();
+    let forwarded = Forwarded {
+        asked: Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers),
+        method: &parts.method,
+        target: parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str),
+    };
+    let mut fields = HeaderMap::new();
+    let mut timeout = LazyTimeout::new(TIMEOUT);
+    match proxy.handle(peer, &forwarded, body, &mut fields, &mut timeout).await {
+        Proxied::Response { status, stated_length, mut body } => {
+            body.start();
+            if let Some(length) = stated_length {
+                fields.insert(CONTENT_LENGTH, HeaderValue::from(length));
+            }
+            let mut response = Response::new(body);
+            *response.status_mut() = status;
+            *response.headers_mut() = fields;
+            response
+        }
+        // Streams cannot switch protocols: the proxy offers no upgrade here.
+        Proxied::Tunnel(..) => problem(StatusCode::BAD_GATEWAY, "the upstream switched protocols unasked"),
+    }
+}
+
+/// A response to what is no request that could be handled.
+fn problem(status: StatusCode, detail: &str) -> Response<Outgoing> {
+    let mut response = Response::new(Outgoing::here(problem::body(status, detail).into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(problem::MEDIA_TYPE));
+    response
 }
 
 /// The framing cannot be ambiguous here, but a head can still name two hosts or hide its path.
@@ -176,7 +220,7 @@ impl Streams {
             .timer(TokioTimer::new())
             .keep_alive_interval(Duration::from_secs(20))
             .keep_alive_timeout(Duration::from_secs(10));
-        let io = TokioIo::new(Rewound { first: BytesMut::new(), io });
+        let io = TokioIo::new(PrefixedStream { first: BytesMut::new(), io });
         let refused = |error: std::io::Error| ConnectError::Refused(endpoint.address.clone(), error);
         let (send, connection) = tokio::time::timeout_at(deadline, builder.handshake(io))
             .await
@@ -207,11 +251,10 @@ pub(crate) fn is_unseen(error: &hyper::Error) -> bool {
 pub(crate) fn outbound(
     method: &Method,
     target: &str,
-    headers: &http::HeaderMap,
+    mut headers: HeaderMap,
     scheme: &str,
     body: Flowing<Incoming>,
 ) -> Result<Request<Flowing<Incoming>>, http::Error> {
-    let mut headers = headers.clone();
     headers.remove(CONNECTION);
     headers.remove(CONTENT_LENGTH);
     let host = headers.remove(HOST);

@@ -9,14 +9,12 @@ mod names;
 pub(crate) use names::Guard;
 
 use crate::config::Forward;
-use bytes::{BufMut, BytesMut};
-use http::HeaderMap;
 use http::header::{CONNECTION, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, TE, UPGRADE};
 use names::{Telling, is_about_one_hop, is_any, is_ours_to_say, telling};
 use smallvec::SmallVec;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_edge::fields::{Fields, PutFields};
+use tollgate_edge::fields::{AddFields, Fields, PutFields};
 use tollgate_edge::h1::head::are_values;
 use tollgate_edge::trace::TRACEPARENT;
 
@@ -33,31 +31,6 @@ impl Peer {
     pub(crate) fn new(address: IpAddr, has_tls: bool) -> Self {
         let address = address.to_canonical();
         Self { address, text: address.to_string(), scheme: if has_tls { "https" } else { "http" } }
-    }
-}
-
-/// What fields are added to, one by one.
-pub(crate) trait AddFields {
-    fn add(&mut self, name: &[u8], value: &[u8]);
-}
-
-impl AddFields for BytesMut {
-    #[inline]
-    fn add(&mut self, name: &[u8], value: &[u8]) {
-        self.reserve(name.len() + value.len() + 4);
-        self.put_slice(name);
-        self.put_slice(b": ");
-        self.put_slice(value);
-        self.put_slice(b"\r\n");
-    }
-}
-
-impl AddFields for HeaderMap {
-    /// What no map can hold is left out; the filter lets none of it through.
-    fn add(&mut self, name: &[u8], value: &[u8]) {
-        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
-            self.append(name, value);
-        }
     }
 }
 
@@ -236,21 +209,6 @@ pub(crate) fn towards_caller(fields: &impl Fields, own: &mut Own<'_, impl AddFie
 
 fn is_for_proxies(name: &[u8]) -> bool {
     name.len() == 18 && is_any(name, &[PROXY_AUTHENTICATE.as_str()])
-}
-
-/// The same for who has a map of them already. `Upgrade` is the caller's to put back where it is passed on.
-pub(crate) fn strip_towards_caller(headers: &mut HeaderMap) {
-    // Most messages have none: looking over the few names that there are costs less than asking for each of those.
-    let ends = |name: &HeaderName| is_about_one_hop(name.as_str().as_bytes());
-    if headers.keys().any(ends) {
-        let named: Vec<HeaderName> =
-            Hop::of(headers).0.iter().filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
-        let about: Vec<HeaderName> = headers.keys().filter(|name| ends(name)).cloned().collect();
-        for name in named.into_iter().chain(about) {
-            headers.remove(name);
-        }
-    }
-    headers.remove(PROXY_AUTHENTICATE);
 }
 
 /// The protocol that a request asks to switch to, if it is one of those that may be.

@@ -12,7 +12,7 @@
 //! | `headers` | what is taken out of it and added to it? |
 //! | `hold` | what does it hold while it is under way? |
 //! | `upstream`, `pool`, `health` | who answers it, and who instead? |
-//! | `tls`, `io`, `body`, `flow` | the means |
+//! | `tls`, `body`, `flow` | the means |
 //! | `finish`, `access_log`, `follow`, `problem` | what is said of it and to its caller? |
 
 mod access_log;
@@ -28,7 +28,6 @@ mod h2;
 mod headers;
 mod health;
 mod hold;
-mod io;
 mod listener;
 mod pool;
 mod problem;

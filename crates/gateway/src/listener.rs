@@ -1,25 +1,23 @@
 //! Accepting callers: bounded in number, each with little time to say what it speaks.
 
-use crate::h1;
+use crate::h1::Session;
 use crate::h2;
 use crate::headers::Peer;
-use crate::io::Io;
 use crate::proxy::Proxy;
 use crate::tls::ServerTls;
 use arc_swap::ArcSwap;
 use bytes::BytesMut;
-use http::Request;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_rustls::TlsStream;
 use tollgate_core::CounterStore;
 use tollgate_edge::proxy_protocol;
-use tollgate_front::serving::drain::Drain;
+use tollgate_edge::server::accept::{self, ConnectionSlots};
+use tollgate_edge::server::{self, Drain, Io, Settings};
 
 /// What the connections of one listener share.
 pub(crate) struct Listener<S: CounterStore + 'static> {
@@ -27,35 +25,20 @@ pub(crate) struct Listener<S: CounterStore + 'static> {
     pub(crate) drain: Arc<Drain>,
     pub(crate) tls: Option<Arc<ServerTls>>,
     pub(crate) proxied: bool,
-    pub(crate) h1: h1::Settings,
+    pub(crate) h1: Settings,
     pub(crate) h2: h2::Settings,
-    pub(crate) places: Arc<Semaphore>,
+    pub(crate) slots: ConnectionSlots,
 }
 
 impl<S: CounterStore + 'static> Listener<S> {
     /// Takes connections for as long as it is polled; each is served by what acts when it comes.
     pub(crate) async fn accept_all(current: Arc<ArcSwap<Self>>, listener: TcpListener) {
         loop {
-            let places = Arc::clone(&current.load().places);
-            let Ok(place) = places.acquire_owned().await else { return };
-            match listener.accept().await {
-                Ok((stream, address)) => {
-                    let _ = stream.set_nodelay(true);
-                    let this = current.load_full();
-                    let present = this.drain.enter();
-                    tokio::spawn(async move {
-                        this.serve(stream, address).await;
-                        drop((place, present));
-                    });
-                }
-                // The caller gave up before it was accepted.
-                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                Err(error) => {
-                    // Out of file descriptors, most likely: wait for some to come back rather than spin.
-                    tracing::warn!(%error, "could not accept a connection");
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            }
+            let slots = current.load().slots.clone();
+            let (stream, address, slot) = accept::accept(&listener, &slots).await;
+            let this = current.load_full();
+            let drain = Arc::clone(&this.drain);
+            accept::spawn(&drain, slot, async move { this.serve(stream, address).await });
         }
     }
 
@@ -122,7 +105,7 @@ impl<S: CounterStore + 'static> Listener<S> {
     async fn serve_plain(&self, stream: TcpStream, peer: Peer) {
         let mut first = BytesMut::new();
         // Whoever has said nothing is idle, not slow.
-        let mut deadline = Instant::now() + self.h1.idle_timeout;
+        let mut deadline = Instant::now() + self.h2.idle_timeout;
         if tokio::time::timeout_at(deadline, self.spoken(&stream)).await != Ok(true) {
             return;
         }
@@ -155,7 +138,7 @@ impl<S: CounterStore + 'static> Listener<S> {
 
     /// Waits for a first byte; false where draining begins before.
     async fn spoken(&self, stream: &TcpStream) -> bool {
-        let draining = self.drain.begin().notified();
+        let draining = self.drain.begun();
         if self.drain.has_begun() {
             return false;
         }
@@ -167,13 +150,14 @@ impl<S: CounterStore + 'static> Listener<S> {
 
     async fn serve_io(&self, io: Io, first: BytesMut, peer: Peer, is_h2: bool) {
         if !is_h2 {
-            h1::serve(io, first, &self.h1, &self.drain, &self.proxy, &peer).await;
+            let session = Session { proxy: Arc::clone(&self.proxy), peer };
+            server::serve(io, first, &self.h1, &self.drain, &session).await;
             return;
         }
         let (refused_peer, peer, proxy) = (peer.clone(), Arc::new(peer), Arc::clone(&self.proxy));
-        let handle = move |request: Request<_>| {
+        let handle = move |request| {
             let (peer, proxy) = (Arc::clone(&peer), Arc::clone(&proxy));
-            async move { proxy.handle(&proxy.state(), &peer, request, None).await }
+            async move { h2::respond(&proxy, &peer, request).await }
         };
         let refused = |status, detail: &str| self.proxy.refused(&refused_peer, status, detail);
         Box::pin(h2::serve(io, first, self.h2, &self.drain, handle, refused)).await;

@@ -10,7 +10,6 @@ pub(crate) use kept::Place;
 
 use crate::config::{PoolConfig, UpstreamProtocol};
 use crate::h1::client::Connection;
-use crate::io::Io;
 use crate::tls::ClientTls;
 use kept::Kept;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -18,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tollgate_edge::server::Io;
 
 /// One upstream.
 pub(crate) struct Pool {
@@ -38,6 +38,8 @@ pub(crate) struct Endpoint {
     eject_after: u32,
     eject_for: Duration,
     in_flight: AtomicUsize,
+    /// Requests whose head was copied from the client's bytes into those of an idle connection.
+    fast_path: AtomicU64,
     kept: Kept,
     /// What the health check found last.
     healthy: AtomicBool,
@@ -76,11 +78,6 @@ pub(crate) struct InFlight(Arc<Endpoint>);
 impl InFlight {
     pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
         &self.0
-    }
-
-    /// The same request, counted once more: for what goes on when its exchange has ended.
-    pub(crate) fn again(&self) -> Self {
-        self.0.enter()
     }
 }
 
@@ -179,6 +176,7 @@ impl Endpoint {
             eject_after: config.eject.after,
             eject_for: config.eject.for_.0,
             in_flight: AtomicUsize::new(0),
+            fast_path: AtomicU64::new(0),
             kept: Kept::new(config),
             healthy: AtomicBool::new(true),
             failures: AtomicU32::new(0),
@@ -190,6 +188,7 @@ impl Endpoint {
 
     /// `checked`: whether a health check will say so when it is well again.
     fn inherit(&self, former: &Self, checked: bool) {
+        self.fast_path.store(former.fast_path(), Ordering::Relaxed);
         self.healthy.store(former.healthy.load(Ordering::Relaxed) || !checked, Ordering::Relaxed);
         self.failures.store(former.failures.load(Ordering::Relaxed), Ordering::Relaxed);
         let until = *former.ejected_until.lock().unwrap_or_else(PoisonError::into_inner);
@@ -252,6 +251,15 @@ impl Endpoint {
     pub(crate) fn figures(&self) -> (bool, usize) {
         let fine = self.healthy.load(Ordering::Relaxed) && !self.ejected.load(Ordering::Relaxed);
         (fine, self.in_flight.load(Ordering::Relaxed))
+    }
+
+    /// Counts a request on the fast path.
+    pub(crate) fn count_fast_path(&self) {
+        self.fast_path.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn fast_path(&self) -> u64 {
+        self.fast_path.load(Ordering::Relaxed)
     }
 
     /// A connection that waits, if one is still good and may be used now.

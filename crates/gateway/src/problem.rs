@@ -1,20 +1,22 @@
 //! What the gateway says on its own account, in the form of RFC 9457.
 
-use crate::body::Outgoing;
-use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Response, StatusCode};
+use http::StatusCode;
+use tollgate_edge::h1::Answer;
 
-/// An answer that says what is wrong.
-pub(crate) fn answer(status: StatusCode, detail: &str) -> Response<Outgoing> {
+pub(crate) const MEDIA_TYPE: &str = "application/problem+json";
+
+/// The body of a response that says what is wrong.
+pub(crate) fn body(status: StatusCode, detail: &str) -> String {
     let body = serde_json::json!({
         "type": "about:blank",
         "title": status.canonical_reason().unwrap_or("error"),
         "status": status.as_u16(),
         "detail": detail,
     });
-    let mut answer = Response::new(Outgoing::here(Bytes::from(body.to_string())));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    answer
+    body.to_string()
+}
+
+/// A whole response.
+pub(crate) fn answer(status: StatusCode, detail: &str) -> Answer {
+    Answer::new(status, MEDIA_TYPE, body(status, detail))
 }

@@ -3,32 +3,34 @@
 //! Deciding comes before a byte of the body is read and before any connection to an upstream: a denial costs neither.
 
 use crate::access_log::{Entry, Line};
-use crate::body::{Incoming, Outgoing, Source};
+use crate::body::{Incoming, Outgoing, Source, StreamBody};
 use crate::config::GatewayConfig;
 use crate::finish::{Ends, Finish};
 use crate::follow::Followed;
-use crate::h1::write::Frames;
+use crate::h1::client::UpstreamBody;
+use crate::h1::tunnel::Tunnel;
 use crate::headers::{self, Own, Passing, Peer};
 use crate::hold::Holds;
-use crate::pool::Pool;
 use crate::problem;
 use crate::route::Route;
 use crate::state::State;
-use crate::upstream::{self, Failure, Head};
+use crate::upstream::{self, Failure, Received, Sent, WriteFields};
 use arc_swap::ArcSwap;
-use http::request::Parts;
-use http::uri::Authority;
-use http::{Request, Response, StatusCode};
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, UPGRADE};
+use http::{HeaderMap, Method, StatusCode};
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp, beginning};
 use tollgate_edge::answer::{self, Facts};
-use tollgate_edge::fields::Fields;
-use tollgate_edge::h1::Answer;
-use tollgate_edge::trace;
+use tollgate_edge::fields::{AddFields, Fields, PutFields};
+use tollgate_edge::h1::FieldsOf;
+use tollgate_edge::server::LazyTimeout;
+use tollgate_edge::server::write::{self, Frames};
 use tollgate_edge::who::{Ambiguous, Asked};
-use tollgate_engine::{Check, Decision, Limiter, Trace};
+use tollgate_edge::{date, trace};
+use tollgate_engine::{Check, Decision, Held, Limiter, Trace};
 
 /// Everything that requests share.
 pub(crate) struct Proxy<S: CounterStore + 'static> {
@@ -38,54 +40,130 @@ pub(crate) struct Proxy<S: CounterStore + 'static> {
     clock: SystemClock,
 }
 
+/// A request's head, wherever it lies: in the bytes of HTTP/1, or in a map of HTTP/2.
+pub(crate) struct Forwarded<'r, F> {
+    pub(crate) asked: Asked<'r, F>,
+    pub(crate) method: &'r Method,
+    /// Path and query.
+    pub(crate) target: &'r str,
+}
+
+/// Whether a map of fields was built of a request's head.
+pub(crate) trait HeadForm: Fields + Sync {
+    /// It lies in the bytes that came.
+    const ARE_BYTES: bool;
+}
+
+impl HeadForm for FieldsOf<'_> {
+    const ARE_BYTES: bool = true;
+}
+
+impl HeadForm for HeaderMap {
+    const ARE_BYTES: bool = false;
+}
+
+/// What a response's head is written to.
+pub(crate) trait ResponseSink: AddFields + Send {
+    /// Whether its connection can switch protocols.
+    const CAN_SWITCH: bool;
+
+    fn begin(&mut self, status: StatusCode);
+}
+
+impl ResponseSink for BytesMut {
+    const CAN_SWITCH: bool = true;
+
+    fn begin(&mut self, status: StatusCode) {
+        write::status_line(self, status);
+    }
+}
+
+impl ResponseSink for HeaderMap {
+    const CAN_SWITCH: bool = false;
+
+    fn begin(&mut self, _: StatusCode) {}
+}
+
+/// What became of a request; the fields of its response were written where they go.
+pub(crate) enum Proxied {
+    Response {
+        status: StatusCode,
+        /// The length that the upstream stated.
+        stated_length: Option<u64>,
+        body: Outgoing,
+    },
+    /// No more HTTP follows.
+    Tunnel(Box<Tunnel>, Option<Box<Finish>>),
+}
+
 /// What is known of a request by the time that it is decided.
-pub(crate) struct Ruled<'p> {
-    pub(crate) route: &'p Arc<Route>,
-    pub(crate) decision: Option<Decision>,
-    pub(crate) held: Option<tollgate_engine::Held>,
+struct Checked<'p> {
+    route: &'p Arc<Route>,
+    decision: Option<Decision>,
+    held: Option<Held>,
     remote: IpAddr,
-    pub(crate) is_trusted: bool,
+    is_trusted: bool,
     /// Its own span, where it is part of a trace that is followed.
-    pub(crate) trace: Option<Trace>,
-    /// When it came.
-    pub(crate) began: Timestamp,
-    /// Whether it was sent on a connection that had waited and turned out to be closed: the next must be a new one.
-    pub(crate) is_stale: bool,
+    trace: Option<Trace>,
 }
 
-/// What is known of a request before anything of it is kept.
-pub(crate) enum Judged {
-    /// It is turned away.
-    Denied(Answer),
-    /// It is decided, and told where it was asked to be.
-    Ruled,
-    /// It will have to be looked at again: it leads nowhere, is ambiguous, or the store has to be waited for.
-    Open,
-}
-
-/// Why a request is not decided yet, or never will be.
-enum Unruled {
-    Nowhere,
-    Waits,
-    /// It says two things of who asks.
+/// Why a request is not decided.
+enum CheckFailure {
+    NoRoute,
+    /// Its head has two values of who asks.
     Ambiguous(Ambiguous),
 }
 
-impl Unruled {
-    /// What its caller is told.
-    fn problem(&self) -> Response<Outgoing> {
-        match self {
-            Self::Ambiguous(error) => problem::answer(StatusCode::BAD_REQUEST, &error.to_string()),
-            Self::Nowhere | Self::Waits => {
-                let detail = "no route leads there; see `routes` of the gateway";
-                problem::answer(StatusCode::NOT_FOUND, detail)
-            }
+/// What a request has until its response ends: its line in the log, its span, its permits.
+struct Record<S: CounterStore + 'static> {
+    line: Option<Line>,
+    span: Option<Box<Followed<S>>>,
+    held: Option<Box<dyn Ends>>,
+}
+
+impl<S: CounterStore + 'static> Record<S> {
+    /// Hangs on a response what ends with it.
+    fn finish(self, status: StatusCode, is_whole: bool) -> Option<Box<Finish>> {
+        let Self { mut line, mut span, held } = self;
+        if line.is_none() && span.is_none() && held.is_none() {
+            return None;
+        }
+        if let Some(span) = &mut span {
+            span.status = Some(status.as_u16());
+        }
+        if let Some(line) = &mut line {
+            line.entry.status = status.as_u16();
+            line.is_whole = is_whole;
+        }
+        Some(Box::new(Finish { line, _held: held, _span: span.map(|span| span as Box<dyn Ends>) }))
+    }
+}
+
+/// The fields of a request on their way to its upstream.
+struct UpstreamFields<'a, F> {
+    fields: &'a F,
+    passing: &'a Passing<'a>,
+    decision: Option<&'a Decision>,
+    upgrade: Option<&'a [u8]>,
+}
+
+impl<F: HeadForm> WriteFields for UpstreamFields<'_, F> {
+    const ARE_BYTES: bool = F::ARE_BYTES;
+
+    fn write(&self, out: &mut impl AddFields) {
+        headers::towards_upstream(self.fields, self.passing, out);
+        if let Some(decision) = self.decision.filter(|decision| is_marked(decision)) {
+            answer::mark(&Facts::of(decision), &mut Own::new(out));
+        }
+        if let Some(upgrade) = self.upgrade {
+            out.add(b"connection", b"upgrade");
+            out.add(b"upgrade", upgrade);
         }
     }
 }
 
 /// Whether a decision says more than yes or no.
-pub(crate) fn is_marked(decision: &Decision) -> bool {
+fn is_marked(decision: &Decision) -> bool {
     decision.degraded_by.is_some() || decision.warned_by.is_some()
 }
 
@@ -112,127 +190,159 @@ impl<S: CounterStore + 'static> Proxy<S> {
         self.holds.bound(most_waiting);
     }
 
-    pub(crate) fn now(&self) -> Timestamp {
-        self.clock.now()
-    }
-
-    /// Decides on a request where nothing has to be waited for. Who is turned away by the million should cost little: no
-    /// map of fields is made, and no task's room taken.
-    pub(crate) fn judge<'s>(
+    /// One request, start to end, by the settings that are active when it comes. The status and the fields of its response
+    /// are written to `out`; `timeout` is of the request's own task.
+    pub(crate) async fn handle<F: HeadForm, A: ResponseSink>(
         &self,
-        state: &'s State,
-        asked: &Asked<'_, impl Fields>,
-        now: Timestamp,
-        ruled: &mut Option<Ruled<'s>>,
-    ) -> Judged {
-        *ruled = self.rule(state, asked, now).ok();
-        match ruled {
-            None => Judged::Open,
-            // Its line in the log needs more of the request, and so does its span.
-            Some(Ruled { decision: Some(decision), trace: None, .. })
-                if !decision.is_allowed() && state.log.is_none() =>
-            {
-                Judged::Denied(Answer::ruled(&state.answers, &Facts::of(decision), now))
-            }
-            Some(_) => Judged::Ruled,
-        }
-    }
-
-    /// One request, start to end, by what acted when it came; `ruled` is what [`Self::judge`] has said of it, where it was
-    /// asked.
-    pub(crate) async fn handle<'s>(
-        &self,
-        state: &'s State,
         peer: &Peer,
-        request: Request<Option<Incoming>>,
-        ruled: Option<Ruled<'s>>,
-    ) -> Response<Outgoing> {
-        let (parts, body) = request.into_parts();
-        let now = self.clock.now();
-        let asked = Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers);
-        let mut line =
-            state.log.as_ref().map(|log| Line::new(Arc::clone(log), entry(state, &asked, peer, now)));
-        let ruled = match ruled.map_or_else(|| self.rule(state, &asked, now), Ok) {
-            Err(Unruled::Waits) => Box::pin(self.rule_later(state, &asked, now)).await,
-            ruled => ruled,
-        };
-        let Ruled { route, decision, held, remote, is_trusted, trace, is_stale, .. } = match ruled {
-            Ok(ruled) => ruled,
-            Err(unruled) => {
-                if let Some(line) = &mut line {
-                    line.entry.remote = state.routes.nobody().address(peer.address, &parts.headers);
+        request: &Forwarded<'_, F>,
+        body: Option<Incoming>,
+        out: &mut A,
+        timeout: &mut LazyTimeout,
+    ) -> Proxied {
+        let state = &*self.state();
+        let (now, asked) = (self.clock.now(), &request.asked);
+        let line = state.log.as_ref().map(|log| Line::new(Arc::clone(log), entry(state, asked, peer, now)));
+        let mut record = Record::<S> { line, span: None, held: None };
+        let Checked { route, decision, held, remote, is_trusted, trace } =
+            match self.check(state, asked, now).await {
+                Ok(checked) => checked,
+                Err(failure) => {
+                    if let Some(line) = &mut record.line {
+                        line.entry.remote = state.routes.nobody().address(peer.address, asked.headers);
+                    }
+                    return self.problem(record, &failure.into(), None, out);
                 }
-                return self.finish(unruled.problem(), line, None, None);
-            }
-        };
-        let span = trace.map(|trace| Followed::new(&self.limiter, trace, &parts.method, route));
-        if let Some(line) = &mut line {
+            };
+        record.span = trace.map(|trace| Followed::new(&self.limiter, trace, request.method, route));
+        if let Some(line) = &mut record.line {
             tell(&mut line.entry, route, decision.as_ref(), remote);
         }
-        if let Some(decision) = decision.as_ref().filter(|decision| !decision.is_allowed()) {
-            let answer = state.answers.respond(&Facts::of(decision), now).map(Outgoing::here);
-            return self.finish(answer, line, span, None);
-        }
-        let mut hold = held.map(|held| self.holds.hold(held));
-        if let (Some(hold), Some(decision)) = (&mut hold, &decision)
-            && decision.delay() > Span::ZERO
-            && Box::pin(hold.wait(decision.delay())).await.is_err()
+        let facts = decision.as_ref().map(Facts::of);
+        if let (Some(decision), Some(facts)) = (&decision, &facts)
+            && !decision.is_allowed()
         {
-            let detail = "too many requests wait for their turn already";
-            let answer = problem::answer(StatusCode::SERVICE_UNAVAILABLE, detail);
-            return self.finish(answer, line, span, None);
+            return self.denied(state, record, facts, now, out);
         }
-        let held = hold.map(|hold| Box::new(hold) as Box<dyn Ends>);
-        let mut passing =
-            state.passing(peer, is_trusted, route, parts.uri.authority().map(Authority::as_str));
+        if let (Some(held), Some(decision)) = (held, &decision) {
+            let mut hold = self.holds.hold(held);
+            if decision.delay() > Span::ZERO && Box::pin(hold.wait(decision.delay())).await.is_err() {
+                let detail = "too many requests wait for their turn already";
+                let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, detail);
+                return self.problem(record, &failure, None, out);
+            }
+            record.held = Some(Box::new(hold));
+        }
+        let mut passing = state.passing(peer, is_trusted, route, asked.authority);
         passing.traceparent = trace.as_ref().map(trace::traceparent);
-        let pool = &state.pools[route.pool];
-        let (mut answer, upstream) =
-            match pass_on(pool, &parts, body, route, decision.as_ref(), &passing, is_stale).await {
-                Ok((answer, upstream)) => (answer, Some(upstream)),
-                Err(failure) => (problem::answer(failure.status, &failure.detail), None),
-            };
-        if let Some(decision) = &decision {
-            let facts = Facts::of(decision);
-            state.answers.write(&facts, now, answer.headers_mut());
-            if is_marked(decision) {
-                answer::mark(&facts, answer.headers_mut());
+        let received =
+            pass_on::<_, A>(state, request, body, route, decision.as_ref(), &passing, timeout).await;
+        match received {
+            Ok(received) => self.pass_back(state, record, route, received, facts.as_ref(), now, out),
+            Err(failure) => {
+                self.problem(record, &failure, facts.as_ref().map(|facts| (state, facts, now)), out)
             }
         }
-        if let Some(line) = &mut line {
-            line.entry.upstream = upstream;
+    }
+
+    /// Writes an upstream's response.
+    #[allow(clippy::too_many_arguments, reason = "all that is known of the request, once")]
+    fn pass_back<A: ResponseSink>(
+        &self,
+        state: &State,
+        mut record: Record<S>,
+        route: &Route,
+        received: Received,
+        facts: Option<&Facts<'_>>,
+        now: Timestamp,
+        out: &mut A,
+    ) -> Proxied {
+        let status = received.status();
+        if let Some(line) = &mut record.line {
+            line.entry.upstream = Some(received.address().to_owned());
         }
-        self.finish(answer, line, span, held)
+        out.begin(status);
+        let mut own = Own::new(out);
+        if let Some(facts) = facts {
+            state.answers.write(facts, now, &mut own);
+        }
+        let idle = route.config.idle_timeout.0;
+        let (stated_length, source) = match received {
+            Received::H1 { connection, in_flight, pumping, head, end } => {
+                let fields = head.fields(&connection.received()[..end]);
+                headers::towards_caller(&fields, &mut own);
+                if status == StatusCode::SWITCHING_PROTOCOLS {
+                    own.out.add(b"connection", b"upgrade");
+                    own.out.add(b"upgrade", fields.first(&UPGRADE).unwrap_or_default());
+                    if let Some((source, write, place)) = connection.into_tunnel(end) {
+                        let tunnel = Tunnel { source, write, in_flight, place, idle };
+                        return Proxied::Tunnel(Box::new(tunnel), record.finish(status, true));
+                    }
+                    // An exchange that was answered so has both halves.
+                    return Proxied::Response {
+                        status,
+                        stated_length: None,
+                        body: Outgoing::here(Bytes::new()),
+                    };
+                }
+                let length = stated_length(&fields);
+                let body = UpstreamBody::new(connection, in_flight, (end, &head), pumping, idle);
+                (length, Source::H1(body))
+            }
+            Received::H2 { response, in_flight } => {
+                headers::towards_caller(response.headers(), &mut own);
+                let length = stated_length(response.headers());
+                let body = StreamBody::new(response.into_body(), idle);
+                (length, Source::H2 { body, _in_flight: in_flight })
+            }
+        };
+        let mut body = Outgoing { source, finish: None };
+        body.finish = record.finish(status, body.is_end_stream());
+        Proxied::Response { status, stated_length, body }
     }
 
-    /// The line in the log of a request that was decided.
-    pub(crate) fn line_of(
+    /// Writes a denial.
+    fn denied<A: ResponseSink>(
         &self,
         state: &State,
-        asked: &Asked<'_, impl Fields>,
-        peer: &Peer,
-        ruled: &Ruled<'_>,
-    ) -> Option<Line> {
-        let log = state.log.as_ref()?;
-        let mut entry = entry(state, asked, peer, ruled.began);
-        tell(&mut entry, ruled.route, ruled.decision.as_ref(), ruled.remote);
-        Some(Line::new(Arc::clone(log), entry))
+        record: Record<S>,
+        facts: &Facts<'_>,
+        now: Timestamp,
+        out: &mut A,
+    ) -> Proxied {
+        let status = state.answers.status(facts.ruled);
+        out.begin(status);
+        let mut own = Own::new(out);
+        let (media_type, body) = state.answers.body(facts).unzip();
+        self.put_own(&mut own, media_type);
+        state.answers.write(facts, now, &mut own);
+        own_response(record, status, body.unwrap_or_default())
     }
 
-    /// What a caller is told whose request no upstream has answered.
-    pub(crate) fn unanswered(
+    /// Writes what went wrong; `facts` are of a decision that the caller is still told of.
+    fn problem<A: ResponseSink>(
         &self,
-        state: &State,
-        asked: &Asked<'_, impl Fields>,
-        peer: &Peer,
-        ruled: &Ruled<'_>,
+        record: Record<S>,
         failure: &Failure,
-    ) -> Response<Outgoing> {
-        let mut answer = problem::answer(failure.status, &failure.detail);
-        if let Some(decision) = &ruled.decision {
-            state.answers.write(&Facts::of(decision), ruled.began, answer.headers_mut());
+        facts: Option<(&State, &Facts<'_>, Timestamp)>,
+        out: &mut A,
+    ) -> Proxied {
+        let Failure { status, detail } = failure;
+        out.begin(*status);
+        let mut own = Own::new(out);
+        self.put_own(&mut own, Some(problem::MEDIA_TYPE));
+        if let Some((state, facts, now)) = facts {
+            state.answers.write(facts, now, &mut own);
         }
-        self.finish(answer, self.line_of(state, asked, peer, ruled), None, None)
+        own_response(record, *status, problem::body(*status, detail).into())
+    }
+
+    /// The fields that all responses of the gateway's own have.
+    fn put_own(&self, own: &mut impl PutFields, media_type: Option<&'static str>) {
+        if let Some(media_type) = media_type {
+            own.put(&CONTENT_TYPE, media_type.as_bytes());
+        }
+        own.put(&DATE, date::now(self.clock.now()).as_bytes());
     }
 
     /// What came was no request that could be handled.
@@ -245,16 +355,16 @@ impl<S: CounterStore + 'static> Proxy<S> {
         }
     }
 
-    /// Who asks for what, and whether they may have it. Where the store has to be waited for, `Waits` tells so.
-    fn rule<'s>(
+    /// Identifies the caller, finds the route and decides, once.
+    async fn check<'s>(
         &self,
         state: &'s State,
-        asked: &Asked<'_, impl Fields>,
+        asked: &Asked<'_, impl HeadForm>,
         now: Timestamp,
-    ) -> Result<Ruled<'s>, Unruled> {
-        let site = state.routes.site(asked.host()).ok_or(Unruled::Nowhere)?;
-        let caller = site.who.direct(asked, now).map_err(Unruled::Ambiguous)?;
-        let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
+    ) -> Result<Checked<'s>, CheckFailure> {
+        let site = state.routes.site(asked.host()).ok_or(CheckFailure::NoRoute)?;
+        let caller = site.who.direct(asked, now).map_err(CheckFailure::Ambiguous)?;
+        let route = site.route(&caller).ok_or(CheckFailure::NoRoute)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
         let trace = trace::of(&self.limiter, asked.headers, || now);
         let (decision, held) = match &route.config.domain {
@@ -266,112 +376,68 @@ impl<S: CounterStore + 'static> Proxy<S> {
                     .asked_by("gateway")
                     .traced(within.as_ref())
                     .from_address(remote);
-                let _ = check;
-                return Err(Unruled::Waits);
+                let (decision, held) = self.limiter.admit(&check).await;
+                self.limiter.took("gateway", 1, self.clock.now().since(now));
+                (Some(decision), held)
             }
         };
-        Ok(Ruled { route, decision, held, remote, is_trusted, trace, began: now, is_stale: false })
-    }
-
-    /// The same over a store that has to be waited for. In a box of its own: such a wait takes room that most requests do
-    /// not need.
-    async fn rule_later<'s>(
-        &self,
-        state: &'s State,
-        asked: &Asked<'_>,
-        now: Timestamp,
-    ) -> Result<Ruled<'s>, Unruled> {
-        let site = state.routes.site(asked.host()).ok_or(Unruled::Nowhere)?;
-        let caller = site.who.direct(asked, now).map_err(Unruled::Ambiguous)?;
-        let route = site.route(&caller).ok_or(Unruled::Nowhere)?;
-        let (remote, is_trusted) = (caller.address, caller.is_trusted);
-        let attributes = caller.attributes();
-        let domain = route.config.domain.as_deref().unwrap_or_default();
-        let trace = trace::of(&self.limiter, asked.headers, || now);
-        let within = trace.map(|trace| trace.within(now));
-        let check = Check::attributes(domain, &attributes)
-            .asked_by("gateway")
-            .traced(within.as_ref())
-            .from_address(remote);
-        let (decision, held) = self.limiter.admit(&check).await;
-        self.limiter.took("gateway", 1, self.clock.now().since(now));
-        Ok(Ruled {
-            route,
-            decision: Some(decision),
-            held,
-            remote,
-            is_trusted,
-            trace,
-            began: now,
-            is_stale: false,
-        })
-    }
-
-    /// Hangs on the answer what ends with it.
-    fn finish(
-        &self,
-        mut answer: Response<Outgoing>,
-        mut line: Option<Line>,
-        mut span: Option<Box<Followed<S>>>,
-        held: Option<Box<dyn Ends>>,
-    ) -> Response<Outgoing> {
-        if line.is_some() || span.is_some() || held.is_some() {
-            if let Some(span) = &mut span {
-                span.status = Some(answer.status().as_u16());
-            }
-            if let Some(line) = &mut line {
-                line.entry.status = answer.status().as_u16();
-                line.is_whole = answer.body().is_end_stream();
-            }
-            answer.body_mut().finish =
-                Some(Box::new(Finish { line, _held: held, _span: span.map(|span| span as Box<dyn Ends>) }));
-        }
-        if let Source::Here(_) = answer.body().source {
-            answer.headers_mut().insert(http::header::DATE, tollgate_edge::date::now(self.clock.now()));
-        }
-        answer
+        Ok(Checked { route, decision, held, remote, is_trusted, trace })
     }
 }
 
-/// The way to the upstream and back.
-async fn pass_on(
-    pool: &Pool,
-    parts: &Parts,
+impl From<CheckFailure> for Failure {
+    fn from(failure: CheckFailure) -> Self {
+        match failure {
+            CheckFailure::Ambiguous(error) => Self::new(StatusCode::BAD_REQUEST, &error),
+            CheckFailure::NoRoute => {
+                Self::new(StatusCode::NOT_FOUND, "no route leads there; see `routes` of the gateway")
+            }
+        }
+    }
+}
+
+/// A response of the gateway's own.
+fn own_response<S: CounterStore>(record: Record<S>, status: StatusCode, body: Bytes) -> Proxied {
+    let mut body = Outgoing::here(body);
+    body.finish = record.finish(status, body.is_end_stream());
+    Proxied::Response { status, stated_length: None, body }
+}
+
+/// The length that a head states: the parser lets only numbers pass.
+fn stated_length(fields: &impl Fields) -> Option<u64> {
+    std::str::from_utf8(fields.first(&CONTENT_LENGTH)?).ok()?.parse().ok()
+}
+
+/// The way to the upstream.
+async fn pass_on<F: HeadForm, A: ResponseSink>(
+    state: &State,
+    request: &Forwarded<'_, F>,
     mut body: Option<Incoming>,
     route: &Route,
     decision: Option<&Decision>,
     passing: &Passing<'_>,
-    is_stale: bool,
-) -> Result<(Response<Outgoing>, String), Failure> {
+    timeout: &mut LazyTimeout,
+) -> Result<Received, Failure> {
     if let Some(body) = &mut body {
-        let most = route.config.max_body.0;
-        if body.size_hint().lower() > most {
+        let max = route.config.max_body.0;
+        if body.size_hint().lower() > max {
             return Err(Failure::too_large());
         }
-        body.limit(most, Arc::clone(passing.guard));
+        body.limit(max, Arc::clone(passing.guard));
     }
-    let upgrade = headers::upgrade(&parts.headers, &route.config.upgrades).filter(|_| body.is_none());
-    let target = route.target(parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str));
-    let frames = Frames::of_request(&parts.method, body.as_ref());
-    let head = Head::new(pool.protocol(), &parts.method, &target, frames, |out| {
-        headers::towards_upstream(&parts.headers, passing, out);
-        if let Some(decision) = decision.filter(|decision| is_marked(decision)) {
-            answer::mark(&Facts::of(decision), &mut Own::new(out));
-        }
-        if let Some(upgrade) = upgrade {
-            out.add(b"connection", b"upgrade");
-            out.add(b"upgrade", upgrade);
-        }
-    });
-    let sent = upstream::Sent {
-        method: &parts.method,
+    let fields = request.asked.headers;
+    let can_switch = A::CAN_SWITCH && body.is_none();
+    let upgrade = headers::upgrade(fields, &route.config.upgrades).filter(|_| can_switch);
+    let target = route.target(request.target);
+    let sent = Sent {
+        method: request.method,
         target: &target,
-        head,
+        head: &UpstreamFields { fields, passing, decision, upgrade },
+        frames: Frames::of_request(request.method, body.as_ref()),
         upgrades: upgrade.is_some(),
-        is_stale,
         route: &route.config,
     };
-    upstream::send(pool, &sent, body).await
+    upstream::send(&state.pools[route.pool], &sent, body, timeout).await
 }
 
 /// What is known of a request before anything is decided.

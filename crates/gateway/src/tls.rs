@@ -1,12 +1,12 @@
 //! TLS on both sides. A listener's certificate is read again when its files change, without a connection being dropped.
 
 use crate::config::{ServerTlsConfig, UpstreamProtocol, UpstreamTlsConfig};
-use crate::io::Io;
 use rustls::pki_types::ServerName;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use tollgate_edge::server::Io;
 use tollgate_edge::tls::{ServerCertificate, authorities, provider};
 
 const GLANCE: Duration = Duration::from_secs(1);

@@ -44,9 +44,7 @@ pub struct RequestHead {
     pub method: Method,
     /// The whole target, where the caller wrote more than a path and a query.
     absolute: Option<Uri>,
-    /// Whether another request may follow on this connection.
-    pub keep_alive: bool,
-    /// Everything else.
+    /// Everything else. Only clients of HTTP/1.1 keep their connection.
     pub scan: Scan,
 }
 
@@ -105,7 +103,7 @@ pub fn end_of_head(bytes: &[u8], seen: &mut usize, limits: &HeadLimits) -> Resul
 /// # Errors
 /// [`HeadError`] for whatever could be read in two ways.
 pub fn request(head: &[u8], limits: &HeadLimits) -> Result<RequestHead, HeadError> {
-    let scan = Scan::new(head, limits)?;
+    let mut scan = Scan::new(head, limits)?;
     let method = Method::from_bytes(scan.method(head)).map_err(|_| HeadError::RequestLine)?;
     if method == Method::CONNECT {
         return Err(HeadError::Method);
@@ -118,8 +116,14 @@ pub fn request(head: &[u8], limits: &HeadLimits) -> Result<RequestHead, HeadErro
         Some(absolute_target(target, &method)?)
     };
     check_host(scan.host.map(|host| host.of(head)), absolute.as_ref(), scan.version)?;
-    let keep_alive = scan.keep_alive && scan.version == Version::HTTP_11;
-    Ok(RequestHead { method, absolute, keep_alive, scan })
+    scan.keep_alive &= scan.version == Version::HTTP_11;
+    Ok(RequestHead { method, absolute, scan })
+}
+
+impl AsRef<Scan> for RequestHead {
+    fn as_ref(&self) -> &Scan {
+        &self.scan
+    }
 }
 
 impl RequestHead {

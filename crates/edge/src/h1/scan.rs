@@ -93,6 +93,12 @@ pub struct Scan {
     pub expects_continue: bool,
 }
 
+impl AsRef<Self> for Scan {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Scan {
     /// Reads a whole head, its last empty line included.
     ///

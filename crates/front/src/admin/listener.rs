@@ -4,7 +4,6 @@
 use super::routes::Reply;
 use super::seats::{Seat, Seats};
 use super::tls::{AdminTls, Caller};
-use crate::http::listen::accept_any;
 use http_body_util::BodyExt;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -19,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tollgate_edge::server::accept::accept_any;
 
 /// The time that a head may take, the wait for the next request included.
 const HEAD: Duration = Duration::from_secs(30);
@@ -72,7 +72,8 @@ async fn accept_all<F, A>(
     A: Future<Output = Reply> + Send + 'static,
 {
     loop {
-        let Some((stream, peer)) = accept_any(listener).await else { continue };
+        let (stream, peer) = accept_any(listener).await;
+        let peer = peer.ip();
         let Some(seat) = seats.take(peer).map(Arc::new) else { continue };
         let (answer, tls, watcher) = (answer.clone(), tls.cloned(), open.watcher());
         tokio::spawn(async move {

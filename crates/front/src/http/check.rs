@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::fmt;
 use tollgate_core::{Cost, CounterStore};
 use tollgate_edge::h1::Answer;
-use tollgate_engine::{Check, Decision, Request, Trace};
+use tollgate_engine::{Check, Request, Trace};
 use tollgate_rules::{Descriptor, Unit};
 
 const MOST: usize = 64;
@@ -249,10 +249,6 @@ fn decoded(body: &[u8]) -> Result<Ask<'_>, Problem> {
     Ok(ask)
 }
 
-fn told<S: CounterStore>(app: &App<S>, decision: &Decision) -> Answer {
-    decision::answer(app, decision, &decision::Body::new(decision))
-}
-
 pub(crate) async fn answer<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
@@ -261,7 +257,6 @@ pub(crate) async fn answer<S: CounterStore>(
     let ask = decoded(body)?;
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();
-    // In a box of its own: a wait takes room that most connections do not need.
-    let decision = Box::pin(app.limiter.check(&laid.check(&descriptors).traced(trace))).await;
-    Ok(told(app, &decision))
+    let decision = app.limiter.check(&laid.check(&descriptors).traced(trace)).await;
+    Ok(decision::answer(app, &decision, &decision::Body::new(&decision)))
 }

@@ -170,13 +170,6 @@ pub(crate) fn is_at(path: &str) -> bool {
     path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// A request that is held back until its turn comes.
-pub(crate) struct Held {
-    decision: Decision,
-    held: tollgate_engine::Held,
-    now: Timestamp,
-}
-
 impl Reader {
     fn caller<'r>(&'r self, asked: &Asked<'r, FieldsOf<'r>>, now: Timestamp) -> Result<Caller<'r>, Problem> {
         self.who.forwarded(asked, PATH, now).map_err(|error| Problem::bad(error.to_string()))
@@ -193,18 +186,13 @@ fn asked<'r>(request: &'r Request<'r>) -> Asked<'r, FieldsOf<'r>> {
     }
 }
 
-/// The same for those who have to wait: for the store, or for their turn.
+/// Identifies the caller and decides, once.
 pub(crate) async fn answer<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
-    held: Option<Box<Held>>,
+    now: Timestamp,
     trace: Option<&Trace>,
 ) -> Result<Answer, Problem> {
-    if let Some(held) = held {
-        let Held { decision, held, now } = *held;
-        return Ok(Box::pin(in_turn(app, request, &decision, held, now)).await);
-    }
-    let now = app.limiter.clock().now();
     let reader = app.forward.reader(&app.limiter)?;
     let asked = asked(request);
     let caller = reader.caller(&asked, now)?;
@@ -212,10 +200,11 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
     let attributes = caller.attributes();
     let check =
         Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
-    match Box::pin(app.limiter.admit(&check)).await {
+    match app.limiter.admit(&check).await {
         (decision, Some(held)) if decision.delay() > Span::ZERO => {
             Ok(Box::pin(in_turn(app, request, &decision, held, now)).await)
         }
+        // Permits are left to their deadline: nobody says when the request ends.
         (decision, _) => Ok(told(app, request, &Facts::of(&decision), now)),
     }
 }

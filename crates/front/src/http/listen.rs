@@ -1,20 +1,30 @@
-//! Accepting connections: bounded in number, headers in bounded time, drained before the end.
+//! The HTTP front on the HTTP/1 server: its settings, and each connection's requests.
 
-use super::connection::Connection;
+use super::problem::Problem;
 use super::request::Request;
-use super::{App, Forward};
+use super::{App, Forward, is_asked_of};
 use crate::Status;
-use crate::serving::drain::{Drain, LAST_CHANCE};
+use bytes::BytesMut;
+use http::StatusCode;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
-use tollgate_edge::h1::Answer;
+use tollgate_edge::h1::head::{HeadError, HeadLimits};
+use tollgate_edge::h1::{Answer, Scan};
+use tollgate_edge::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
+use tollgate_edge::server::{self, BodyMode, Io, NoStream, Rejection, Response, Scope, Service, Settings};
 use tollgate_engine::Limiter;
+
+/// The largest body that is read.
+const MAX_BODY: usize = 64 * 1024;
+const MAX_HEAD: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 16 * 1024, fields: 100 };
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much of a body that is not read is discarded to keep the connection.
+const MAX_DISCARDED: usize = 1024 * 1024;
 
 /// What callers may do.
 #[derive(Debug)]
@@ -43,20 +53,54 @@ impl Default for HttpConfig {
     }
 }
 
-/// Answers requests: what a connection is served with.
-pub(crate) trait Service: Send + Sync + 'static {
-    /// Whether the body of such a request is read before it is answered. One that is not is thrown away.
-    fn wants_body(&self, request: &Request<'_>) -> bool;
+/// One connection.
+struct Session<S> {
+    app: Arc<App<S>>,
+    peer: IpAddr,
+}
 
-    /// What is left to do of a request that has to wait.
-    type Rest: Send;
+impl<S: CounterStore + 'static> Service for Session<S> {
+    type Head = Scan;
+    type Body = NoStream;
 
-    /// Answers where nothing has to be waited for, as nearly always. A future for it would take longer to be moved about
-    /// than the answer takes.
-    fn answer_now(&self, request: &Request<'_>) -> Result<Answer, Self::Rest>;
+    fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<Scan, HeadError> {
+        Scan::new(head, limits)
+    }
 
-    /// The rest of the way for those who have to wait.
-    fn answer(&self, request: &Request<'_>, rest: Self::Rest) -> impl Future<Output = Answer> + Send;
+    fn body_mode(&self, scan: &Scan, head: &[u8]) -> BodyMode {
+        let request = Request::new(self.peer, scan, head, b"");
+        if request.method == "POST" && is_asked_of(request.path) {
+            BodyMode::Whole { max: MAX_BODY }
+        } else {
+            BodyMode::Skip
+        }
+    }
+
+    async fn handle<'r>(&'r self, request: server::Request<'r, Scan>, _: Scope<'r>) -> Response<NoStream> {
+        let request = Request::new(self.peer, request.head, request.bytes, request.body.whole());
+        Response::Whole(self.app.handle(&request).await)
+    }
+
+    fn reject(&self, rejection: Rejection) -> Answer {
+        let problem = match rejection {
+            Rejection::Head(error) => {
+                // A version or an encoding that is not supported here is still the client's error.
+                let status = Some(error.status()).filter(StatusCode::is_client_error);
+                let status = status.unwrap_or(StatusCode::BAD_REQUEST);
+                Problem::new(status, "Bad request", error.to_string())
+            }
+            Rejection::Chunks => Problem::bad("the body could not be read: its chunks are malformed"),
+            Rejection::TooLarge { max } => {
+                let detail = format!("a body has at most {max} bytes");
+                Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail)
+            }
+            _ => {
+                let detail = "the rest of the request did not arrive in time";
+                Problem::new(StatusCode::REQUEST_TIMEOUT, "Too slow", detail)
+            }
+        };
+        problem.told()
+    }
 }
 
 /// Serves until `drain` is ready, and then until those who were there have been answered. Who comes in that time is
@@ -68,63 +112,21 @@ pub async fn serve<S: CounterStore + 'static>(
     config: HttpConfig,
     drain: impl Future<Output = ()> + Send,
 ) {
-    let app = App { limiter, status, answers: config.answers, forward: config.forward };
-    let service = Arc::new(app);
-    let places = Arc::new(Semaphore::new(config.connections));
-    let (early, late) = (Arc::new(Drain::default()), Arc::new(Drain::default()));
-    tokio::select! {
-        () = drain => {}
-        () = accept_all(&listener, &service, &places, config.header_timeout, &early) => {}
-    }
-    tokio::select! {
-        _ = tokio::time::timeout(config.drain, early.run()) => {}
-        () = accept_all(&listener, &service, &places, config.header_timeout, &late) => {}
-    }
-    drop(listener);
-    let _ = tokio::time::timeout(LAST_CHANCE, late.run()).await;
-}
-
-/// Takes connections for as long as it is asked to.
-async fn accept_all<V: Service>(
-    listener: &TcpListener,
-    service: &Arc<V>,
-    places: &Arc<Semaphore>,
-    header_timeout: Duration,
-    drain: &Arc<Drain>,
-) {
-    loop {
-        let Some((stream, peer, place)) = accept(listener, places).await else { continue };
-        let present = drain.enter();
-        let connection =
-            Connection::new(Arc::clone(service), stream, peer, header_timeout, Arc::clone(drain));
-        tokio::spawn(async move {
-            connection.run().await;
-            drop((place, present));
-        });
-    }
-}
-
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> Option<(tokio::net::TcpStream, IpAddr, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.ok()?;
-    let (stream, peer) = accept_any(listener).await?;
-    Some((stream, peer, place))
-}
-
-/// The next who comes, however many there are.
-pub(crate) async fn accept_any(listener: &TcpListener) -> Option<(tokio::net::TcpStream, IpAddr)> {
-    match listener.accept().await {
-        Ok((stream, peer)) => {
-            let _ = stream.set_nodelay(true);
-            Some((stream, peer.ip()))
+    let app = Arc::new(App { limiter, status, answers: config.answers, forward: config.forward });
+    let slots = ConnectionSlots::new(config.connections, WhenFull::Wait);
+    let shutdown = Shutdown { timeout: config.drain, newcomers: Newcomers::Serve };
+    let settings = Settings {
+        head: MAX_HEAD,
+        header_timeout: config.header_timeout,
+        idle_timeout: None,
+        body_timeout: BODY_TIMEOUT,
+        max_discarded: MAX_DISCARDED,
+    };
+    accept::serve(listener, slots, shutdown, drain, |stream, peer, drain| {
+        let session = Session { app: Arc::clone(&app), peer: peer.ip() };
+        async move {
+            server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &session).await;
         }
-        Err(error) => {
-            // Out of file descriptors, most likely: wait for some to come back rather than spin.
-            tracing::warn!(%error, "could not accept a connection");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            None
-        }
-    }
+    })
+    .await;
 }

@@ -8,23 +8,21 @@
 //! | `POST /json` | `json` | the Envoy service's own JSON |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
 //!
-//! `listen` accepts connections, `connection` reads requests and writes answers (`unread` reads unusual bodies), `body`
-//! decodes, `turn` holds answers back, `problem` says what was wrong, `decision` is the answer's form. Few paths need no
-//! router, and this is where every request passes. What the admin address needs of hyper is in `admin`.
+//! `listen` puts it on the HTTP/1 server ([`tollgate_edge::server`]), `body` decodes, `turn` holds answers back, `problem`
+//! says what was wrong, `decision` is the answer's form. Few paths need no router, and this is where every request passes.
+//! What the admin address needs of hyper is in `admin`.
 
 pub(crate) mod body;
 mod check;
-mod connection;
 mod decision;
 mod forward;
 pub(crate) mod health;
 mod json;
-pub(crate) mod listen;
+mod listen;
 pub(crate) mod problem;
 pub(crate) mod request;
 mod reserve;
 mod turn;
-mod unread;
 
 pub use forward::{Forward, ForwardError, ForwardSettings};
 pub use listen::{HttpConfig, serve};
@@ -34,11 +32,10 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Response, StatusCode};
-use listen::Service;
 use problem::Problem;
 use request::Request;
 use std::sync::Arc;
-use tollgate_core::CounterStore;
+use tollgate_core::{CounterStore, Timestamp};
 use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::{h1, trace};
 use tollgate_engine::{Limiter, Trace};
@@ -61,25 +58,15 @@ fn decides(path: &str) -> bool {
     matches!(path, "/v1/check" | "/v1/reserve" | "/json") || forward::is_at(path)
 }
 
-impl<S: CounterStore + 'static> Service for App<S> {
-    fn wants_body(&self, request: &Request<'_>) -> bool {
-        request.method == "POST" && is_asked_of(request.path)
-    }
-
-    type Rest = Option<Box<forward::Held>>;
-
-    fn answer_now(&self, request: &Request<'_>) -> Result<h1::Answer, Self::Rest> {
-        let _ = request;
-        Err(None)
-    }
-
-    async fn answer(&self, request: &Request<'_>, rest: Self::Rest) -> h1::Answer {
+impl<S: CounterStore + 'static> App<S> {
+    /// Serves one request.
+    async fn handle(&self, request: &Request<'_>) -> h1::Answer {
         if !decides(request.path) {
-            return route(self, request, None, None).await.unwrap_or_else(Problem::told);
+            return route(self, request, Timestamp::ZERO, None).await.unwrap_or_else(Problem::told);
         }
         let began = self.limiter.clock().now();
         let trace = trace::of(&self.limiter, &request.fields, || began);
-        let answer = route(self, request, rest, trace.as_ref()).await;
+        let answer = route(self, request, began, trace.as_ref()).await;
         if answer.is_ok() {
             self.limiter.took("http", 1, self.limiter.clock().now().since(began));
         }
@@ -87,16 +74,18 @@ impl<S: CounterStore + 'static> Service for App<S> {
     }
 }
 
+/// The paths that most requests ask for are awaited in place; the others in a box, since idle connections have room for the
+/// largest.
 async fn route<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
-    held: Option<Box<forward::Held>>,
+    now: Timestamp,
     trace: Option<&Trace>,
 ) -> Result<h1::Answer, Problem> {
     let body = request.body;
     match (request.path, request.method) {
         ("/v1/check", "POST") => check::answer(app, body, trace).await,
-        (path, _) if forward::is_at(path) => forward::answer(app, request, held, trace).await,
+        (path, _) if forward::is_at(path) => forward::answer(app, request, now, trace).await,
         ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body, trace)).await,
         ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
         ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,

@@ -1,4 +1,4 @@
-//! Accepting connections: bounded in number, drained before the end.
+//! The RESP front: its settings, and its connections.
 
 use super::connection::Connection;
 use super::{App, throttle};
@@ -6,10 +6,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tollgate_core::CounterStore;
+use tollgate_edge::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
 use tollgate_engine::Limiter;
+
+const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 
 /// What callers may do.
 #[derive(Clone)]
@@ -57,9 +60,8 @@ pub async fn serve<S: CounterStore + 'static>(
     config: RespConfig,
     drain: impl Future<Output = ()> + Send,
 ) {
-    let all = config.connections;
-    let patience = config.drain;
-    let places = Arc::new(Semaphore::new(all as usize));
+    let slots = ConnectionSlots::new(config.connections as usize, WhenFull::Reject(FULL));
+    let shutdown = Shutdown { timeout: config.drain, newcomers: Newcomers::Refuse };
     let app = Arc::new(App {
         limiter,
         config,
@@ -68,48 +70,15 @@ pub async fn serve<S: CounterStore + 'static>(
         draining: AtomicBool::new(false),
     });
     let (stop, stopping) = watch::channel(false);
-    tokio::select! {
-        () = drain => {}
-        () = accept_all(&listener, &app, &places, &stopping) => {}
-    }
-    drop(listener);
-    app.draining.store(true, Ordering::Relaxed);
-    let _ = stop.send(true);
-    let _ = tokio::time::timeout(patience, places.acquire_many(all)).await;
-}
-
-async fn accept_all<S: CounterStore + 'static>(
-    listener: &TcpListener,
-    app: &Arc<App<S>>,
-    places: &Arc<Semaphore>,
-    stopping: &watch::Receiver<bool>,
-) {
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of file descriptors, most likely: wait for some to come back rather than spin.
-                tracing::warn!(%error, "could not accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
-        let Ok(place) = Arc::clone(places).try_acquire_owned() else {
-            turn_away(&stream);
-            continue;
-        };
-        let _ = stream.set_nodelay(true);
-        let connection = Connection::new(Arc::clone(app), stream, stopping.clone());
-        tokio::spawn(async move {
-            connection.run().await;
-            drop(place);
-        });
-    }
-}
-
-/// A fresh connection has room for a line; one that has not is closed all the same.
-fn turn_away(stream: &TcpStream) {
-    let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
+    let stopped = async {
+        drain.await;
+        app.draining.store(true, Ordering::Relaxed);
+        let _ = stop.send(true);
+    };
+    accept::serve(listener, slots, shutdown, stopped, |stream, _, _| {
+        Connection::new(Arc::clone(&app), stream, stopping.clone()).run()
+    })
+    .await;
 }
 
 #[cfg(test)]

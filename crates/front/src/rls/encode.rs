@@ -8,7 +8,7 @@ use prost_types::value::Kind;
 use prost_types::{Duration, Struct, Value};
 use tollgate_core::{Span, Verdict};
 use tollgate_engine::{Decision, LimitStatus, Origin};
-use tollgate_rules::{Match, Role, RuleLimit, Unit};
+use tollgate_rules::{Match, RuleLimit, Unit};
 
 /// The answer on the wire.
 pub fn response(decision: &Decision) -> RateLimitResponse {

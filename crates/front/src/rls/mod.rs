@@ -6,6 +6,7 @@
 pub(crate) mod codec;
 mod decode;
 mod encode;
+mod incoming;
 mod layer;
 mod service;
 

@@ -1,5 +1,6 @@
 //! The rate limit service on tonic, with the standard health and reflection services beside it.
 
+use super::incoming::incoming;
 use super::layer;
 use super::proto::DESCRIPTORS;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
@@ -7,21 +8,24 @@ use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
 };
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
+use tollgate_edge::server::accept::{ConnectionSlots, WhenFull};
 use tollgate_edge::trace;
 use tollgate_engine::Limiter;
 use tonic::server::NamedService;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 /// What a caller may send.
 #[derive(Clone, Debug)]
 pub struct RlsConfig {
+    /// Connections open at once; more wait to be accepted.
+    pub connections: usize,
     /// Bytes of one message.
     pub message_bytes: usize,
     /// Requests under way on one connection.
@@ -32,7 +36,8 @@ pub struct RlsConfig {
 
 impl Default for RlsConfig {
     fn default() -> Self {
-        Self { message_bytes: 256 * 1024, streams: 1024, answers: AnswerSettings::default() }
+        let answers = AnswerSettings::default();
+        Self { connections: 65_536, message_bytes: 256 * 1024, streams: 1024, answers }
     }
 }
 
@@ -90,6 +95,8 @@ pub async fn serve<S: CounterStore + 'static>(
             health.clear_service_status(name).await;
         }
     };
+    let slots = ConnectionSlots::new(config.connections, WhenFull::Wait);
+    let incoming = pin!(incoming(listener, slots));
     Server::builder()
         .max_concurrent_streams(config.streams)
         .http2_keepalive_interval(Some(Duration::from_secs(60)))
@@ -97,7 +104,7 @@ pub async fn serve<S: CounterStore + 'static>(
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), drained)
+        .serve_with_incoming_shutdown(incoming, drained)
         .await?;
     Ok(())
 }

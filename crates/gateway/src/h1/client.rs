@@ -1,12 +1,9 @@
 //! One exchange on an upstream's connection: the request goes out while the answer may already come in.
 
-use super::body::{BodyError, Reader, Source};
-use super::write::{self, Frames};
-use crate::body::Incoming;
-use crate::io::{Io, ReadHalf, WriteHalf};
+use crate::body::{BodyError, Incoming};
 use crate::pool::{InFlight, Place};
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, Method, StatusCode};
+use http::{Method, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use std::future::Future;
 use std::pin::Pin;
@@ -14,7 +11,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_edge::h1::head::{self, HeadError, HeadLimits, ResponseHead};
-use tollgate_front::serving::alarm::Alarm;
+use tollgate_edge::server::write::{self, Frames};
+use tollgate_edge::server::{self, BodyReader, BufferedRead, Io, LazyTimeout, ReadHalf, WriteHalf};
 
 /// Upstreams are ours: they may say more than strangers.
 const LIMITS: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 0, fields: 200 };
@@ -27,7 +25,8 @@ pub(crate) struct Connection {
     write: Option<WriteHalf>,
     buffer: BytesMut,
     out: BytesMut,
-    alarm: Alarm,
+    /// For the response's body. Connections change tasks, so the wait for its head has another.
+    timeout: LazyTimeout,
     /// Since when it waits.
     pub(crate) idle_since: Instant,
     /// Whether it has, at least once.
@@ -44,7 +43,7 @@ impl Connection {
             write: Some(write),
             buffer: BytesMut::new(),
             out: BytesMut::new(),
-            alarm: Alarm::after(Duration::from_secs(60)),
+            timeout: LazyTimeout::new(Duration::from_secs(60)),
             idle_since: Instant::now(),
             has_waited: false,
             place,
@@ -56,8 +55,7 @@ impl Connection {
         &mut self.out
     }
 
-    /// Sends what it has taken.
-    pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {
+    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {
         let Some(write) = &mut self.write else {
             return Poll::Ready(Err(ExchangeError::Reset(std::io::ErrorKind::NotConnected.into())));
         };
@@ -65,7 +63,7 @@ impl Connection {
     }
 
     /// An answer's head, and where it ends among the bytes that have come. What an upstream says before is passed over.
-    pub(crate) fn poll_head(
+    fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
         asked: &Method,
@@ -95,9 +93,16 @@ impl Connection {
         }
     }
 
-    /// What has come, from the head of an answer on.
-    pub(crate) fn came(&mut self) -> &mut BytesMut {
-        &mut self.buffer
+    /// The bytes that have come: a response's head first.
+    pub(crate) fn received(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// Takes the connection apart after the head of a response that switches protocols.
+    pub(crate) fn into_tunnel(mut self, end: usize) -> Option<(BufferedRead, WriteHalf, Place)> {
+        self.buffer.advance(end);
+        let Self { read, write, buffer, place, .. } = self;
+        Some((BufferedRead { read, buffer }, write?, place))
     }
 
     /// Whether nobody has spoken or hung up since the last exchange.
@@ -125,17 +130,15 @@ pub(crate) enum ExchangeError {
     Body(BodyError),
 }
 
-/// What is sent.
+/// How one exchange is made.
 #[derive(Clone, Copy)]
-pub(crate) struct Outbound<'a> {
+pub(crate) struct Terms<'a> {
     pub(crate) method: &'a Method,
-    /// Its whole head.
-    pub(crate) head: &'a [u8],
-    /// How its body is sent.
+    /// How the request's body is sent.
     pub(crate) frames: Frames,
     /// Whether it asks to switch protocols.
     pub(crate) upgrades: bool,
-    /// The longest wait for an answer's head.
+    /// The longest wait for a response's head.
     pub(crate) response: Duration,
     /// The longest wait for more of a body.
     pub(crate) idle: Duration,
@@ -189,93 +192,70 @@ async fn pump(
     }
 }
 
-/// What came back.
-pub(crate) enum Answered {
-    Response(StatusCode, HeaderMap, UpstreamBody),
-    Switched(HeaderMap, Source, WriteHalf, Place),
-}
-
-/// Sends a request and waits for the head of its answer.
+/// Sends the head that was written to the connection, and the body, and waits for the head of the response: where it ends,
+/// and what it says. What is left to send of the body is in `pumping`.
 pub(crate) async fn exchange(
-    mut connection: Box<Connection>,
-    in_flight: InFlight,
-    request: Outbound<'_>,
-    body: Option<Incoming>,
-) -> Result<Answered, ExchangeError> {
-    connection.out.extend_from_slice(request.head);
-    connection.alarm.set(request.response);
-    let mut pumping: Option<Pump> = None;
-    let Some(write) = connection.write.take() else {
-        return Err(ExchangeError::Reset(std::io::ErrorKind::NotConnected.into()));
-    };
-    match body {
-        None => {
-            connection.write = Some(write);
-            std::future::poll_fn(|cx| match connection.poll_sent(cx) {
-                Poll::Pending => connection.alarm.poll(cx).map(|()| Err(ExchangeError::Timeout)),
-                done => done,
-            })
-            .await?;
-        }
-        Some(body) => {
-            let out = std::mem::take(&mut connection.out);
-            pumping = Some(Box::pin(pump(write, out, body, request.frames, request.idle)));
-        }
-    }
-    let (end, head) =
-        std::future::poll_fn(|cx| poll_head(cx, &mut connection, &mut pumping, &request)).await?;
-    let bytes = connection.buffer.split_to(end).freeze();
-    let (status, headers) = (head.status, head.headers(&bytes)?);
-    if status == StatusCode::SWITCHING_PROTOCOLS {
-        let Connection { read, write, buffer, place, .. } = *connection;
-        let Some(write) = write.filter(|_| request.upgrades) else {
-            return Err(ExchangeError::Unasked);
-        };
-        let source = Source { read, buffer };
-        return Ok(Answered::Switched(headers, source, write, place));
-    }
-    let mut body = UpstreamBody::new(connection, in_flight, &head, pumping, request.idle);
-    if body.reader.is_done() {
-        body.finish();
-    } else if let Some(connection) = &mut body.connection {
-        connection.alarm.set(request.idle);
-    }
-    Ok(Answered::Response(status, headers, body))
-}
-
-fn poll_head(
-    cx: &mut Context<'_>,
     connection: &mut Connection,
+    terms: &Terms<'_>,
+    body: Option<Incoming>,
     pumping: &mut Option<Pump>,
-    request: &Outbound<'_>,
-) -> Poll<Result<(usize, ResponseHead), ExchangeError>> {
-    if let Some(pump) = pumping {
-        match pump.as_mut().poll(cx) {
-            Poll::Pending => {}
-            Poll::Ready(Ok(write)) => {
-                connection.write = Some(write);
-                *pumping = None;
-                connection.alarm.set(request.response);
-            }
-            Poll::Ready(Err(PumpError::Body(error))) => return Poll::Ready(Err(ExchangeError::Body(error))),
-            Poll::Ready(Err(PumpError::Io)) => {
-                *pumping = None;
-                connection.alarm.set(LAST_WORDS);
+    timeout: &mut LazyTimeout,
+) -> Result<(usize, ResponseHead), ExchangeError> {
+    if let Some(body) = body
+        && let Some(write) = connection.write.take()
+    {
+        let out = std::mem::take(&mut connection.out);
+        *pumping = Some(Box::pin(pump(write, out, body, terms.frames, terms.idle)));
+    }
+    timeout.set(terms.response);
+    let mut has_waited = false;
+    let (end, head) = std::future::poll_fn(|cx| {
+        if let Some(pump) = pumping {
+            match pump.as_mut().poll(cx) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(write)) => {
+                    connection.write = Some(write);
+                    *pumping = None;
+                    timeout.set(terms.response);
+                }
+                Poll::Ready(Err(PumpError::Body(error))) => {
+                    return Poll::Ready(Err(ExchangeError::Body(error)));
+                }
+                Poll::Ready(Err(PumpError::Io)) => {
+                    *pumping = None;
+                    timeout.set(LAST_WORDS);
+                }
             }
         }
+        let sent = match connection.out.is_empty() {
+            true => Poll::Ready(()),
+            false => connection.poll_sent(cx)?,
+        };
+        if sent.is_ready()
+            && let Poll::Ready(head) = connection.poll_head(cx, terms.method)
+        {
+            return Poll::Ready(head);
+        }
+        if pumping.is_some() {
+            return Poll::Pending;
+        }
+        let late = if has_waited { timeout.poll(cx) } else { timeout.poll_registered(cx) };
+        has_waited = true;
+        late.map(|()| Err(ExchangeError::Timeout))
+    })
+    .await?;
+    let switches = head.status == StatusCode::SWITCHING_PROTOCOLS;
+    if switches && (!terms.upgrades || connection.write.is_none()) {
+        return Err(ExchangeError::Unasked);
     }
-    let head = connection.poll_head(cx, request.method);
-    if head.is_pending() && pumping.is_none() && connection.alarm.poll(cx).is_ready() {
-        return Poll::Ready(Err(ExchangeError::Timeout));
-    }
-    head
+    Ok((end, head))
 }
 
 /// An answer's body. The connection goes back to its pool at the last byte, before the caller has read it.
 pub(crate) struct UpstreamBody {
     connection: Option<Box<Connection>>,
     in_flight: Option<InFlight>,
-    reader: Reader,
+    reader: BodyReader,
     /// The request, as far as it is still being sent.
     pumping: Option<Pump>,
     keep: bool,
@@ -283,37 +263,49 @@ pub(crate) struct UpstreamBody {
 }
 
 impl UpstreamBody {
-    /// The body of an answer whose head has been taken from its connection.
+    /// The body behind a response's head, which ends at `end`.
     pub(crate) fn new(
-        connection: Box<Connection>,
+        mut connection: Box<Connection>,
         in_flight: InFlight,
-        head: &ResponseHead,
+        (end, head): (usize, &ResponseHead),
         pumping: Option<Pump>,
         idle: Duration,
     ) -> Self {
-        Self {
+        connection.buffer.advance(end);
+        let mut body = Self {
             connection: Some(connection),
             in_flight: Some(in_flight),
-            reader: Reader::new(head.framing),
+            reader: BodyReader::new(head.framing),
             pumping,
             keep: head.keep_alive,
             idle,
+        };
+        if body.reader.is_done() {
+            body.finish();
         }
+        body
     }
 
-    /// All of it, where it is short and has come already: `take` gets it. If not, more of it must come in time.
-    pub(crate) fn take_short(&mut self, longest: usize, take: impl FnOnce(&[u8])) -> bool {
-        let Some(connection) = &mut self.connection else { return false };
+    /// Appends all of it to `out` if it is short and has come already. If not, more of it must come in time.
+    pub(crate) fn take_short(&mut self, max: usize, out: &mut BytesMut) -> bool {
+        let Some(connection) = &mut self.connection else { return self.reader.is_done() };
         let length = self.reader.length().unwrap_or(usize::MAX);
-        if length > longest || length > connection.buffer.len() {
-            connection.alarm.set(self.idle);
+        if length > max || length > connection.buffer.len() {
+            connection.timeout.set(self.idle);
             return false;
         }
-        take(&connection.buffer[..length]);
+        out.extend_from_slice(&connection.buffer[..length]);
         connection.buffer.advance(length);
-        self.reader = Reader::Done;
+        self.reader = BodyReader::Done;
         self.finish();
         true
+    }
+
+    /// Starts the time that more of the body has to come in, for a reader that takes it piece by piece.
+    pub(crate) fn start(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.timeout.set(self.idle);
+        }
     }
 
     fn finish(&mut self) {
@@ -341,16 +333,17 @@ impl UpstreamBody {
         }
         match self.reader.poll(cx, &mut connection.read, &mut connection.buffer) {
             Poll::Pending => {
-                if connection.alarm.poll(cx).is_ready() {
-                    return Poll::Ready(Some(Err(BodyError::TooSlow)));
+                if connection.timeout.poll(cx).is_ready() {
+                    return Poll::Ready(Some(Err(server::BodyError::TooSlow.into())));
                 }
                 Poll::Pending
             }
             Poll::Ready(frame) => {
+                let frame = frame.map(|frame| frame.map_err(BodyError::Message));
                 if self.reader.is_done() {
                     self.finish();
                 } else {
-                    connection.alarm.set(self.idle);
+                    connection.timeout.set(self.idle);
                 }
                 Poll::Ready(frame)
             }

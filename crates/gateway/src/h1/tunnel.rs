@@ -1,20 +1,18 @@
 //! A connection that has stopped speaking HTTP: bytes are passed both ways until both sides have ended.
 
-use super::body::Source;
-use crate::io::WriteHalf;
 use crate::pool::{InFlight, Place};
 use bytes::{Bytes, BytesMut};
 use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tollgate_front::serving::alarm::Alarm;
+use tollgate_edge::server::{BufferedRead, LazyTimeout, WriteHalf};
 
 const ROOM: usize = 16 * 1024;
 
 /// The upstream's side of a connection that has switched.
 pub(crate) struct Tunnel {
-    pub(crate) source: Source,
+    pub(crate) source: BufferedRead,
     pub(crate) write: WriteHalf,
     pub(crate) in_flight: InFlight,
     pub(crate) place: Place,
@@ -24,7 +22,7 @@ pub(crate) struct Tunnel {
 
 /// One direction.
 struct Way {
-    from: Source,
+    from: BufferedRead,
     to: WriteHalf,
     pending: BytesMut,
     ended: bool,
@@ -32,7 +30,7 @@ struct Way {
 }
 
 impl Way {
-    fn new(mut from: Source, to: WriteHalf) -> Self {
+    fn new(mut from: BufferedRead, to: WriteHalf) -> Self {
         let pending = from.buffer.split();
         Self { from, to, pending, ended: false, shut: false }
     }
@@ -61,18 +59,18 @@ impl Way {
 }
 
 /// Passes bytes both ways until both sides have ended, one has failed, or nothing has moved for too long.
-pub(crate) async fn run(caller: Source, to_caller: WriteHalf, tunnel: Tunnel) {
+pub(crate) async fn run(caller: BufferedRead, to_caller: WriteHalf, tunnel: Tunnel) {
     let Tunnel { source, write, in_flight, place, idle } = tunnel;
     let (mut up, mut down) = (Way::new(caller, write), Way::new(source, to_caller));
-    let mut alarm = Alarm::after(idle);
+    let mut timeout = LazyTimeout::new(idle);
     let _ = poll_fn(|cx| {
         let mut moved = false;
         let upward = up.poll(cx, &mut moved)?;
         let downward = down.poll(cx, &mut moved)?;
         if moved {
-            alarm.set(idle);
+            timeout.set(idle);
         }
-        if upward.is_ready() && downward.is_ready() || alarm.poll(cx).is_ready() {
+        if upward.is_ready() && downward.is_ready() || timeout.poll(cx).is_ready() {
             return Poll::Ready(Ok::<(), io::Error>(()));
         }
         Poll::Pending

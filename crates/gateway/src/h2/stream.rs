@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_front::serving::alarm::Alarm;
+use tollgate_edge::server::LazyTimeout;
 
 tokio::task_local! {
     /// How the answer of this task's stream gets on.
@@ -44,7 +44,7 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams
 /// Runs a stream to its end, or until its caller has taken nothing for too long: dropped, it is reset.
 async fn run(stream: impl Future<Output = ()>, flow: &Flow, patience: Duration) {
     let mut stream = pin!(stream);
-    let mut alarm: Option<Alarm> = None;
+    let mut timeout: Option<LazyTimeout> = None;
     let mut seen = None;
     poll_fn(|cx| {
         if stream.as_mut().poll(cx).is_ready() {
@@ -56,11 +56,11 @@ async fn run(stream: impl Future<Output = ()>, flow: &Flow, patience: Duration) 
         if owed.is_none() {
             return Poll::Pending;
         }
-        let alarm = alarm.get_or_insert_with(|| Alarm::after(patience));
+        let timeout = timeout.get_or_insert_with(|| LazyTimeout::new(patience));
         if has_moved {
-            alarm.set(patience);
+            timeout.set(patience);
         }
-        alarm.poll(cx)
+        timeout.poll(cx)
     })
     .await;
 }

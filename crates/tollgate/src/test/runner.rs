@@ -16,7 +16,7 @@ use tollgate_front::rls::proto::envoy::service::ratelimit::v3::rate_limit_respon
     Code, DescriptorStatus,
 };
 use tollgate_front::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tollgate_rules::{Role, Ruleset, Source};
+use tollgate_rules::{Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 type TestLimiter = Limiter<MemoryStore<Arc<ManualClock>>>;

@@ -2,6 +2,7 @@
 
 use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tollgate_core::{ManualClock, Timestamp};
 use tollgate_rules::{Options, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};

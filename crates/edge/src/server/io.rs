@@ -1,4 +1,4 @@
-//! Streams as this crate has them: TCP or TLS, in halves, so that a request can be read while its answer is written.
+//! Connections over TCP or TLS, in halves: a request can be read while its response is written.
 
 use bytes::{Buf, Bytes, BytesMut};
 use std::io::{self, IoSlice};
@@ -7,35 +7,51 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+#[cfg(feature = "tls")]
 use tokio_rustls::TlsStream;
 
 /// A connection before it is split.
-pub(crate) enum Io {
+#[derive(Debug)]
+pub enum Io {
+    /// Plain.
     Tcp(TcpStream),
+    /// Encrypted.
+    #[cfg(feature = "tls")]
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// What is read from.
-pub(crate) enum ReadHalf {
+/// The half that is read from.
+#[derive(Debug)]
+pub enum ReadHalf {
+    /// Plain.
     Tcp(OwnedReadHalf),
+    /// Encrypted.
+    #[cfg(feature = "tls")]
     Tls(tokio::io::ReadHalf<Box<TlsStream<TcpStream>>>),
 }
 
-/// What is written to.
-pub(crate) enum WriteHalf {
+/// The half that is written to.
+#[derive(Debug)]
+pub enum WriteHalf {
+    /// Plain.
     Tcp(OwnedWriteHalf),
+    /// Encrypted.
+    #[cfg(feature = "tls")]
     Tls(tokio::io::WriteHalf<Box<TlsStream<TcpStream>>>),
-    /// One that has been moved elsewhere.
+    /// Moved elsewhere.
     Closed,
 }
 
 impl Io {
-    pub(crate) fn split(self) -> (ReadHalf, WriteHalf) {
+    /// Splits it for concurrent use.
+    #[must_use]
+    pub fn split(self) -> (ReadHalf, WriteHalf) {
         match self {
             Self::Tcp(stream) => {
                 let (read, write) = stream.into_split();
                 (ReadHalf::Tcp(read), WriteHalf::Tcp(write))
             }
+            #[cfg(feature = "tls")]
             Self::Tls(stream) => {
                 let (read, write) = tokio::io::split(stream);
                 (ReadHalf::Tls(read), WriteHalf::Tls(write))
@@ -45,24 +61,23 @@ impl Io {
 }
 
 impl ReadHalf {
-    /// Reads what is there into the room that `buffer` has.
-    pub(crate) fn poll_fill(
-        &mut self,
-        cx: &mut Context<'_>,
-        buffer: &mut BytesMut,
-    ) -> Poll<io::Result<usize>> {
+    /// Reads into the spare capacity of `buffer`. Zero at the end of the stream.
+    pub fn poll_fill(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(read) => tokio_util::io::poll_read_buf(Pin::new(read), cx, buffer),
+            #[cfg(feature = "tls")]
             Self::Tls(read) => tokio_util::io::poll_read_buf(Pin::new(read), cx, buffer),
         }
     }
 
-    /// Whether the other side has closed or spoken out of turn, as far as it is known without asking the kernel.
-    pub(crate) fn is_quiet(&self) -> bool {
+    /// Returns whether the peer has neither closed nor sent anything, as far as it is known without a system call.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
         match self {
             Self::Tcp(read) => {
                 matches!(read.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
             }
+            #[cfg(feature = "tls")]
             Self::Tls(_) => true,
         }
     }
@@ -74,13 +89,17 @@ impl WriteHalf {
             // The kernel takes one part more quickly than a list of one.
             (Self::Tcp(write), [one]) => Pin::new(write).poll_write(cx, one),
             (Self::Tcp(write), _) => Pin::new(write).poll_write_vectored(cx, parts),
+            #[cfg(feature = "tls")]
             (Self::Tls(write), _) => Pin::new(write).poll_write_vectored(cx, parts),
             (Self::Closed, _) => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         }
     }
 
-    /// Writes both, one after the other, in as few calls as can be.
-    pub(crate) fn poll_write_both(
+    /// Writes both, one after the other, in as few system calls as possible.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn poll_write_both(
         &mut self,
         cx: &mut Context<'_>,
         first: &mut BytesMut,
@@ -104,31 +123,40 @@ impl WriteHalf {
         first.clear();
         match self {
             Self::Tcp(_) | Self::Closed => Poll::Ready(Ok(())),
+            #[cfg(feature = "tls")]
             Self::Tls(write) => Pin::new(write).poll_flush(cx),
         }
     }
 
-    pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Ends the written direction.
+    pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(write) => Pin::new(write).poll_shutdown(cx),
+            #[cfg(feature = "tls")]
             Self::Tls(write) => Pin::new(write).poll_shutdown(cx),
             Self::Closed => Poll::Ready(Ok(())),
         }
     }
 
-    /// Ends what is said without ending what is heard.
-    pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
+    /// Ends the written direction; the peer can still be read from.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub async fn shutdown(&mut self) -> io::Result<()> {
         std::future::poll_fn(|cx| self.poll_shutdown(cx)).await
     }
 }
 
-/// A connection whose first bytes have been read already: what HTTP/2 is served on.
-pub(crate) struct Rewound {
-    pub(crate) first: BytesMut,
-    pub(crate) io: Io,
+/// A connection whose first bytes have been read already, for libraries that read it from the start.
+#[derive(Debug)]
+pub struct PrefixedStream {
+    /// The bytes that were read.
+    pub first: BytesMut,
+    /// Where the rest comes from.
+    pub io: Io,
 }
 
-impl AsyncRead for Rewound {
+impl AsyncRead for PrefixedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -141,15 +169,17 @@ impl AsyncRead for Rewound {
         }
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_read(cx, out),
+            #[cfg(feature = "tls")]
             Io::Tls(stream) => Pin::new(stream).poll_read(cx, out),
         }
     }
 }
 
-impl AsyncWrite for Rewound {
+impl AsyncWrite for PrefixedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            #[cfg(feature = "tls")]
             Io::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
@@ -161,6 +191,7 @@ impl AsyncWrite for Rewound {
     ) -> Poll<io::Result<usize>> {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            #[cfg(feature = "tls")]
             Io::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
         }
     }
@@ -172,6 +203,7 @@ impl AsyncWrite for Rewound {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            #[cfg(feature = "tls")]
             Io::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
@@ -179,6 +211,7 @@ impl AsyncWrite for Rewound {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            #[cfg(feature = "tls")]
             Io::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }

@@ -1,17 +1,17 @@
-//! Heads and bodies as they go into a connection.
+//! Writes heads and bodies of HTTP/1 messages.
 
-use crate::headers::AddFields;
+use crate::fields::AddFields;
+use crate::h1::chunked::drop_forbidden;
 use bytes::{BufMut, Bytes, BytesMut};
-use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, Method, StatusCode, Version};
+use http::{Method, StatusCode, Version};
 use http_body::{Body, Frame};
 
-/// How a body that is written is told apart from what follows.
+/// How a body that is written is delimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Frames {
+pub enum Frames {
     /// None is written.
     None,
-    /// So many bytes, as the head says.
+    /// A number of bytes, which the head states.
     Length(u64),
     /// In chunks.
     Chunked,
@@ -20,8 +20,9 @@ pub(crate) enum Frames {
 }
 
 impl Frames {
-    /// How a request's body is sent. Some servers want to be told that there is none, where there could be.
-    pub(crate) fn of_request(method: &Method, body: Option<&impl Body>) -> Self {
+    /// How a request's body is sent. Some servers require a length of zero where a body is usual.
+    #[must_use]
+    pub fn of_request(method: &Method, body: Option<&impl Body>) -> Self {
         match body {
             None if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => Self::Length(0),
             None => Self::None,
@@ -29,14 +30,10 @@ impl Frames {
         }
     }
 
-    /// How an answer's body of `length` is sent.
-    pub(crate) fn of_answer(
-        status: StatusCode,
-        asked_head: bool,
-        version: Version,
-        length: Option<u64>,
-    ) -> Self {
-        let bodiless = asked_head || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
+    /// How a response's body of `length` is sent.
+    #[must_use]
+    pub fn of_answer(status: StatusCode, head_only: bool, version: Version, length: Option<u64>) -> Self {
+        let bodiless = head_only || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
         match length {
             _ if bodiless => Self::None,
             Some(length) => Self::Length(length),
@@ -47,7 +44,7 @@ impl Frames {
 }
 
 /// Begins a request's head. Its fields follow, and [`end_of_fields`].
-pub(crate) fn request_line(out: &mut BytesMut, method: &Method, target: &str) {
+pub fn request_line(out: &mut BytesMut, method: &Method, target: &str) {
     out.reserve(512);
     out.put_slice(method.as_str().as_bytes());
     out.put_u8(b' ');
@@ -55,8 +52,8 @@ pub(crate) fn request_line(out: &mut BytesMut, method: &Method, target: &str) {
     out.put_slice(b" HTTP/1.1\r\n");
 }
 
-/// Begins an answer's head. Its fields follow, and [`end_of_fields`].
-pub(crate) fn status_line(out: &mut BytesMut, status: StatusCode, close: bool) {
+/// Begins a response's head. Its fields follow, and [`end_of_fields`].
+pub fn status_line(out: &mut BytesMut, status: StatusCode) {
     out.reserve(512);
     if status == StatusCode::OK {
         out.put_slice(b"HTTP/1.1 200 OK\r\n");
@@ -67,31 +64,10 @@ pub(crate) fn status_line(out: &mut BytesMut, status: StatusCode, close: bool) {
         out.put_slice(status.canonical_reason().unwrap_or_default().as_bytes());
         out.put_slice(b"\r\n");
     }
-    if close {
-        out.put_slice(b"connection: close\r\n");
-    }
 }
 
-/// Writes an answer's head. The length is written by `frames`, not by what the fields say.
-pub(crate) fn response_head(
-    out: &mut BytesMut,
-    status: StatusCode,
-    headers: &HeaderMap,
-    frames: Frames,
-    close: bool,
-) {
-    status_line(out, status, close);
-    for (name, value) in headers {
-        // An answer without a body may still tell the length of the one that it stands for.
-        if name != CONTENT_LENGTH || frames == Frames::None {
-            out.add(name.as_str().as_bytes(), value.as_bytes());
-        }
-    }
-    end_of_fields(out, frames);
-}
-
-/// Ends a head, by what follows it.
-pub(crate) fn end_of_fields(out: &mut BytesMut, frames: Frames) {
+/// Ends a head with the fields that delimit its body.
+pub fn end_of_fields(out: &mut BytesMut, frames: Frames) {
     match frames {
         Frames::None | Frames::UntilClose => {}
         Frames::Length(length) => {
@@ -103,17 +79,24 @@ pub(crate) fn end_of_fields(out: &mut BytesMut, frames: Frames) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Data that is larger is not copied behind the head but written from where it lies.
-pub(crate) const COPIED: usize = 8 * 1024;
+/// The same for a response. One without a body may state the length of the body that it stands for.
+pub fn end_of_response_fields(out: &mut BytesMut, frames: Frames, stated_length: Option<u64>) {
+    if let (Frames::None, Some(length)) = (frames, stated_length) {
+        return end_of_fields(out, Frames::Length(length));
+    }
+    end_of_fields(out, frames);
+}
 
-/// Puts one frame behind what is in `out`. Large data is handed back, to be written after `out`; with chunks, its end
-/// is in `tail`.
-pub(crate) fn frame(out: &mut BytesMut, frame: Frame<Bytes>, frames: Frames) -> Bytes {
+/// Data up to this size is copied behind the head; larger data is written from where it lies.
+pub const MAX_COPIED: usize = 8 * 1024;
+
+/// Appends one frame to `out`. Large data is returned instead, to be written after `out`.
+pub fn frame(out: &mut BytesMut, frame: Frame<Bytes>, frames: Frames) -> Bytes {
     let data = match frame.into_data() {
         Ok(data) => data,
         Err(frame) => {
             if let (Frames::Chunked, Ok(mut trailers)) = (frames, frame.into_trailers()) {
-                tollgate_edge::h1::chunked::drop_forbidden(&mut trailers);
+                drop_forbidden(&mut trailers);
                 out.put_slice(b"0\r\n");
                 for (name, value) in &trailers {
                     out.add(name.as_str().as_bytes(), value.as_bytes());
@@ -136,7 +119,7 @@ pub(crate) fn frame(out: &mut BytesMut, frame: Frame<Bytes>, frames: Frames) -> 
         out.put_slice(b"\r\n");
         return Bytes::new();
     }
-    if data.len() <= COPIED {
+    if data.len() <= MAX_COPIED {
         out.extend_from_slice(&data);
         return Bytes::new();
     }
@@ -144,7 +127,7 @@ pub(crate) fn frame(out: &mut BytesMut, frame: Frame<Bytes>, frames: Frames) -> 
 }
 
 /// The end of a body in chunks that had no trailers.
-pub(crate) fn last_chunk(out: &mut BytesMut) {
+pub fn last_chunk(out: &mut BytesMut) {
     out.put_slice(b"0\r\n\r\n");
 }
 

@@ -1,47 +1,58 @@
-//! Bodies as they come from a connection: pulled frame by frame, so that nobody is read faster than the other reads.
+//! Bodies read from a connection: pulled frame by frame, so that a sender is read no faster than its receiver reads.
 
-use crate::io::ReadHalf;
+use super::io::ReadHalf;
+use super::lazy_timeout::LazyTimeout;
+use crate::h1::chunked::{Chunk, Chunks};
+use crate::h1::head::Framing;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::sync::Notify;
-use tollgate_edge::h1::chunked::{Chunk, Chunks};
-use tollgate_edge::h1::head::Framing;
-use tollgate_front::serving::alarm::Alarm;
 
 /// How much is read at once.
 const ROOM: usize = 16 * 1024;
 
 /// Why a body did not come to its end.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BodyError {
+#[non_exhaustive]
+pub enum BodyError {
+    /// The connection failed.
     #[error("the connection failed: {0}")]
     Io(#[from] std::io::Error),
+    /// The connection ended too early.
     #[error("the connection ended in the middle of the body")]
     Cut,
+    /// Malformed chunks.
     #[error("the chunks of the body are malformed")]
     Malformed,
+    /// More bytes than are accepted.
     #[error("the body is larger than is passed on here")]
     TooLarge,
+    /// The sender stalled.
     #[error("no byte of the body came for too long")]
     TooSlow,
-    #[error("the HTTP/2 stream failed: {0}")]
-    Stream(#[from] hyper::Error),
 }
 
-/// Where in a body the reader stands.
-pub(crate) enum Reader {
+/// The position in a body.
+#[derive(Debug)]
+pub enum BodyReader {
+    /// Behind its end.
     Done,
+    /// This many bytes are left.
     Length(u64),
+    /// In chunks.
     Chunked(Chunks),
+    /// It ends with its connection.
     UntilClose,
 }
 
-impl Reader {
-    pub(crate) fn new(framing: Framing) -> Self {
+impl BodyReader {
+    /// The start of a body.
+    #[must_use]
+    pub fn new(framing: Framing) -> Self {
         match framing {
             Framing::None | Framing::Length(0) => Self::Done,
             Framing::Length(length) => Self::Length(length),
@@ -50,12 +61,15 @@ impl Reader {
         }
     }
 
-    pub(crate) const fn is_done(&self) -> bool {
+    /// Returns whether the whole body was read.
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
         matches!(self, Self::Done)
     }
 
-    /// Bytes that are left, where that is known.
-    pub(crate) fn length(&self) -> Option<usize> {
+    /// The number of bytes left, if known.
+    #[must_use]
+    pub fn length(&self) -> Option<usize> {
         match self {
             Self::Done => Some(0),
             Self::Length(left) => usize::try_from(*left).ok(),
@@ -63,7 +77,9 @@ impl Reader {
         }
     }
 
-    pub(crate) fn size_hint(&self) -> SizeHint {
+    /// The same as a [`SizeHint`].
+    #[must_use]
+    pub fn size_hint(&self) -> SizeHint {
         match self {
             Self::Done => SizeHint::with_exact(0),
             Self::Length(left) => SizeHint::with_exact(*left),
@@ -72,7 +88,7 @@ impl Reader {
     }
 
     /// The next frame.
-    pub(crate) fn poll(
+    pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
         read: &mut ReadHalf,
@@ -115,54 +131,62 @@ impl Reader {
     }
 }
 
-/// What a connection is read from, with what has been read already.
-pub(crate) struct Source {
-    pub(crate) read: ReadHalf,
-    pub(crate) buffer: BytesMut,
+/// The read half of a connection, with what has been read already.
+#[derive(Debug)]
+pub struct BufferedRead {
+    /// Where more comes from.
+    pub read: ReadHalf,
+    /// What was read and not used.
+    pub buffer: BytesMut,
 }
 
-/// Where a request's body leaves its source when it is done with it.
-#[derive(Default)]
-pub(crate) struct Home {
-    returned: Mutex<Option<(Source, Reader)>>,
-    /// The body is wanted: a caller that waits to be told may send it.
-    pub(crate) wanted: Notify,
+/// Where a request's body leaves the read half of its connection when it is dropped.
+#[derive(Debug, Default)]
+pub(super) struct ReadReturn {
+    returned: Mutex<Option<(BufferedRead, BodyReader)>>,
+    /// The body has been polled: a client that expects `100 Continue` may send it.
+    is_wanted: AtomicBool,
 }
 
-impl Home {
-    pub(crate) fn take(&self) -> Option<(Source, Reader)> {
+impl ReadReturn {
+    pub(super) fn take(&self) -> Option<(BufferedRead, BodyReader)> {
         self.returned.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::Relaxed)
     }
 }
 
-/// The body of a request that came by HTTP/1.
-pub(crate) struct RequestBody {
-    source: Option<Source>,
-    reader: Reader,
-    home: Arc<Home>,
+/// The body of a request, as a stream. Dropping it returns the connection's read half.
+#[derive(Debug)]
+pub struct RequestBody {
+    source: Option<BufferedRead>,
+    reader: BodyReader,
+    home: Arc<ReadReturn>,
     /// Bytes that may still come.
     room: u64,
     idle: Duration,
-    alarm: Alarm,
-    touched: bool,
+    timeout: LazyTimeout,
+    is_polled: bool,
 }
 
 impl RequestBody {
-    pub(crate) fn new(source: Source, framing: Framing, home: Arc<Home>, idle: Duration) -> Self {
-        let alarm = Alarm::after(idle);
+    pub(super) fn new(source: BufferedRead, framing: Framing, home: Arc<ReadReturn>, idle: Duration) -> Self {
+        let timeout = LazyTimeout::new(idle);
         Self {
             source: Some(source),
-            reader: Reader::new(framing),
+            reader: BodyReader::new(framing),
             home,
             room: u64::MAX,
             idle,
-            alarm,
-            touched: false,
+            timeout,
+            is_polled: false,
         }
     }
 
-    /// Passes on at most so many bytes.
-    pub(crate) fn limit(&mut self, bytes: u64) {
+    /// Fails once more than `bytes` bytes have come.
+    pub fn limit(&mut self, bytes: u64) {
         self.room = bytes;
     }
 }
@@ -177,10 +201,10 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         let Some(source) = &mut this.source else { return Poll::Ready(None) };
-        if !this.touched {
-            this.touched = true;
-            this.home.wanted.notify_one();
-            this.alarm.set(this.idle);
+        if !this.is_polled {
+            this.is_polled = true;
+            this.home.is_wanted.store(true, Ordering::Relaxed);
+            this.timeout.set(this.idle);
         }
         match this.reader.poll(cx, &mut source.read, &mut source.buffer) {
             Poll::Ready(Some(Ok(frame))) => {
@@ -189,10 +213,10 @@ impl Body for RequestBody {
                     return Poll::Ready(Some(Err(BodyError::TooLarge)));
                 };
                 this.room = room;
-                this.alarm.set(this.idle);
+                this.timeout.set(this.idle);
                 Poll::Ready(Some(Ok(frame)))
             }
-            Poll::Pending if this.alarm.poll(cx).is_ready() => Poll::Ready(Some(Err(BodyError::TooSlow))),
+            Poll::Pending if this.timeout.poll(cx).is_ready() => Poll::Ready(Some(Err(BodyError::TooSlow))),
             other => other,
         }
     }
@@ -209,7 +233,7 @@ impl Body for RequestBody {
 impl Drop for RequestBody {
     fn drop(&mut self) {
         if let Some(source) = self.source.take() {
-            let reader = std::mem::replace(&mut self.reader, Reader::Done);
+            let reader = std::mem::replace(&mut self.reader, BodyReader::Done);
             *self.home.returned.lock().unwrap_or_else(PoisonError::into_inner) = Some((source, reader));
         }
     }

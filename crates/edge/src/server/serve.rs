@@ -1,0 +1,353 @@
+//! A client's connection, request after request, within one task.
+
+use super::body::{BodyReader, BufferedRead, ReadReturn, RequestBody};
+use super::connection::{Connection, Gone, Line, Next, Settings};
+use super::drain::Drain;
+use super::io::Io;
+use super::lazy_timeout::LazyTimeout;
+use super::service::{
+    BodyMode, Payload, Rejection, Request, Response, ResponseBody, Scope, Service, Streamed, Upgrade,
+};
+use super::write::{self, Frames, MAX_COPIED};
+use crate::h1::head::Framing;
+use crate::h1::{After, Answer, Scan, Wants};
+use bytes::{Bytes, BytesMut};
+use http::Version;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use tollgate_core::{Clock, SystemClock};
+
+/// Bytes of responses that are gathered before they are sent.
+const MAX_UNSENT: usize = 64 * 1024;
+/// Room for most responses.
+const RESPONSE_SIZE: usize = 1024;
+
+/// Why a connection is not served any further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// After the last response.
+    Close,
+    /// The client may still be sending what is not read.
+    CloseWhileSending,
+    /// A last response says what was wrong.
+    Reject(Rejection),
+    /// The client has left, or its response failed: nothing more can be sent.
+    Gone,
+}
+
+impl From<Gone> for Stop {
+    fn from(Gone: Gone) -> Self {
+        Self::Gone
+    }
+}
+
+/// Serves one connection to its end. `first` was read from it already.
+pub async fn serve<V: Service>(io: Io, first: BytesMut, settings: &Settings, drain: &Drain, service: &V) {
+    let mut begun = pin!(drain.begun());
+    Drain::wake_on_begin(begun.as_mut()).await;
+    let (read, write) = io.split();
+    let line = Line {
+        source: Some(BufferedRead { read, buffer: first }),
+        leftover: None,
+        lent: None,
+        expects_continue: false,
+        write,
+        out: BytesMut::new(),
+    };
+    let timeout = LazyTimeout::new(settings.header_timeout);
+    let mut connection = Connection { line, timeout, settings, drain, clock: SystemClock::new() };
+    let mut is_new = true;
+    let stop = loop {
+        let end = match connection.next_head(is_new).await {
+            Next::Head(end) => end,
+            Next::End => break Stop::Close,
+            Next::Slow => break Stop::Reject(Rejection::SlowHead),
+            Next::Reject(error) => break Stop::Reject(Rejection::Head(error)),
+        };
+        is_new = false;
+        if let Err(stop) = connection.serve_one(service, end).await {
+            break stop;
+        }
+    };
+    Box::pin(connection.finish(service, stop)).await;
+}
+
+impl Connection<'_> {
+    /// Serves the request whose head ends at `end`.
+    async fn serve_one<V: Service>(&mut self, service: &V, end: usize) -> Result<(), Stop> {
+        let Some(source) = &mut self.line.source else { return Err(Stop::Gone) };
+        let parsed = service.parse(&source.buffer[..end], &self.settings.head);
+        let head = parsed.map_err(|error| Stop::Reject(Rejection::Head(error)))?;
+        let scan: &Scan = head.as_ref();
+        let mut whole = end;
+        if scan.framing != Framing::None {
+            match (scan.framing, service.body_mode(&head, &source.buffer[..end])) {
+                (Framing::Length(length), BodyMode::Whole { max }) if length <= max as u64 => {
+                    whole += length as usize;
+                    if source.buffer.len() < whole {
+                        self.fill_to(scan, whole).await?;
+                    }
+                }
+                (_, mode) => return Box::pin(self.serve_unusual(service, &head, end, mode)).await,
+            }
+        }
+        let Some(source) = &mut self.line.source else { return Err(Stop::Gone) };
+        // Taken, so that more can be read while the request borrows from it.
+        let input = std::mem::take(&mut source.buffer);
+        let body = if whole > end { Payload::Whole(&input[end..whole]) } else { Payload::None };
+        let request = Request { head: &head, bytes: &input[..end], body };
+        let (response, fields) = self.handle(service, request).await?;
+        self.line.restore(input, whole);
+        self.respond(scan, response, fields).await
+    }
+
+    /// Waits for the handler of one request. Returns its response, and the head that it has written.
+    async fn handle<V: Service>(
+        &mut self,
+        service: &V,
+        request: Request<'_, V::Head>,
+    ) -> Result<(Response<V::Body>, BytesMut), Gone> {
+        let Self { line, timeout, .. } = self;
+        // Where no other response waits to be sent, the handler writes to where this one is sent from.
+        let mut fields = if line.out.is_empty() { std::mem::take(&mut line.out) } else { BytesMut::new() };
+        let response = {
+            let mut handling = pin!(service.handle(request, Scope { out: &mut fields, timeout }));
+            poll_fn(|cx| line.poll_handler(cx, handling.as_mut())).await?
+        };
+        Ok((response, fields))
+    }
+
+    /// Serves a request whose body is in chunks, too large, skipped or streamed.
+    async fn serve_unusual<V: Service>(
+        &mut self,
+        service: &V,
+        head: &V::Head,
+        end: usize,
+        mode: BodyMode,
+    ) -> Result<(), Stop> {
+        let scan: &Scan = head.as_ref();
+        let Some(mut source) = self.line.source.take() else { return Err(Stop::Gone) };
+        let rest = source.buffer.split_off(end);
+        let input = std::mem::replace(&mut source.buffer, rest);
+        let mut reader = BodyReader::new(scan.framing);
+        self.line.expects_continue = scan.expects_continue;
+        let mut gathered = Vec::new();
+        let body = match mode {
+            BodyMode::Stream => {
+                let lent = Arc::new(ReadReturn::default());
+                self.line.lent = Some(Arc::clone(&lent));
+                let idle = self.settings.body_timeout;
+                Payload::Stream(RequestBody::new(source, scan.framing, lent, idle))
+            }
+            BodyMode::Skip => {
+                self.line.source = Some(source);
+                self.line.leftover = Some(reader);
+                Payload::None
+            }
+            BodyMode::Whole { max } => {
+                self.line.source = Some(source);
+                let is_short = scan.framing.length().is_none_or(|length| length <= max as u64);
+                if !is_short || !self.gather(&mut reader, &mut gathered, max).await? {
+                    self.line.leftover = Some(reader);
+                    let answer = service.reject(Rejection::TooLarge { max });
+                    return self.respond::<V::Body>(scan, Response::Whole(answer), BytesMut::new()).await;
+                }
+                Payload::Whole(&gathered)
+            }
+        };
+        let (response, fields) = self.handle(service, Request { head, bytes: &input, body }).await?;
+        self.line.reclaim();
+        self.respond(scan, response, fields).await
+    }
+
+    /// Waits until the buffer has `whole` bytes.
+    async fn fill_to(&mut self, scan: &Scan, whole: usize) -> Result<(), Stop> {
+        self.timeout.set(self.settings.body_timeout);
+        if scan.expects_continue {
+            self.line.put_continue();
+        }
+        while self.line.source.as_ref().is_some_and(|source| source.buffer.len() < whole) {
+            if !self.fill().await? {
+                return Err(Stop::Reject(Rejection::SlowBody));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a body in chunks. False if it is larger than `max`.
+    async fn gather(
+        &mut self,
+        reader: &mut BodyReader,
+        body: &mut Vec<u8>,
+        max: usize,
+    ) -> Result<bool, Stop> {
+        self.timeout.set(self.settings.body_timeout);
+        if self.line.expects_continue {
+            self.line.put_continue();
+        }
+        let Self { line: Line { source: Some(source), write, out, .. }, timeout, .. } = self else {
+            return Err(Stop::Gone);
+        };
+        poll_fn(|cx| {
+            loop {
+                use super::BodyError::{Cut, Io};
+                let frame = match reader.poll(cx, &mut source.read, &mut source.buffer) {
+                    Poll::Ready(Some(Ok(frame))) => frame,
+                    Poll::Ready(Some(Err(Cut | Io(_)))) => return Poll::Ready(Err(Stop::Gone)),
+                    Poll::Ready(Some(Err(_))) => {
+                        return Poll::Ready(Err(Stop::Reject(Rejection::Chunks)));
+                    }
+                    Poll::Ready(None) => return Poll::Ready(Ok(true)),
+                    Poll::Pending => {
+                        let written = write.poll_write_both(cx, out, &mut Bytes::new());
+                        if let Poll::Ready(Err(_)) = written {
+                            return Poll::Ready(Err(Stop::Gone));
+                        }
+                        return timeout.poll(cx).map(|()| Err(Stop::Reject(Rejection::SlowBody)));
+                    }
+                };
+                if let Ok(data) = frame.into_data() {
+                    if body.len() + data.len() > max {
+                        return Poll::Ready(Ok(false));
+                    }
+                    body.extend_from_slice(&data);
+                }
+            }
+        })
+        .await
+    }
+
+    /// Returns whether another request may follow this one.
+    fn is_kept(&self, scan: &Scan) -> bool {
+        scan.keep_alive && self.can_discard() && !self.drain.has_begun()
+    }
+
+    /// Returns whether what is left of the request's body is short enough to be discarded.
+    fn can_discard(&self) -> bool {
+        let max = self.settings.max_discarded;
+        let is_short = |reader: &BodyReader| max > 0 && reader.length().is_none_or(|length| length <= max);
+        self.line.leftover.as_ref().is_none_or(is_short)
+    }
+
+    /// Writes a response, and prepares the connection for the next request.
+    async fn respond<B: ResponseBody>(
+        &mut self,
+        scan: &Scan,
+        response: Response<B>,
+        fields: BytesMut,
+    ) -> Result<(), Stop> {
+        let mut is_kept = self.is_kept(scan);
+        match response {
+            Response::Whole(answer) => {
+                if self.line.out.is_empty() {
+                    // Its room is used again.
+                    self.line.out = fields;
+                    self.line.out.clear();
+                }
+                self.put_answer(scan, &answer, is_kept);
+            }
+            Response::Stream(streamed) => is_kept = self.put_stream(scan, streamed, fields, is_kept).await?,
+            Response::Upgrade(upgrade) => return Err(Box::pin(self.upgrade(upgrade, fields)).await),
+        }
+        self.line.reclaim();
+        // A response may have come before its request's body was read.
+        if !is_kept || self.line.source.is_none() || !self.can_discard() {
+            return Err(Stop::Close);
+        }
+        if let Some(reader) = self.line.leftover.take() {
+            Box::pin(self.skip(reader)).await?;
+        }
+        if self.line.out.len() > MAX_UNSENT {
+            self.flush(Bytes::new()).await?;
+        }
+        Ok(())
+    }
+
+    fn put_answer(&mut self, scan: &Scan, answer: &Answer, is_kept: bool) {
+        let after = match scan.version {
+            _ if !is_kept => After::Close,
+            Version::HTTP_10 => After::KeepOld,
+            _ => After::Keep,
+        };
+        let wants = if scan.asks_head { Wants::Head } else { Wants::All };
+        self.line.out.reserve(RESPONSE_SIZE);
+        answer.write(&mut self.line.out, wants, after, self.clock.now());
+    }
+
+    /// Writes the rest of a streamed response's head, and its body. Returns whether the connection is kept.
+    async fn put_stream<B: ResponseBody>(
+        &mut self,
+        scan: &Scan,
+        streamed: Streamed<B>,
+        fields: BytesMut,
+        is_kept: bool,
+    ) -> Result<bool, Stop> {
+        let Streamed { status, stated_length, mut body } = streamed;
+        let frames = Frames::of_answer(status, scan.asks_head, scan.version, body.size_hint().exact());
+        let is_kept = is_kept && frames != Frames::UntilClose;
+        self.put_head(fields);
+        let out = &mut self.line.out;
+        if !is_kept {
+            out.extend_from_slice(b"connection: close\r\n");
+        }
+        write::end_of_response_fields(out, frames, stated_length);
+        if frames == Frames::None {
+            body.skip();
+        } else if body.take_short(MAX_COPIED, out) {
+            drop(body);
+        } else {
+            Box::pin(self.write_body(body, frames)).await?;
+        }
+        Ok(is_kept)
+    }
+
+    /// Appends what a handler has written to what is to be sent.
+    fn put_head(&mut self, fields: BytesMut) {
+        if self.line.out.is_empty() {
+            self.line.out = fields;
+        } else {
+            self.line.out.extend_from_slice(&fields);
+        }
+    }
+
+    /// Reads the rest of a body that was not read.
+    async fn skip(&mut self, reader: BodyReader) -> Result<(), Stop> {
+        // A client that waits to be told to send it never will be.
+        let is_silent = self.line.source.as_ref().is_none_or(|source| source.buffer.is_empty());
+        if self.line.expects_continue && is_silent {
+            return Err(Stop::CloseWhileSending);
+        }
+        self.discard(reader).await.map_err(|Gone| Stop::CloseWhileSending)
+    }
+
+    /// Hands the connection over to another protocol.
+    async fn upgrade(&mut self, upgrade: Upgrade, fields: BytesMut) -> Stop {
+        self.put_head(fields);
+        self.line.out.extend_from_slice(b"\r\n");
+        if self.flush(Bytes::new()).await.is_ok()
+            && let Some(source) = self.line.source.take()
+        {
+            // The halves move into the tunnel, which ends the connection.
+            let write = std::mem::replace(&mut self.line.write, super::io::WriteHalf::Closed);
+            (upgrade.0)(source, write).await;
+        }
+        Stop::Gone
+    }
+
+    /// Ends the connection, with a last response where there is one.
+    async fn finish<V: Service>(&mut self, service: &V, stop: Stop) {
+        let is_sending = match stop {
+            Stop::Gone => return,
+            Stop::Close => false,
+            Stop::CloseWhileSending => true,
+            Stop::Reject(rejection) => {
+                let answer = service.reject(rejection);
+                answer.write(&mut self.line.out, Wants::All, After::Close, self.clock.now());
+                true
+            }
+        };
+        self.close(is_sending).await;
+    }
+}

@@ -1,0 +1,79 @@
+//! The requests of one client's connection, for the proxy.
+
+use super::tunnel;
+use crate::body::{Incoming, Outgoing};
+use crate::headers::Peer;
+use crate::problem;
+use crate::proxy::{Forwarded, Proxied, Proxy};
+use http::StatusCode;
+use std::sync::Arc;
+use tollgate_core::CounterStore;
+use tollgate_edge::h1::Answer;
+use tollgate_edge::h1::head::{self, HeadError, HeadLimits, RequestHead};
+use tollgate_edge::server::{
+    BodyMode, Payload, Rejection, Request, Response, Scope, Service, Streamed, Upgrade,
+};
+use tollgate_edge::who::Asked;
+
+/// One connection.
+pub(crate) struct Session<S: CounterStore + 'static> {
+    pub(crate) proxy: Arc<Proxy<S>>,
+    pub(crate) peer: Peer,
+}
+
+impl<S: CounterStore + 'static> Service for Session<S> {
+    type Head = RequestHead;
+    type Body = Outgoing;
+
+    fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<RequestHead, HeadError> {
+        head::request(head, limits)
+    }
+
+    fn body_mode(&self, _: &RequestHead, _: &[u8]) -> BodyMode {
+        BodyMode::Stream
+    }
+
+    async fn handle<'r>(&'r self, request: Request<'r, RequestHead>, scope: Scope<'r>) -> Response<Outgoing> {
+        let Request { head, bytes, body } = request;
+        let fields = head.fields(bytes);
+        let forwarded = Forwarded {
+            asked: Asked {
+                peer: self.peer.address,
+                method: head.method.as_str(),
+                path: head.path(bytes),
+                authority: head.authority(),
+                headers: &fields,
+            },
+            method: &head.method,
+            target: head.path_and_query(bytes),
+        };
+        let body = match body {
+            Payload::Stream(body) => Some(Incoming::h1(body)),
+            Payload::None | Payload::Whole(_) => None,
+        };
+        match self.proxy.handle(&self.peer, &forwarded, body, scope.out, scope.timeout).await {
+            Proxied::Response { status, stated_length, body } => {
+                Response::Stream(Streamed { status, stated_length, body })
+            }
+            Proxied::Tunnel(tunnel, finish) => Response::Upgrade(Upgrade(Box::new(|source, write| {
+                Box::pin(async move {
+                    tunnel::run(source, write, *tunnel).await;
+                    drop(finish);
+                })
+            }))),
+        }
+    }
+
+    fn reject(&self, rejection: Rejection) -> Answer {
+        let (status, detail) = match rejection {
+            Rejection::Head(error) => (error.status(), error.to_string()),
+            Rejection::SlowHead => {
+                (StatusCode::REQUEST_TIMEOUT, "the header section did not come in time".to_owned())
+            }
+            // Bodies are streamed: what is wrong with one is the proxy's to answer.
+            _ => (StatusCode::BAD_REQUEST, "the body could not be read".to_owned()),
+        };
+        self.proxy.refused(&self.peer, status, &detail);
+        problem::answer(status, &detail)
+    }
+}
