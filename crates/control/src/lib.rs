@@ -83,7 +83,7 @@ pub use key::{Caller, KeyHash, KeyHasher};
 pub use lag::{LAG_CLASSES, Lag};
 pub use nodes::NodeSeen;
 pub use proof::{Claim, Claimed};
-pub use publish::{Change, Proposal, Publication, Refusal, Remark, Report};
+pub use publish::{Change, ChangeKind, Proposal, Publication, Refusal, Remark, Report};
 pub use quota::{Quota, QuotaDraft, QuotaOverride, QuotaProblem, rfc3339};
 pub use quotas::{Cursor, Page, Wanted};
 pub use rehearsal::{Affected, Rehearsal, rehearse};

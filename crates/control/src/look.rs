@@ -6,7 +6,7 @@ use crate::desk::{Acting, Desk};
 use crate::gather::{Hearing, Others, REQUESTS, wildcards};
 use crate::hidden::Known;
 use crate::merge::{Room, merge};
-use crate::publish::{Change, Refusal, Remark, Report, check_files};
+use crate::publish::{Change, ChangeKind, Refusal, Remark, Report, check_files};
 use crate::rehearsal::{Rehearsal, rehearse};
 use crate::revision::RuleFile;
 use crate::wire;
@@ -44,9 +44,9 @@ impl Desk {
         let change = |change: tollgate_rules::RuleChange| Change {
             rule: change.rule,
             change: match (&change.before, &change.after) {
-                (None, _) => "added",
-                (_, None) => "removed",
-                _ => "changed",
+                (None, _) => ChangeKind::Added,
+                (_, None) => ChangeKind::Removed,
+                _ => ChangeKind::Changed,
             },
             before: change.before,
             after: change.after,

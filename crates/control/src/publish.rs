@@ -10,6 +10,7 @@ use crate::revision::{RuleDraft, RuleFile};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tollgate_rules::Diagnostic;
+use utoipa::ToSchema;
 
 /// The most files of a revision.
 const MOST_FILES: usize = 1_000;
@@ -19,7 +20,7 @@ const LONGEST_NAME: usize = 512;
 const LONGEST_REASON: usize = 1_024;
 
 /// Rules as they are sent.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Proposal {
     /// All of them: what is not here acts no more.
@@ -35,7 +36,7 @@ pub struct Proposal {
 }
 
 /// What is wrong in a file, or does nothing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Remark {
     /// The file.
     pub file: String,
@@ -47,6 +48,7 @@ pub struct Remark {
     pub message: String,
     /// What to write instead.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
     pub help: Option<String>,
 }
 
@@ -58,22 +60,38 @@ impl From<&Diagnostic> for Remark {
 }
 
 /// What becomes of one rule.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = RuleChange)]
 pub struct Change {
     /// Its domain and path.
     pub rule: String,
-    /// `added`, `removed` or `changed`.
-    pub change: &'static str,
+    /// Whether it is new, goes, or stays as another.
+    pub change: ChangeKind,
     /// What it says.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
     pub before: Option<String>,
     /// What it will say.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
     pub after: Option<String>,
 }
 
+/// Whether a rule is new, goes, or stays as another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ChangeKind {
+    /// It is new.
+    Added,
+    /// It goes.
+    Removed,
+    /// It says something else.
+    Changed,
+}
+
 /// What is known of rules before they act.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+#[schema(as = RuleReport)]
 pub struct Report {
     /// Why they cannot act.
     pub errors: Vec<Remark>,
@@ -82,6 +100,7 @@ pub struct Report {
     /// What they change.
     pub diff: Vec<Change>,
     /// What they would have done to the last traffic.
+    #[schema(required = true)]
     pub rehearsal: Option<Rehearsal>,
 }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::process::Command;
 
 /// From the top of the house down; a crate that is not built yet has its place already.
-const ROOMS: [&str; 13] = [
+const ROOMS: [&str; 14] = [
     "tollgate-core",
     "tollgate-rules",
     "tollgate-store",
@@ -16,6 +16,7 @@ const ROOMS: [&str; 13] = [
     "tollgate-sdk",
     "tollgate-regions",
     "tollgate-front",
+    "tollgate-admin",
     "tollgate-gateway",
     "tollgate-sim",
     "tollgate",

@@ -7,6 +7,7 @@ use crate::key::{KeyHash, LONGEST_PREFIX};
 use crate::quota::Quota;
 use futures_util::TryStreamExt;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 const LIST: &str = concat!(
     "SELECT ",
@@ -88,11 +89,13 @@ impl Cursor {
 }
 
 /// Some agreements, and where the next ones are.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = QuotaPage)]
 pub struct Page {
     /// As they come.
     pub quotas: Vec<Quota>,
     /// What to ask for next; nothing, if these are the last.
+    #[schema(required = true)]
     pub next_cursor: Option<String>,
 }
 

@@ -3,7 +3,6 @@
 use super::connection::Connection;
 use super::request::Request;
 use super::{App, Forward};
-use crate::Status;
 use crate::serving::drain::{Drain, LAST_CHANCE};
 use std::future::Future;
 use std::net::IpAddr;
@@ -15,6 +14,7 @@ use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::h1::Answer;
 use tollgate_engine::Limiter;
+use tollgate_observe::Status;
 
 /// What callers may do.
 #[derive(Debug)]
@@ -114,7 +114,7 @@ async fn accept(
 }
 
 /// The next who comes, however many there are.
-pub(crate) async fn accept_any(listener: &TcpListener) -> Option<(tokio::net::TcpStream, IpAddr)> {
+async fn accept_any(listener: &TcpListener) -> Option<(tokio::net::TcpStream, IpAddr)> {
     match listener.accept().await {
         Ok((stream, peer)) => {
             let _ = stream.set_nodelay(true);
