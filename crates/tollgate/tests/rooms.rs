@@ -17,6 +17,7 @@ const ROOMS: [&str; 14] = [
     "tollgate-sdk",
     "tollgate-regions",
     "tollgate-front",
+    "tollgate-admin",
     "tollgate-gateway",
     "tollgate-sim",
     "tollgate",

@@ -1,0 +1,131 @@
+//! Every route of the admin address, and what applies to all of them.
+//!
+//! A request passes, in order: the dashboard, which is for anybody; the rejection of what pages of other sites send; the route; a
+//! time limit; the extractors of its handler, of which the first authenticates. `Viewer`, `Operator` and `Administrator` say
+//! in a handler's signature who may call it, and `x-role` in its annotation says the same to readers of the document; a test
+//! holds the two together.
+//!
+//! A path segment must not be empty, and a path that is there as it is written does not stand for a name as well.
+
+use crate::api::{
+    audit, decisions, emergency, health, log_level, openapi, quota_bulk, quotas, rule_tree, rules, stats,
+    usage,
+};
+use crate::auth::{reject_cross_site, session};
+use crate::conn::listener;
+use crate::error::{ApiError, database_unavailable};
+use crate::{AdminState, AdminTls, dashboard};
+use axum::Router;
+use axum::extract::{MatchedPath, Request};
+use axum::middleware::{Next, from_fn, map_response};
+use axum::response::{IntoResponse, Response};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
+    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderName, StatusCode, Uri};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tollgate_edge::problem::Problem;
+use utoipa_axum::router::OpenApiRouter;
+
+/// How long a response may take to begin: a database that hangs must not hold operators up.
+const TIME_LIMIT: Duration = Duration::from_secs(20);
+
+/// Serves until `drain` is ready, and then until those who were connected have been answered.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<AdminTls>,
+    admin: AdminState,
+    drain: impl Future<Output = ()> + Send,
+) {
+    let mut router = router(Arc::new(admin));
+    if tls.is_some() {
+        router = router.layer(map_response(with_strict_transport_security));
+    }
+    listener::serve(listener, tls, drain, router).await;
+}
+
+/// The documented routes.
+pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
+    OpenApiRouter::with_openapi(openapi::header())
+        .merge(session::routes())
+        .merge(rule_tree::routes())
+        .merge(rules::routes())
+        .merge(quota_bulk::routes())
+        .merge(quotas::routes())
+        .merge(usage::routes())
+        .merge(emergency::routes())
+        .merge(audit::routes())
+        .merge(log_level::routes())
+        .merge(openapi::routes())
+        .merge(health::routes())
+        .merge(decisions::routes())
+        .merge(stats::routes())
+}
+
+fn router(admin: Arc<AdminState>) -> Router {
+    let (api, _) = api().split_for_parts();
+    api.method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .layer(from_fn(within_time_limit))
+        .layer(from_fn(from_this_site))
+        .with_state(admin)
+        .merge(dashboard::routes())
+        .layer(map_response(with_security_headers))
+}
+
+async fn from_this_site(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    match reject_cross_site(&parts) {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(problem) => ApiError(problem).into_response(),
+    }
+}
+
+async fn within_time_limit(request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let limit = match (request.method().as_str(), path) {
+        ("POST", quota_bulk::IMPORT) => quota_bulk::TIME_LIMIT,
+        ("POST", rules::ALL | rules::CHECK) => rules::TIME_LIMIT,
+        _ => TIME_LIMIT,
+    };
+    let response = tokio::time::timeout(limit, next.run(request)).await;
+    response.unwrap_or_else(|_| ApiError(database_unavailable()).into_response())
+}
+
+async fn not_found(uri: Uri) -> ApiError {
+    ApiError(Problem::not_found(uri.path(), "GET /admin/v1/quotas"))
+}
+
+async fn method_not_allowed(path: MatchedPath) -> ApiError {
+    ApiError(Problem::wrong_methods(openapi::methods(path.as_str())))
+}
+
+async fn with_strict_transport_security(mut response: Response) -> Response {
+    let year = HeaderValue::from_static("max-age=31536000");
+    response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, year);
+    response
+}
+
+/// Responses are for those who asked, and no page of a browser; a page says itself what it is.
+async fn with_security_headers(mut response: Response) -> Response {
+    let unknown = response.status() == StatusCode::UNAUTHORIZED;
+    let headers = response.headers_mut();
+    if unknown {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    let resources = HeaderName::from_static("cross-origin-resource-policy");
+    headers.insert(resources, HeaderValue::from_static("same-origin"));
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
+    headers.entry(CONTENT_SECURITY_POLICY).or_insert(nothing);
+    response
+}
+
+#[cfg(test)]
+mod tests;
