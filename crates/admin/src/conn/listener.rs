@@ -11,30 +11,22 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tollgate_edge::server::Drain;
+use tollgate_edge::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
 use tower_service::Service;
 
 /// The time that a head may take, the wait for the next request included.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long requests under way may take to end when the process is told to.
+/// How long requests in progress may take to end when the process is told to.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// What those get who connect in that time.
-const LATE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// What connections share.
-struct Shared<'s> {
-    listener: &'s TcpListener,
-    tls: Option<&'s Arc<AdminTls>>,
-    router: &'s Router,
-    limiter: &'s ConnectionLimiter,
-}
 
 /// Serves until `drain` is ready, and then until those who were connected have been answered. Requests carry a
 /// [`ClientPeer`] and their [`ConnectionSlot`] as extensions.
@@ -45,19 +37,25 @@ pub(crate) async fn serve(
     router: Router,
 ) {
     let (limiter, tls) = (ConnectionLimiter::default(), tls.map(Arc::new));
-    let shared = Shared { listener: &listener, tls: tls.as_ref(), router: &router, limiter: &limiter };
-    let (early, late) = (GracefulShutdown::new(), GracefulShutdown::new());
+    // The limiter admits; it evicts idle connections rather than let others wait.
+    let unbounded = ConnectionSlots::new(usize::MAX, WhenFull::Wait);
+    let shutdown = Shutdown { timeout: DRAIN_TIMEOUT, newcomers: Newcomers::Serve };
+    let accepting = accept::serve(listener, unbounded, shutdown, drain, |stream, peer, drain| {
+        let slot = limiter.admit(peer.ip()).map(Arc::new);
+        let (router, tls) = (router.clone(), tls.clone());
+        async move {
+            let Some(slot) = slot else { return };
+            let serving = serve_client(stream, peer.ip(), tls, Arc::clone(&slot), router, &drain);
+            tokio::select! {
+                () = serving => {}
+                () = slot.evicted() => {}
+            }
+        }
+    });
     tokio::select! {
-        () = drain => {}
-        () = accept_all(&shared, &early) => {}
+        () = accepting => {}
         () = watched(tls.as_deref()) => {}
     }
-    tokio::select! {
-        _ = tokio::time::timeout(DRAIN_TIMEOUT, early.shutdown()) => {}
-        () = accept_all(&shared, &late) => {}
-    }
-    drop(listener);
-    let _ = tokio::time::timeout(LATE_TIMEOUT, late.shutdown()).await;
 }
 
 async fn watched(tls: Option<&AdminTls>) {
@@ -67,46 +65,21 @@ async fn watched(tls: Option<&AdminTls>) {
     }
 }
 
-/// Accepts connections for as long as it is polled.
-async fn accept_all(shared: &Shared<'_>, open: &GracefulShutdown) {
-    loop {
-        let Some((stream, peer)) = accept(shared.listener).await else { continue };
-        let Some(slot) = shared.limiter.admit(peer).map(Arc::new) else { continue };
-        let (router, tls, watcher) = (shared.router.clone(), shared.tls.cloned(), open.watcher());
-        tokio::spawn(async move {
-            let own = Arc::clone(&slot);
-            let serving = async move {
-                match tls {
-                    None => serve_connection(stream, ClientPeer::plain(peer), own, router, watcher).await,
-                    Some(tls) => {
-                        // A connection that ends badly is its client's affair.
-                        if let Ok(stream) = tls.acceptor().accept(stream).await {
-                            let peer = ClientPeer::over_tls(peer, stream.get_ref().1.peer_certificates());
-                            serve_connection(stream, peer, own, router, watcher).await;
-                        }
-                    }
-                }
-            };
-            tokio::select! {
-                () = serving => {}
-                () = slot.evicted() => {}
-            }
-        });
-    }
-}
-
-async fn accept(listener: &TcpListener) -> Option<(TcpStream, IpAddr)> {
-    match listener.accept().await {
-        Ok((stream, peer)) => {
-            let _ = stream.set_nodelay(true);
-            Some((stream, peer.ip()))
-        }
-        Err(error) => {
-            // Out of file descriptors, most likely: wait for some to come back rather than spin.
-            tracing::warn!(%error, "could not accept a connection");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            None
-        }
+async fn serve_client(
+    stream: TcpStream,
+    peer: IpAddr,
+    tls: Option<Arc<AdminTls>>,
+    slot: Arc<ConnectionSlot>,
+    router: Router,
+    drain: &Drain,
+) {
+    let Some(tls) = tls else {
+        return serve_connection(stream, ClientPeer::plain(peer), slot, router, drain).await;
+    };
+    // A connection that ends badly is its client's affair.
+    if let Ok(stream) = tls.acceptor().accept(stream).await {
+        let peer = ClientPeer::over_tls(peer, stream.get_ref().1.peer_certificates());
+        serve_connection(stream, peer, slot, router, drain).await;
     }
 }
 
@@ -115,7 +88,7 @@ async fn serve_connection<S>(
     peer: ClientPeer,
     slot: Arc<ConnectionSlot>,
     router: Router,
-    watcher: Watcher,
+    drain: &Drain,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -140,5 +113,14 @@ async fn serve_connection<S>(
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(64 * 1024)
         .serve_connection(TokioIo::new(stream), service);
-    let _ = watcher.watch(connection).await;
+    let mut connection = pin!(connection);
+    let begun = drain.begun();
+    if !drain.has_begun() {
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = begun => {}
+        }
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
 }

@@ -8,8 +8,8 @@
 //! | `POST /json` | `json` | the Envoy service's own JSON |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
 //!
-//! `listen` puts it on the HTTP/1 server ([`tollgate_edge::server`]), `turn` holds answers back, `decision` is the answer's
-//! form. Few paths need no router, and this is where every request passes.
+//! `listen` puts it on the HTTP/1 server ([`tollgate_edge::server`]), `decision` is the answer's form.
+//! Few paths need no router, and this is where every request passes.
 
 mod check;
 mod decision;
@@ -19,7 +19,6 @@ mod json;
 mod listen;
 pub(crate) mod request;
 mod reserve;
-mod turn;
 
 pub use forward::{Forward, ForwardError, ForwardSettings};
 pub use listen::{HttpConfig, serve};
