@@ -5,7 +5,8 @@
 //! in a handler's signature who may call it, and `x-role` in its annotation says the same to readers of the document; a test
 //! holds the two together.
 //!
-//! A path segment must not be empty, and a path that is there as it is written does not stand for a name as well.
+//! A path that is there as it is written does not stand for a name as well: an API key that is literally `by-id` is written
+//! `by%2Did`.
 
 use crate::api::{
     audit, decisions, emergency, health, log_level, openapi, quota_bulk, quotas, rule_tree, rules, stats,
@@ -17,13 +18,13 @@ use crate::error::{ApiError, database_unavailable};
 use crate::{AdminState, AdminTls, dashboard};
 use axum::Router;
 use axum::extract::{MatchedPath, Request};
-use axum::middleware::{Next, from_fn, map_response};
+use axum::middleware::{Next, from_fn, map_request, map_response};
 use axum::response::{IntoResponse, Response};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
     WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
-use http::{HeaderName, StatusCode, Uri};
+use http::{HeaderName, StatusCode};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,13 +69,39 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
 
 fn router(admin: Arc<AdminState>) -> Router {
     let (api, _) = api().split_for_parts();
-    api.method_not_allowed_fallback(method_not_allowed)
+    let routed = api
+        .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .layer(from_fn(within_time_limit))
         .layer(from_fn(from_this_site))
         .with_state(admin)
         .merge(dashboard::routes())
-        .layer(map_response(with_security_headers))
+        .layer(map_response(with_security_headers));
+    Router::new().fallback_service(routed).layer(map_request(without_empty_segments))
+}
+
+/// The path as it was sent.
+#[derive(Clone)]
+struct SentPath(String);
+
+/// axum's names stand for anything but nothing, and whoever sends an empty key or id is to read what is wrong with it. A NUL is in
+/// no key, id or number either, so handlers reject it in the same words.
+async fn without_empty_segments(mut request: Request) -> Request {
+    let path = request.uri().path();
+    let Some(rest) = path.strip_prefix("/admin/v1/") else { return request };
+    if !rest.split('/').any(str::is_empty) {
+        return request;
+    }
+    let segments: Vec<&str> =
+        rest.split('/').map(|part| if part.is_empty() { "%00" } else { part }).collect();
+    let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+    let filled = format!("/admin/v1/{}{query}", segments.join("/"));
+    let sent = SentPath(path.to_owned());
+    if let Ok(uri) = filled.parse() {
+        *request.uri_mut() = uri;
+        request.extensions_mut().insert(sent);
+    }
+    request
 }
 
 async fn from_this_site(request: Request, next: Next) -> Response {
@@ -96,8 +123,9 @@ async fn within_time_limit(request: Request, next: Next) -> Response {
     response.unwrap_or_else(|_| ApiError(database_unavailable()).into_response())
 }
 
-async fn not_found(uri: Uri) -> ApiError {
-    ApiError(Problem::not_found(uri.path(), "GET /admin/v1/quotas"))
+async fn not_found(request: Request) -> ApiError {
+    let sent = request.extensions().get::<SentPath>().map(|sent| sent.0.as_str());
+    ApiError(Problem::not_found(sent.unwrap_or(request.uri().path()), "GET /admin/v1/quotas"))
 }
 
 async fn method_not_allowed(path: MatchedPath) -> ApiError {

@@ -30,7 +30,7 @@ pub struct LogSettings {
 /// What is to be changed: the level of all, of single modules, or both.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = LogChange, min_properties = 1)]
+#[schema(as = LogChange)]
 struct LogLevelUpdate {
     /// As it is, unless said.
     #[serde(default, deserialize_with = "given")]

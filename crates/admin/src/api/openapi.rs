@@ -29,7 +29,7 @@ use utoipa_axum::routes;
 struct Header;
 
 /// Schemas of responses that have nothing but what is described. Those of requests say it themselves.
-const CLOSED: [&str; 23] = [
+const CLOSED: [&str; 25] = [
     "ActingRules",
     "ActiveRules",
     "Affected",
@@ -50,7 +50,9 @@ const CLOSED: [&str; 23] = [
     "RuleTree",
     "TreeDescriptor",
     "TreeDomain",
+    "TreeLimit",
     "TreeRule",
+    "TreeTier",
     "Usage",
     "UsedLimit",
 ];
@@ -99,13 +101,13 @@ fn document() -> Value {
         if operation["x-role"] == "anybody" {
             operation["security"] = json!([]);
         }
-        // A parameter that is not given is left out: none is null.
-        for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
-            let types = &mut parameter["schema"]["type"];
-            if let Some(only) = types.as_array().and_then(|types| types.iter().find(|one| *one != "null")) {
-                *types = only.clone();
-            }
-        }
+        // What is not given is left out: no parameter is null, and no body.
+        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+        let parameters = parameters.into_iter().flatten().filter_map(|one| one.get_mut("schema"));
+        parameters.for_each(without_null);
+        let contents = operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut);
+        let contents = contents.into_iter().flat_map(Map::values_mut).filter_map(|one| one.get_mut("schema"));
+        contents.for_each(without_null);
     }
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
         let flat: Vec<_> = schemas
@@ -113,6 +115,8 @@ fn document() -> Value {
             .filter_map(|(name, schema)| Some((name.clone(), flat(schemas, schema)?)))
             .collect();
         schemas.extend(flat);
+        // utoipa writes `min_properties` as its opposite.
+        schemas["LogChange"]["minProperties"] = 1.into();
         for name in CLOSED {
             if let Some(schema) = schemas.get_mut(name) {
                 schema["additionalProperties"] = false.into();
@@ -120,6 +124,16 @@ fn document() -> Value {
         }
     }
     document
+}
+
+fn without_null(schema: &mut Value) {
+    let other =
+        |all: &Value, is_null: fn(&Value) -> bool| all.as_array()?.iter().find(|one| !is_null(one)).cloned();
+    if let Some(only) = schema.get("type").and_then(|all| other(all, |one| one == "null")) {
+        schema["type"] = only;
+    } else if let Some(only) = schema.get("oneOf").and_then(|all| other(all, |one| one["type"] == "null")) {
+        *schema = only;
+    }
 }
 
 /// A schema that is made of several as one. `allOf` would not do: none of them knows of the others' properties, so all

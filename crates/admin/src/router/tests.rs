@@ -150,7 +150,9 @@ async fn no_method_is_there_that_the_document_does_not_have() {
 /// What is answered where there is nothing, and what every answer has.
 #[tokio::test]
 async fn an_unknown_path_is_a_problem() {
-    for path in ["/admin/v1/qoutas", "/index.html", "/admin/v1/quotas/a/b", "/admin/v1/rules/1/reject"] {
+    for path in
+        ["/admin/v1/qoutas", "/index.html", "/admin/v1/quotas/a/b", "/admin/v1//", "/admin/v1/rules/1/reject"]
+    {
         let answer = call("GET", path, Some("admin")).await;
         assert_eq!(answer.status(), StatusCode::NOT_FOUND, "{path}");
         assert_eq!(answer.headers()["content-type"], "application/problem+json");
@@ -159,6 +161,24 @@ async fn an_unknown_path_is_a_problem() {
         let detail = format!("there is nothing at `{path}`; try GET /admin/v1/quotas");
         assert_eq!(json_of(answer).await["detail"], detail);
     }
+}
+
+/// Whoever leaves a name empty, by an unset variable in a script perhaps, reads which one.
+#[tokio::test]
+async fn an_empty_name_is_named() {
+    for (method, path, place) in [
+        ("GET", "/admin/v1/quotas/", "api_key"),
+        ("DELETE", "/admin/v1/quotas/by-id/?x=1", "id"),
+        ("POST", "/admin/v1/usage//reset", "api_key"),
+        ("GET", "/admin/v1/rules/", "rev"),
+        ("GET", "/admin/v1/decisions//why", "id"),
+    ] {
+        let answer = call(method, path, Some("admin")).await;
+        assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{path}");
+        assert_eq!(json_of(answer).await["place"], place, "{path}");
+    }
+    let put = call("PUT", "/admin/v1/usage/", Some("admin")).await;
+    assert_eq!(put.headers()[ALLOW], "GET");
 }
 
 /// A page of another site neither reads nor writes; the dashboard itself is for anybody.
