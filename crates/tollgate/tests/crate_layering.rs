@@ -91,7 +91,8 @@ fn a_crate_depends_only_on_crates_above_it() {
 fn no_crate_pulls_in_what_it_must_not_know() {
     let mut wrong = Vec::new();
     for (name, others) in FORBIDDEN {
-        let tree = cargo(&["tree", "--package", name, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+        let tree =
+            cargo(&["tree", "--package", name, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
         let mut found: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
         assert!(found.contains(&name), "the tree of {name} was read");
         found.retain(|dependency| others.contains(dependency));
