@@ -96,7 +96,7 @@ async fn operations() -> Vec<(String, String, String)> {
 
 /// A path with something in place of its names.
 fn concrete(path: &str) -> String {
-    path.replace("{rev}", "1").replace('{', "").replace('}', "")
+    path.replace("{rev}", "1").replace(['{', '}'], "")
 }
 
 /// A client that is generated from the document calls paths that exist, and is let in where the document says so.
