@@ -162,7 +162,7 @@ impl Connection<'_> {
         poll_fn(|cx| {
             loop {
                 // Some old clients end a body with an empty line that belongs to nothing.
-                if !is_new && seen == 0 && source.buffer.starts_with(b"\r\n") {
+                if seen == 0 && source.buffer.starts_with(b"\r\n") {
                     source.buffer.advance(2);
                 }
                 match head::end_of_head(&source.buffer, &mut seen, &settings.head) {
