@@ -65,7 +65,7 @@ impl Server {
                 |stream, _, drain| {
                     let service = Told(Arc::clone(&service));
                     async move {
-                        server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &service).await
+                        server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &service).await;
                     }
                 },
             )
