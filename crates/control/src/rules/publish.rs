@@ -27,6 +27,7 @@ pub struct Proposal {
     pub files: Vec<RuleFile>,
     /// Why.
     #[serde(default)]
+    #[schema(required = true)]
     pub reason: String,
     /// What the sender believes acts; not asked where it is left out.
     pub base_rev: Option<i64>,
