@@ -25,13 +25,14 @@ const ROOMS: [&str; 13] = [
 const BESIDE: [&str; 3] = ["bench", "tollgate-bench", "example-axum"];
 
 /// What a room must not know, beyond the rooms below it.
-const FORBIDDEN: [(&str, &[&str]); 6] = [
+const FORBIDDEN: [(&str, &[&str]); 7] = [
     ("tollgate-core", &["tokio", "hyper", "tonic", "serde_json"]),
     ("tollgate-rules", &["tollgate-store", "tokio", "hyper", "tonic"]),
     ("tollgate-store", &["tollgate-rules", "hyper", "tonic"]),
     ("tollgate-observe", &["tollgate-store", "tollgate-control", "hyper", "http", "tonic", "sqlx"]),
     ("tollgate-edge", &["tollgate-store", "tokio", "hyper", "tonic"]),
     ("tollgate-sdk", &["hyper", "axum"]),
+    ("tollgate-gateway", &["tollgate-store", "tollgate-control", "tollgate-front", "sqlx"]),
 ];
 
 fn workspace() -> Vec<Value> {
