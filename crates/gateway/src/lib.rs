@@ -8,6 +8,7 @@
 //! | `door`, `listener` | who is accepted, and what do they speak? |
 //! | `h1`, `h2` | how are messages read and written? |
 //! | `proxy` | what happens to a request, start to end? |
+//! | `message`, `respond` | where do heads lie, and what is the response? |
 //! | `route` | where does it go? |
 //! | `headers` | what is taken out of it and added to it? |
 //! | `upstream`, `pool`, `health` | who answers it, and who instead? |
@@ -27,9 +28,11 @@ mod h2;
 mod headers;
 mod health;
 mod listener;
+mod message;
 mod pool;
 mod problem;
 mod proxy;
+mod respond;
 mod route;
 mod state;
 mod tls;

@@ -3,8 +3,9 @@
 use super::tunnel;
 use crate::body::{Incoming, Outgoing};
 use crate::headers::Peer;
+use crate::message::{Forwarded, Proxied};
 use crate::problem;
-use crate::proxy::{Forwarded, Proxied, Proxy};
+use crate::proxy::Proxy;
 use http::StatusCode;
 use std::sync::Arc;
 use tollgate_core::CounterStore;

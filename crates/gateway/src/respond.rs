@@ -1,0 +1,201 @@
+//! Responses of the proxy: an upstream's, a denial, or what went wrong. Whatever it is, the record of its request (its line in the
+//! access log, its span, its permits) ends with it, or with the request's future.
+
+use crate::access_log::{Entry, Line};
+use crate::body::{Outgoing, Source, StreamBody};
+use crate::finish::{Ends, Finish};
+use crate::follow::Followed;
+use crate::h1::client::UpstreamBody;
+use crate::h1::tunnel::Tunnel;
+use crate::headers::{self, Own, Peer};
+use crate::message::{Proxied, ResponseSink};
+use crate::problem;
+use crate::route::Route;
+use crate::state::State;
+use crate::upstream::{Failure, Received};
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, UPGRADE};
+use http_body::Body;
+use std::net::IpAddr;
+use std::sync::Arc;
+use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, beginning};
+use tollgate_edge::answer::Facts;
+use tollgate_edge::date;
+use tollgate_edge::fields::{Fields, PutFields};
+use tollgate_edge::who::Asked;
+use tollgate_engine::Decision;
+
+/// What a request has until its response ends: its line in the log, its span, its permits.
+pub(crate) struct Record<S: CounterStore + 'static> {
+    clock: SystemClock,
+    pub(crate) line: Option<Line>,
+    pub(crate) span: Option<Box<Followed<S>>>,
+    pub(crate) held: Option<Box<dyn Ends>>,
+}
+
+impl<S: CounterStore + 'static> Record<S> {
+    /// Of a request that has just come.
+    pub(crate) fn new(
+        state: &State,
+        asked: &Asked<'_, impl Fields>,
+        peer: &Peer,
+        clock: SystemClock,
+        now: Timestamp,
+    ) -> Self {
+        let line = state.log.as_ref().map(|log| Line::new(Arc::clone(log), entry(state, asked, peer, now)));
+        Self { clock, line, span: None, held: None }
+    }
+
+    /// Adds the route, and what was decided.
+    pub(crate) fn add_decision(&mut self, route: &Route, decision: Option<&Decision>, remote: IpAddr) {
+        let Some(Line { entry, .. }) = &mut self.line else { return };
+        entry.remote = remote;
+        entry.route = Some(route.name.clone());
+        if let Some(decision) = decision {
+            let name = |by: Option<_>| by.map(|by| decision.name(by).to_owned());
+            entry.decision = Some(decision.id.to_string());
+            entry.denied_by = name(decision.denied_by);
+            entry.degraded_by = name(decision.degraded_by);
+        }
+    }
+
+    /// Hangs on a response what ends with it.
+    fn finish(self, status: StatusCode, is_whole: bool) -> Option<Box<Finish>> {
+        let Self { mut line, mut span, held, .. } = self;
+        if line.is_none() && span.is_none() && held.is_none() {
+            return None;
+        }
+        if let Some(span) = &mut span {
+            span.status = Some(status.as_u16());
+        }
+        if let Some(line) = &mut line {
+            line.entry.status = status.as_u16();
+            line.is_whole = is_whole;
+        }
+        Some(Box::new(Finish { line, _held: held, _span: span.map(|span| span as Box<dyn Ends>) }))
+    }
+
+    /// Writes an upstream's response.
+    #[allow(clippy::too_many_arguments, reason = "all that is known of the request, once")]
+    pub(crate) fn pass_back<A: ResponseSink>(
+        mut self,
+        state: &State,
+        route: &Route,
+        received: Received,
+        facts: Option<&Facts<'_>>,
+        now: Timestamp,
+        out: &mut A,
+    ) -> Proxied {
+        let status = received.status();
+        if let Some(line) = &mut self.line {
+            line.entry.upstream = Some(received.address().to_owned());
+        }
+        out.begin(status);
+        let mut own = Own::new(out);
+        if let Some(facts) = facts {
+            state.answers.write(facts, now, &mut own);
+        }
+        let idle = route.config.idle_timeout.0;
+        let (stated_length, source) = match received {
+            Received::H1 { connection, in_flight, pumping, head, end } => {
+                let fields = head.fields(&connection.received()[..end]);
+                headers::towards_caller(&fields, &mut own);
+                if status == StatusCode::SWITCHING_PROTOCOLS {
+                    own.out.add(b"connection", b"upgrade");
+                    own.out.add(b"upgrade", fields.first(&UPGRADE).unwrap_or_default());
+                    if let Some((source, write, place)) = connection.into_tunnel(end) {
+                        let tunnel = Tunnel { source, write, in_flight, place, idle };
+                        return Proxied::Tunnel(Box::new(tunnel), self.finish(status, true));
+                    }
+                    // An exchange that was answered so has both halves.
+                    return Proxied::Response {
+                        status,
+                        stated_length: None,
+                        body: Outgoing::here(Bytes::new()),
+                    };
+                }
+                let length = stated_length(&fields);
+                let body = UpstreamBody::new(connection, in_flight, (end, &head), pumping, idle);
+                (length, Source::H1(body))
+            }
+            Received::H2 { response, in_flight } => {
+                headers::towards_caller(response.headers(), &mut own);
+                let length = stated_length(response.headers());
+                let body = StreamBody::new(response.into_body(), idle);
+                (length, Source::H2 { body, _in_flight: in_flight })
+            }
+        };
+        let mut body = Outgoing { source, finish: None };
+        body.finish = self.finish(status, body.is_end_stream());
+        Proxied::Response { status, stated_length, body }
+    }
+
+    /// Writes a denial.
+    pub(crate) fn denied<A: ResponseSink>(
+        self,
+        state: &State,
+        facts: &Facts<'_>,
+        now: Timestamp,
+        out: &mut A,
+    ) -> Proxied {
+        let status = state.answers.status(facts.ruled);
+        out.begin(status);
+        let mut own = Own::new(out);
+        let (media_type, body) = state.answers.body(facts).unzip();
+        self.put_own(&mut own, media_type);
+        state.answers.write(facts, now, &mut own);
+        self.own_response(status, body.unwrap_or_default())
+    }
+
+    /// Writes what went wrong; `facts` are of a decision that the caller is still told of.
+    pub(crate) fn problem<A: ResponseSink>(
+        self,
+        failure: &Failure,
+        facts: Option<(&State, &Facts<'_>, Timestamp)>,
+        out: &mut A,
+    ) -> Proxied {
+        let Failure { status, detail } = failure;
+        out.begin(*status);
+        let mut own = Own::new(out);
+        self.put_own(&mut own, Some(problem::MEDIA_TYPE));
+        if let Some((state, facts, now)) = facts {
+            state.answers.write(facts, now, &mut own);
+        }
+        self.own_response(*status, problem::body(*status, detail).into())
+    }
+
+    /// The fields that all responses of the gateway's own have.
+    fn put_own(&self, own: &mut impl PutFields, media_type: Option<&'static str>) {
+        if let Some(media_type) = media_type {
+            own.put(&CONTENT_TYPE, media_type.as_bytes());
+        }
+        own.put(&DATE, date::now(self.clock.now()).as_bytes());
+    }
+
+    fn own_response(self, status: StatusCode, body: Bytes) -> Proxied {
+        let mut body = Outgoing::here(body);
+        body.finish = self.finish(status, body.is_end_stream());
+        Proxied::Response { status, stated_length: None, body }
+    }
+}
+
+/// The length that a head states: the parser lets only numbers pass.
+fn stated_length(fields: &impl Fields) -> Option<u64> {
+    std::str::from_utf8(fields.first(&CONTENT_LENGTH)?).ok()?.parse().ok()
+}
+
+/// What is known of a request before anything is decided.
+fn entry(state: &State, asked: &Asked<'_, impl Fields>, peer: &Peer, began: Timestamp) -> Entry {
+    let is_secret = state.routes.nobody().tells_secret(asked.headers, asked.path);
+    Entry {
+        method: Some(asked.method.to_owned()),
+        host: Some(asked.host().unwrap_or_default().to_owned()),
+        // The query may hold secrets, and is never told; a path that does is shown as all secrets are.
+        path: Some(match is_secret {
+            true => format!("{}…", beginning(asked.path)),
+            false => asked.path.to_owned(),
+        }),
+        ..Entry::new(began, peer.address)
+    }
+}
