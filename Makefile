@@ -144,7 +144,7 @@ $(DASHBOARD_PAGE): $(DASHBOARD_MODULES) dashboard/index.html dashboard/vite.conf
 	cd dashboard && npm run --silent build -- --logLevel=warn
 
 # With a test beside it, however small, so that it is the binary of `make unit` and not built twice.
-BUILD_TESTED := $(CARGO) build --workspace $(EXTERNAL) --locked --bin tollgate --test rooms
+BUILD_TESTED := $(CARGO) build --workspace $(EXTERNAL) --locked --bin tollgate --test crate_layering
 
 # The dashboard in Debian's chromium, on the real server; its types before that.
 .PHONY: dashboard-test

@@ -10,6 +10,7 @@ use crate::db::transaction::{Actor, Changed, Head};
 use crate::error::ControlError;
 use ring::digest;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 pub(crate) const INSERT: &str =
     "INSERT INTO audit (seq, at, actor, origin, action, target, before, after, hash)
@@ -27,11 +28,12 @@ const PAGE: i64 = 1_000;
 type Row = (i64, i64, String, String, String, String, String, String, Vec<u8>);
 
 /// One change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct AuditEntry {
     /// Its place in the chain, from one.
     pub seq: i64,
     /// When.
+    #[schema(format = DateTime)]
     pub at: String,
     #[serde(skip)]
     pub(crate) at_millis: i64,
@@ -49,6 +51,7 @@ pub struct AuditEntry {
     pub after: String,
     /// The hash of this entry and the one before it.
     #[serde(serialize_with = "hexadecimal")]
+    #[schema(value_type = String)]
     pub hash: [u8; 32],
 }
 

@@ -42,7 +42,7 @@ pub use emergency::record::{Emergency, EmergencyAction, EmergencyDraft, Emergenc
 pub use error::{ControlError, QuotaProblem};
 pub use grant::store::{GrantDraft, QuotaGrant};
 pub use preview::replay::{Affected, Rehearsal, rehearse};
-pub use preview::report::{Change, Remark, Report};
+pub use preview::report::{Change, ChangeKind, Remark, Report};
 pub use preview::sample::Sample;
 pub use preview::sample_slice::Remembered;
 pub use preview::sampled_request::Sampled;

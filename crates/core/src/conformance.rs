@@ -20,12 +20,14 @@ mod dead_store;
 mod ledger;
 mod material;
 mod operators;
+mod remote_store;
 mod rng;
 #[cfg(test)]
 mod tests;
 
 pub use dead_store::DeadStore;
 pub use ledger::{Ledger, ReferenceStore};
+pub use remote_store::RemoteStore;
 pub use rng::SplitMix64;
 
 use crate::charge::{Admission, Charge, GiveBack, Outcomes, Permit};

@@ -4,6 +4,7 @@
 //! | module | answers |
 //! |---|---|
 //! | [`answer`] | what is a caller told: status, `RateLimit` fields, `Retry-After`, body? |
+//! | [`body`], [`problem`] | how is a JSON body decoded, and what is a client told of a mistake? |
 //! | [`who`] | who is asking for what: address, key, user, endpoint? |
 //! | [`fields`] | how are header fields looked up, wherever they lie? |
 //! | [`h1`] | what has a stranger sent: how are heads and chunks read? |
@@ -14,10 +15,12 @@
 //! | [`proxy_protocol`] | whom does a load balancer's first line name? |
 
 pub mod answer;
+pub mod body;
 pub mod date;
 pub mod fields;
 pub mod h1;
 mod hex;
+pub mod problem;
 pub mod proxy_protocol;
 #[cfg(feature = "server")]
 pub mod server;

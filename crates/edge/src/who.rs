@@ -143,6 +143,16 @@ impl std::fmt::Debug for Caller<'_> {
     }
 }
 
+/// How many requests were identified by this process.
+#[cfg(feature = "count-identifications")]
+pub static IDENTIFICATIONS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+#[inline]
+fn count() {
+    #[cfg(feature = "count-identifications")]
+    IDENTIFICATIONS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+}
+
 impl<'r> Caller<'r> {
     /// The attributes, as a check wants them.
     #[must_use]
@@ -231,6 +241,7 @@ impl Who {
         asked: &Asked<'r, impl Fields>,
         now: Timestamp,
     ) -> Result<Caller<'r>, Ambiguous> {
+        count();
         let target = Target { method: asked.method, path: asked.path, host: asked.host() };
         self.read(asked, &target, self.trusts(asked.peer), now)
     }
@@ -245,6 +256,7 @@ impl Who {
         prefix: &str,
         now: Timestamp,
     ) -> Result<Caller<'r>, Ambiguous> {
+        count();
         let own = asked.path.strip_prefix(prefix).unwrap_or(asked.path);
         let mut target =
             Target { method: asked.method, path: if own.is_empty() { "/" } else { own }, host: asked.host() };

@@ -78,8 +78,6 @@ impl<S: CounterStore + 'static> Gateway<S> {
             running.stage = Stage::Serving;
             shared.open(&mut running);
         }
-        let holds = Arc::clone(&shared.proxy.holds);
-        let renewing = Task::spawn(async move { holds.renew().await });
         stop.await;
         let (doors, tended, drain_for) = {
             let mut running = shared.running();
@@ -95,7 +93,6 @@ impl<S: CounterStore + 'static> Gateway<S> {
         if tokio::time::timeout(drain_for, shared.drain.run()).await.is_err() {
             tracing::warn!("{} connections did not end in time", shared.drain.open());
         }
-        drop(renewing);
     }
 }
 
@@ -159,7 +156,7 @@ impl<S: CounterStore + 'static> Handle<S> {
     pub fn metrics(&self, page: &mut Page) {
         let state = self.0.proxy.state();
         page.gauge("gateway_connections", "Callers' connections that are open.", self.0.drain.open());
-        let waiting = self.0.proxy.holds.waiting();
+        let waiting = self.0.proxy.delayed.waiting();
         page.gauge("gateway_held_requests", "Requests that wait for their turn.", waiting);
         let fast = state.pools.iter().flat_map(|pool| &pool.endpoints).map(|endpoint| endpoint.fast_path());
         let help = "Number of requests whose head was copied to an idle upstream connection.";

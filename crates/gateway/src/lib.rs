@@ -10,7 +10,6 @@
 //! | `proxy` | what happens to a request, start to end? |
 //! | `route` | where does it go? |
 //! | `headers` | what is taken out of it and added to it? |
-//! | `hold` | what does it hold while it is under way? |
 //! | `upstream`, `pool`, `health` | who answers it, and who instead? |
 //! | `tls`, `body`, `flow` | the means |
 //! | `finish`, `access_log`, `follow`, `problem` | what is said of it and to its caller? |
@@ -27,7 +26,6 @@ mod h1;
 mod h2;
 mod headers;
 mod health;
-mod hold;
 mod listener;
 mod pool;
 mod problem;

@@ -10,7 +10,6 @@ use crate::follow::Followed;
 use crate::h1::client::UpstreamBody;
 use crate::h1::tunnel::Tunnel;
 use crate::headers::{self, Own, Passing, Peer};
-use crate::hold::Holds;
 use crate::problem;
 use crate::route::Route;
 use crate::state::State;
@@ -30,13 +29,14 @@ use tollgate_edge::server::LazyTimeout;
 use tollgate_edge::server::write::{self, Frames};
 use tollgate_edge::who::{Ambiguous, Asked};
 use tollgate_edge::{date, trace};
-use tollgate_engine::{Check, Decision, Held, Limiter, Trace};
+use tollgate_engine::{Check, Decision, DelayQueue, Held, Limiter, Trace};
 
 /// Everything that requests share.
 pub(crate) struct Proxy<S: CounterStore + 'static> {
     limiter: Arc<Limiter<S>>,
     state: ArcSwap<State>,
-    pub(crate) holds: Arc<Holds<S>>,
+    /// Requests that `action: delay` holds back.
+    pub(crate) delayed: DelayQueue,
     clock: SystemClock,
 }
 
@@ -170,8 +170,8 @@ fn is_marked(decision: &Decision) -> bool {
 impl<S: CounterStore + 'static> Proxy<S> {
     pub(crate) fn new(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
         let state = State::new(config, &limiter.rules(), None)?;
-        let holds = Holds::new(Arc::clone(&limiter), config.callers.held);
-        Ok(Self { limiter, state: ArcSwap::from_pointee(state), holds, clock: SystemClock::new() })
+        let delayed = DelayQueue::new(config.callers.held);
+        Ok(Self { limiter, state: ArcSwap::from_pointee(state), delayed, clock: SystemClock::new() })
     }
 
     /// What acts now.
@@ -187,7 +187,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
     /// From now on requests go by these.
     pub(crate) fn change(&self, state: State, most_waiting: usize) {
         self.state.store(Arc::new(state));
-        self.holds.bound(most_waiting);
+        self.delayed.set_max(most_waiting);
     }
 
     /// One request, start to end, by the settings that are active when it comes. The status and the fields of its response
@@ -225,13 +225,14 @@ impl<S: CounterStore + 'static> Proxy<S> {
             return self.denied(state, record, facts, now, out);
         }
         if let (Some(held), Some(decision)) = (held, &decision) {
-            let mut hold = self.holds.hold(held);
-            if decision.delay() > Span::ZERO && Box::pin(hold.wait(decision.delay())).await.is_err() {
+            let delay = decision.delay();
+            let mut guard = self.limiter.guard(held, delay);
+            if delay > Span::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
                 let detail = "too many requests wait for their turn already";
                 let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, detail);
                 return self.problem(record, &failure, None, out);
             }
-            record.held = Some(Box::new(hold));
+            record.held = Some(Box::new(guard));
         }
         let mut passing = state.passing(peer, is_trusted, route, asked.authority);
         passing.traceparent = trace.as_ref().map(trace::traceparent);

@@ -130,7 +130,7 @@ pub(crate) async fn send<H: WriteFields>(
             UpstreamProtocol::Http2 => Box::pin(attempt_h2(pool, &in_flight, sent, &mut body)).await,
         };
         let endpoint = in_flight.endpoint();
-        match attempt {
+        let failure = match attempt {
             Ok(answered) => {
                 endpoint.succeeded();
                 return Ok(answered.with(in_flight));
@@ -142,18 +142,7 @@ pub(crate) async fn send<H: WriteFields>(
                 }
                 stale += 1;
                 wanted = Wanted::New;
-            }
-            Err(unanswered @ (Unanswered::Nothing(_) | Unanswered::Full(_))) => {
-                if let Unanswered::Nothing(_) = unanswered {
-                    endpoint.failed();
-                }
-                let (Unanswered::Nothing(failure) | Unanswered::Full(failure)) = unanswered else { continue };
-                if retries == 0 || (body.is_none() && !bodiless) {
-                    tracing::debug!(pool = pool.name, detail = failure.detail, "no answer");
-                    return Err(failure);
-                }
-                retries -= 1;
-                tried.push(at);
+                continue;
             }
             Err(Unanswered::Failed(failure)) => {
                 if failure.status.is_server_error() {
@@ -161,7 +150,18 @@ pub(crate) async fn send<H: WriteFields>(
                 }
                 return Err(failure);
             }
+            Err(Unanswered::Nothing(failure)) => {
+                endpoint.failed();
+                failure
+            }
+            Err(Unanswered::Full(failure)) => failure,
+        };
+        if retries == 0 || (body.is_none() && !bodiless) {
+            tracing::debug!(pool = pool.name, detail = failure.detail, "no answer");
+            return Err(failure);
         }
+        retries -= 1;
+        tried.push(at);
     }
 }
 

@@ -17,6 +17,7 @@
 //! | `traces`, `otlp` | spans of what is part of a trace; OpenTelemetry's messages |
 //! | `latency`, `series` | how long things take; figures second by second |
 //! | `figures` | all that was counted, added up |
+//! | [`status`](Status) | what servers report of the process they run in |
 //! | `page`, `process` | figures as text; what the system says of the process |
 
 mod capture;
@@ -34,6 +35,7 @@ mod recall;
 mod sampling;
 mod series;
 mod sink;
+mod status;
 mod stripe;
 mod throttled;
 mod top;
@@ -48,4 +50,5 @@ pub use observe::{Event, Observe, Settings};
 pub use page::{Family, Format, Page};
 pub use process::resident_bytes;
 pub use sink::{Output, Sink};
+pub use status::{Status, Verbosity};
 pub use traces::{Batch, Traces};

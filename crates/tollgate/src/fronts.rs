@@ -14,7 +14,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_edge::who::Tokens;
 use tollgate_engine::Limiter;
-use tollgate_front::{Status, http, resp, rls};
+use tollgate_front::{http, resp, rls};
+use tollgate_observe::Status;
 
 const GRPC: SocketAddr = local(8081);
 const HTTP: SocketAddr = local(8080);

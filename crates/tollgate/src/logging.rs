@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use tollgate_front::admin::{LogLevels, LogSettings};
+use tollgate_admin::{LogLevels, LogSettings};
 use tollgate_observe::{Output, Sink};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;

@@ -17,12 +17,13 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tollgate_admin::{
+    AdminState, AdminTls, AuthMode, FailedAuthThrottle, LogLevels, NodeCache, Sessions, UsageReader,
+};
 use tollgate_control::{Control, Denials, Desk, Following, Role};
 use tollgate_core::SystemClock;
 use tollgate_engine::{Counters, Limiter};
-use tollgate_front::Status;
-use tollgate_front::admin::{self, Admin, AdminTls, Attempts, Door, LogLevels, Meter, Nodes, Sessions};
-use tollgate_observe::Page;
+use tollgate_observe::{Page, Status};
 
 /// Where operators come in if nothing else is said.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
@@ -67,7 +68,7 @@ impl Operators {
                     Some(Listen::At(address)) => address,
                     _ => ADMIN,
                 };
-                if Door::at(&address) == Door::Tokens && config.admin_tls.client_ca.is_none() {
+                if AuthMode::at(&address) == AuthMode::TokenRequired && config.admin_tls.client_ca.is_none() {
                     needs_tokens(address, control.as_deref()).await?;
                 }
                 let listener = TcpListener::bind(address).await;
@@ -157,15 +158,27 @@ impl Operators {
         }
         let Some(listener) = self.listener else { return Ok(Running { following, serving: None, telling }) };
         // Where certificates say who asks, everybody has to say it.
-        let door = if self.roles.is_empty() { Door::at(&listener.local_addr()?) } else { Door::Tokens };
-        let meter = Arc::clone(&limiter) as Arc<dyn Meter>;
+        let auth_mode = if self.roles.is_empty() {
+            AuthMode::at(&listener.local_addr()?)
+        } else {
+            AuthMode::TokenRequired
+        };
+        let usage = Arc::clone(&limiter) as Arc<dyn UsageReader>;
         let rules = Box::new(move || limiter.rules());
-        let (control, desk, status) = (self.control, self.desk, Arc::clone(status) as _);
-        let (roles, sessions, attempts, nodes) =
-            (self.roles, Sessions::default(), Attempts::default(), Nodes::default());
-        let admin =
-            Admin { control, desk, rules, meter, status, log, door, roles, sessions, attempts, nodes };
-        let serving = Some(tokio::spawn(admin::serve(listener, self.tls, admin, drain)));
+        let admin = AdminState {
+            control: self.control,
+            desk: self.desk,
+            rules,
+            usage,
+            status: Arc::clone(status) as _,
+            log,
+            auth_mode,
+            roles: self.roles,
+            sessions: Sessions::default(),
+            throttle: FailedAuthThrottle::default(),
+            nodes: NodeCache::default(),
+        };
+        let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, drain)));
         Ok(Running { following, serving, telling })
     }
 }

@@ -13,8 +13,7 @@ use std::time::Duration;
 use tollgate_control::{Acting, Control, Desk, Heard};
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_engine::{Limiter, Origin};
-use tollgate_front::Status;
-use tollgate_observe::{Observe, Page, rfc3339};
+use tollgate_observe::{Observe, Page, Status, rfc3339};
 
 /// How long the end waits for the last decisions to be written.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);

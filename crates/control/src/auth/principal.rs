@@ -1,9 +1,10 @@
 //! Who uses the admin API: a name and a role.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// What somebody may do; each may do what those before may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Look.

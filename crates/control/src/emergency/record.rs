@@ -5,6 +5,9 @@ use crate::error::{QuotaProblem, problem, text};
 use serde::{Deserialize, Serialize};
 use tollgate_engine::Network;
 use tollgate_rules::Ruleset;
+use utoipa::ToSchema;
+use utoipa::openapi::Ref;
+use utoipa::openapi::schema::{AdditionalProperties, Object, ObjectBuilder, Type};
 
 /// How long a measure lasts unless somebody says otherwise, in seconds.
 const USUAL: u64 = 3_600;
@@ -12,7 +15,7 @@ const USUAL: u64 = 3_600;
 const LONGEST: u64 = 86_400;
 
 /// A measure as it is sent.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EmergencyDraft {
     /// What to do.
@@ -28,7 +31,7 @@ pub struct EmergencyDraft {
 }
 
 /// What a measure does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EmergencyAction {
     /// Turns away.
@@ -46,7 +49,7 @@ pub enum EmergencyAction {
 }
 
 /// Whom it is about.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EmergencyTarget {
     /// What is looked at.
@@ -57,7 +60,7 @@ pub struct EmergencyTarget {
 }
 
 /// What of a request is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TargetKind {
     /// The attribute `api_key`.
@@ -75,16 +78,18 @@ pub enum TargetKind {
 }
 
 /// A measure as it is kept.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Emergency {
     /// Its name; decisions call it `emergency:` and this.
     pub id: String,
     /// What it does.
     pub action: EmergencyAction,
     /// To whom.
+    #[schema(schema_with = told_target)]
     pub target: EmergencyTarget,
     /// By what limits are multiplied.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = f64)]
     pub factor: Option<f64>,
     /// Why.
     pub reason: String,
@@ -100,6 +105,18 @@ pub struct Emergency {
 
 /// One of them, as it is kept here and in the snapshot.
 pub(crate) type Row = (String, String, String, String, String, Option<i64>, String, String, i64, i64, i64);
+
+/// A target as it is told: a measure against everybody has an empty `value`, which a draft may leave out.
+fn told_target() -> Object {
+    let value = Object::with_type(Type::String);
+    ObjectBuilder::new()
+        .property("kind", Ref::from_schema_name("TargetKind"))
+        .required("kind")
+        .property("value", value)
+        .required("value")
+        .additional_properties(Some(AdditionalProperties::FreeForm(false)))
+        .build()
+}
 
 /// A measure that can act.
 pub(crate) struct Checked {

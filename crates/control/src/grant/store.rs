@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 use tollgate_core::Quota as CoreQuota;
 use tollgate_rules::Ruleset;
+use utoipa::ToSchema;
 
 /// For how long a grant can be used unless somebody says otherwise: 30 days, in seconds.
 const USUAL: u64 = 30 * 86_400;
@@ -35,12 +36,13 @@ const SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expires_at FR
      WHERE revision > $1 AND expires_at > $2 ORDER BY revision";
 
 /// A grant as it is sent.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GrantDraft {
     /// Which rule; the one about the caller alone, if it does not say.
     pub rule: Option<String>,
     /// How much.
+    #[schema(minimum = 1)]
     pub units: u64,
     /// Why.
     pub reason: String,
@@ -49,7 +51,8 @@ pub struct GrantDraft {
 }
 
 /// A grant as it is told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Grant)]
 pub struct QuotaGrant {
     /// Its name.
     pub id: String,

@@ -21,7 +21,7 @@ use crate::preview::collect::{Hearing, Others, PeerSamples, REQUESTS, wildcards}
 use crate::preview::merge::{Room, merge};
 use crate::preview::pseudonym::Known;
 use crate::preview::replay::{Rehearsal, rehearse};
-use crate::preview::report::{Change, Remark, Report};
+use crate::preview::report::{Change, ChangeKind, Remark, Report};
 use crate::preview::sample::Sample;
 use std::sync::Arc;
 use tokio::sync::Mutex;
@@ -81,9 +81,9 @@ impl Preview {
         let change = |change: tollgate_rules::RuleChange| Change {
             rule: change.rule,
             change: match (&change.before, &change.after) {
-                (None, _) => "added",
-                (_, None) => "removed",
-                _ => "changed",
+                (None, _) => ChangeKind::Added,
+                (_, None) => ChangeKind::Removed,
+                _ => ChangeKind::Changed,
             },
             before: change.before,
             after: change.after,

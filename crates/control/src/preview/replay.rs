@@ -16,6 +16,7 @@ use tollgate_core::{Clock, ManualClock, Span, Timestamp};
 use tollgate_engine::{Counters, Limiter, Stands, Tenants};
 use tollgate_rules::{Ruleset, Tenant};
 use tollgate_store::{MemoryConfig, MemoryStore};
+use utoipa::ToSchema;
 
 /// The most that is asked of each rule set.
 const MOST_ASKED: usize = 200_000;
@@ -29,17 +30,20 @@ const NAMED: usize = 10;
 const SPREAD: Span = Span::from_secs(10);
 
 /// What other rules would have done.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct Rehearsal {
     /// Requests of the sample.
     pub requests: u64,
     /// Requests that they stand for.
     pub weight: u64,
     /// Of these, the part that is let through now and would be denied.
+    #[schema(minimum = 0, maximum = 1)]
     pub newly_denied_share: f64,
     /// The part that is denied now and would be let through.
+    #[schema(minimum = 0, maximum = 1)]
     pub newly_allowed_share: f64,
     /// The part of callers of whom something would be newly denied.
+    #[schema(minimum = 0, maximum = 1)]
     pub tenants_affected_share: f64,
     /// The callers of whom most would be newly denied.
     pub top: Vec<Affected>,
@@ -54,13 +58,14 @@ pub struct Rehearsal {
 }
 
 /// A caller of whom something would be newly denied.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Affected {
     /// Who, by its first characters.
     pub key_masked: String,
     /// The rule that would deny most of it.
     pub rule: String,
     /// The part of its requests that would be newly denied.
+    #[schema(minimum = 0, maximum = 1)]
     pub share: f64,
     /// How many of them are denied now.
     pub before_denied: u64,

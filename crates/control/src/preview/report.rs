@@ -3,9 +3,10 @@
 use crate::preview::replay::Rehearsal;
 use serde::Serialize;
 use tollgate_rules::Diagnostic;
+use utoipa::ToSchema;
 
 /// What is wrong in a file, or does nothing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Remark {
     /// The file.
     pub file: String,
@@ -17,6 +18,7 @@ pub struct Remark {
     pub message: String,
     /// What to write instead.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
     pub help: Option<String>,
 }
 
@@ -28,22 +30,38 @@ impl From<&Diagnostic> for Remark {
 }
 
 /// What becomes of one rule.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = RuleChange)]
 pub struct Change {
     /// Its domain and path.
     pub rule: String,
-    /// `added`, `removed` or `changed`.
-    pub change: &'static str,
+    /// Whether it is new, goes, or stays as another.
+    pub change: ChangeKind,
     /// What it says.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
     pub before: Option<String>,
     /// What it will say.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
     pub after: Option<String>,
 }
 
+/// Whether a rule is new, goes, or stays as another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ChangeKind {
+    /// It is new.
+    Added,
+    /// It goes.
+    Removed,
+    /// It says something else.
+    Changed,
+}
+
 /// What is known of rules before they act.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+#[schema(as = RuleReport)]
 pub struct Report {
     /// Why they cannot act.
     pub errors: Vec<Remark>,
@@ -52,5 +70,6 @@ pub struct Report {
     /// What they change.
     pub diff: Vec<Change>,
     /// What they would have done to the last traffic.
+    #[schema(required = true)]
     pub rehearsal: Option<Rehearsal>,
 }

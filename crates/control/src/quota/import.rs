@@ -23,6 +23,7 @@ use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tollgate_rules::Ruleset;
+use utoipa::ToSchema;
 
 /// Rows in one transaction, and in the first one.
 const FEWEST: usize = 4_000;
@@ -57,7 +58,7 @@ agreement! {
 }
 
 /// What came of an import.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Imported {
     /// Lines that act.
     pub imported: u64,
@@ -68,13 +69,14 @@ pub struct Imported {
 }
 
 /// What is wrong with a line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct LineError {
     /// Which, from one.
     pub line: u64,
     /// What is wrong, and what to write.
     pub detail: String,
     /// The field.
+    #[schema(required = true)]
     pub place: Option<String>,
 }
 

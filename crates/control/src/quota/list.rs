@@ -8,6 +8,7 @@ use crate::quota::record::Quota;
 use crate::quota::row::{Change, Kept, Whole, columns};
 use futures_util::TryStreamExt;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 const LIST: &str = concat!(
     "SELECT ",
@@ -89,11 +90,13 @@ impl Cursor {
 }
 
 /// Some agreements, and where the next ones are.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = QuotaPage)]
 pub struct Page {
     /// As they come.
     pub quotas: Vec<Quota>,
     /// What to ask for next; nothing, if these are the last.
+    #[schema(required = true)]
     pub next_cursor: Option<String>,
 }
 

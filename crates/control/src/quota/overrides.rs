@@ -2,17 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 use tollgate_rules::Override;
+use utoipa::ToSchema;
 
 /// One limit in place of a rule's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Override)]
 pub struct QuotaOverride {
     /// Which rule.
+    #[schema(min_length = 1, max_length = 512)]
     pub descriptor: String,
     /// Units in a period.
     pub requests_per_unit: u64,
     /// The period: `minute`, or any other such as `30s`.
     #[serde(alias = "period")]
+    #[schema(min_length = 1, max_length = 64)]
     pub unit: String,
     /// The most at one instant.
     #[serde(default, skip_serializing_if = "Option::is_none")]

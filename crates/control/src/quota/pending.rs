@@ -6,17 +6,21 @@ use crate::db::time::tell;
 use crate::error::ControlError;
 use crate::quota::overrides::QuotaOverride;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// What acts until then, as it is told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaUntil {
     /// The caller's tier.
+    #[schema(required = true)]
     pub tier: Option<String>,
     /// Limits in place of rules' own.
     #[serde(default)]
+    #[schema(required = true)]
     pub overrides: Vec<QuotaOverride>,
     /// When it would have ended by itself.
+    #[schema(required = true, format = DateTime)]
     pub expires_at: Option<String>,
 }
 

@@ -6,6 +6,7 @@ use crate::quota::pending::QuotaUntil;
 use serde::{Deserialize, Serialize};
 use tollgate_core::Timestamp;
 use tollgate_rules::{Override, Ruleset};
+use utoipa::ToSchema;
 
 /// Tiers that need no rule to name them.
 const USUAL_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
@@ -15,23 +16,29 @@ const USUAL_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
 macro_rules! agreement {
     ($(#[$about:meta])* pub struct $name:ident { $($own:tt)* }) => {
         $(#[$about])*
-        #[derive(Clone, Debug, Default, Deserialize)]
+        #[derive(Clone, Debug, Default, Deserialize, utoipa::ToSchema)]
         #[serde(deny_unknown_fields)]
         pub struct $name {
             $($own)*
             /// The caller's tier, whatever its requests say.
+            #[schema(max_length = 64)]
             pub tier: Option<String>,
             /// Limits in place of rules' own.
             #[serde(default)]
+            #[schema(max_items = 32)]
             pub overrides: Vec<QuotaOverride>,
             /// From when it acts, in RFC 3339; at once, if it does not say.
+            #[schema(format = DateTime)]
             pub effective_at: Option<String>,
             /// Until when, in RFC 3339; for ever, if it does not say.
+            #[schema(format = DateTime)]
             pub expires_at: Option<String>,
             /// Why.
             #[serde(default)]
+            #[schema(max_length = 512)]
             pub reason: String,
             /// Who wants it; who sends it, if it does not say.
+            #[schema(max_length = 128)]
             pub author: Option<String>,
         }
     };
@@ -44,28 +51,33 @@ agreement! {
 }
 
 /// An agreement as it is kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Quota {
     /// What stands for the API key.
     pub id: String,
     /// The key's first characters.
     pub key_prefix: String,
     /// The caller's tier.
+    #[schema(required = true)]
     pub tier: Option<String>,
     /// Limits in place of rules' own.
     pub overrides: Vec<QuotaOverride>,
     /// From when it acts.
+    #[schema(required = true, format = DateTime)]
     pub effective_at: Option<String>,
     /// Until when.
+    #[schema(required = true, format = DateTime)]
     pub expires_at: Option<String>,
     /// What acts until `effective_at`, where that is to come and something does.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = QuotaUntil)]
     pub until_effective: Option<QuotaUntil>,
     /// Why.
     pub reason: String,
     /// Who wanted it.
     pub author: String,
     /// When it was last changed.
+    #[schema(format = DateTime)]
     pub updated_at: String,
     /// The revision of that change.
     pub revision: i64,

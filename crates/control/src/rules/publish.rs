@@ -10,6 +10,7 @@ use crate::rules::revision::{RuleDraft, RuleFile};
 use serde::Deserialize;
 use std::sync::Arc;
 use tollgate_rules::{Ruleset, Source};
+use utoipa::ToSchema;
 
 /// The most files of a revision.
 const MOST_FILES: usize = 1_000;
@@ -19,7 +20,7 @@ const LONGEST_NAME: usize = 512;
 const LONGEST_REASON: usize = 1_024;
 
 /// Rules as they are sent.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Proposal {
     /// All of them: what is not here acts no more.

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use tollgate_rules::Source;
+use utoipa::ToSchema;
 
 /// One rule file as it is sent and kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleFile {
     /// Its name, for diagnostics.
@@ -26,7 +27,7 @@ impl From<&Source> for RuleFile {
 }
 
 /// What became of a revision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleStatus {
     /// It acts on all nodes.
@@ -71,7 +72,7 @@ impl RuleStatus {
 }
 
 /// A revision, without its text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RuleRevision {
     /// Its number.
     pub rev: i64,
@@ -86,15 +87,19 @@ pub struct RuleRevision {
     /// What became of it.
     pub status: RuleStatus,
     /// What acted when it was published.
+    #[schema(required = true)]
     pub base_rev: Option<i64>,
     /// Since when it acts or acted first, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = i64)]
     pub active_since_ms: Option<i64>,
     /// Who else said that it may act.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
     pub approved_by: Option<String>,
     /// Why it was taken back.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
     pub rolled_back_because: Option<String>,
     /// Whether nodes watch what it does to callers after it has begun to act. A rollback is not watched: two revisions
     /// must not take turns.
@@ -103,7 +108,8 @@ pub struct RuleRevision {
 }
 
 /// A revision with its text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = RuleText)]
 pub struct PublishedRules {
     /// What is known of it.
     #[serde(flatten)]

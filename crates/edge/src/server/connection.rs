@@ -3,7 +3,7 @@
 //! Responses are gathered and sent in one write when no whole request is left to serve. Nothing is read while responses
 //! wait to be taken, so a client that does not read holds up only itself. An idle connection has no buffers.
 
-use super::body::{BodyReader, BufferedRead, ReadReturn};
+use super::body::{BodyError, BodyReader, BufferedRead, ReadReturn};
 use super::drain::{Drain, GRACE_PERIOD};
 use super::io::WriteHalf;
 use super::lazy_timeout::LazyTimeout;
@@ -162,7 +162,7 @@ impl Connection<'_> {
         poll_fn(|cx| {
             loop {
                 // Some old clients end a body with an empty line that belongs to nothing.
-                if !is_new && seen == 0 && source.buffer.starts_with(b"\r\n") {
+                if seen == 0 && source.buffer.starts_with(b"\r\n") {
                     source.buffer.advance(2);
                 }
                 match head::end_of_head(&source.buffer, &mut seen, &settings.head) {
@@ -292,33 +292,35 @@ impl Connection<'_> {
         .await
     }
 
+    /// The next frame of a request's body. What was gathered is sent while it waits; the timeout is the caller's to set.
+    pub(super) async fn next_frame(
+        &mut self,
+        reader: &mut BodyReader,
+    ) -> Result<Option<Frame<Bytes>>, BodyError> {
+        let Self { line: Line { source: Some(source), write, out, .. }, timeout, .. } = self else {
+            return Err(BodyError::Cut);
+        };
+        let next = poll_fn(|cx| {
+            let frame = reader.poll(cx, &mut source.read, &mut source.buffer);
+            if frame.is_ready() {
+                return frame;
+            }
+            match write.poll_write_both(cx, out, &mut Bytes::new()) {
+                Poll::Ready(Err(error)) => Poll::Ready(Some(Err(error.into()))),
+                _ => timeout.poll(cx).map(|()| Some(Err(BodyError::TooSlow))),
+            }
+        });
+        next.await.transpose()
+    }
+
     /// Reads and discards the rest of a body. An error if it is too long, too late or malformed.
     pub(super) async fn discard(&mut self, mut reader: BodyReader) -> Result<(), Gone> {
-        let Self { line: Line { source: Some(source), write, out, .. }, timeout, settings, .. } = self else {
-            return Err(Gone);
-        };
-        let mut left = settings.max_discarded;
-        timeout.set(settings.body_timeout);
-        poll_fn(|cx| {
-            loop {
-                let frame = match reader.poll(cx, &mut source.read, &mut source.buffer) {
-                    Poll::Ready(None) => return Poll::Ready(Ok(())),
-                    Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(Gone)),
-                    Poll::Ready(Some(Ok(frame))) => frame,
-                    Poll::Pending => {
-                        let written = write.poll_write_both(cx, out, &mut Bytes::new());
-                        if let Poll::Ready(Err(_)) = written {
-                            return Poll::Ready(Err(Gone));
-                        }
-                        return timeout.poll(cx).map(|()| Err(Gone));
-                    }
-                };
-                let length = frame.data_ref().map_or(0, Bytes::len);
-                let Some(rest) = left.checked_sub(length) else { return Poll::Ready(Err(Gone)) };
-                left = rest;
-            }
-        })
-        .await
+        let mut left = self.settings.max_discarded;
+        self.timeout.set(self.settings.body_timeout);
+        while let Some(frame) = self.next_frame(&mut reader).await.map_err(|_| Gone)? {
+            left = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)).ok_or(Gone)?;
+        }
+        Ok(())
     }
 
     /// Sends the last response and closes. If the client may still be sending, its bytes are read for a while.

@@ -1,6 +1,6 @@
 //! A client's connection, request after request, within one task.
 
-use super::body::{BodyReader, BufferedRead, ReadReturn, RequestBody};
+use super::body::{BodyError, BodyReader, BufferedRead, ReadReturn, RequestBody};
 use super::connection::{Connection, Gone, Line, Next, Settings};
 use super::drain::Drain;
 use super::io::Io;
@@ -16,7 +16,6 @@ use http::Version;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use tollgate_core::{Clock, SystemClock};
 
 /// Bytes of responses that are gathered before they are sent.
@@ -187,36 +186,19 @@ impl Connection<'_> {
         if self.line.expects_continue {
             self.line.put_continue();
         }
-        let Self { line: Line { source: Some(source), write, out, .. }, timeout, .. } = self else {
-            return Err(Stop::Gone);
+        let failed = |error| match error {
+            BodyError::TooSlow => Stop::Reject(Rejection::SlowBody),
+            BodyError::Malformed => Stop::Reject(Rejection::Chunks),
+            _ => Stop::Gone,
         };
-        poll_fn(|cx| {
-            loop {
-                use super::BodyError::{Cut, Io};
-                let frame = match reader.poll(cx, &mut source.read, &mut source.buffer) {
-                    Poll::Ready(Some(Ok(frame))) => frame,
-                    Poll::Ready(Some(Err(Cut | Io(_)))) => return Poll::Ready(Err(Stop::Gone)),
-                    Poll::Ready(Some(Err(_))) => {
-                        return Poll::Ready(Err(Stop::Reject(Rejection::Chunks)));
-                    }
-                    Poll::Ready(None) => return Poll::Ready(Ok(true)),
-                    Poll::Pending => {
-                        let written = write.poll_write_both(cx, out, &mut Bytes::new());
-                        if let Poll::Ready(Err(_)) = written {
-                            return Poll::Ready(Err(Stop::Gone));
-                        }
-                        return timeout.poll(cx).map(|()| Err(Stop::Reject(Rejection::SlowBody)));
-                    }
-                };
-                if let Ok(data) = frame.into_data() {
-                    if body.len() + data.len() > max {
-                        return Poll::Ready(Ok(false));
-                    }
-                    body.extend_from_slice(&data);
-                }
+        while let Some(frame) = self.next_frame(reader).await.map_err(failed)? {
+            let Ok(data) = frame.into_data() else { continue };
+            if body.len() + data.len() > max {
+                return Ok(false);
             }
-        })
-        .await
+            body.extend_from_slice(&data);
+        }
+        Ok(true)
     }
 
     /// Returns whether another request may follow this one.

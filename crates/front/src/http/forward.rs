@@ -5,13 +5,12 @@
 //! decides comes from the query: some proxies let their callers write it. `?deny_status=403` may only turn one denial into
 //! another, for nginx, which passes no 429 on.
 //!
-//! What `action: delay` holds back is answered when its turn comes (`turn`): all these proxies wait for an answer, and
+//! What `action: delay` holds back is answered when its turn comes: all these proxies wait for an answer, and
 //! telling them how long to wait instead is nothing that they would act upon. Who would wait for too long is denied.
 
 use super::App;
 use super::problem::Problem;
 use super::request::Request;
-use super::turn::{Turn, Turns};
 use arc_swap::ArcSwapOption;
 use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
@@ -22,7 +21,7 @@ use tollgate_edge::answer::{Facts, Ruled};
 use tollgate_edge::fields::PutFields;
 use tollgate_edge::h1::{Answer, FieldsOf};
 use tollgate_edge::who::{Asked, Caller, Tokens, Who, WhoError, WhoSettings};
-use tollgate_engine::{Check, Decision, Limiter, Trace};
+use tollgate_engine::{Check, Decision, DelayQueue, Limiter, Trace};
 use tollgate_rules::Ruleset;
 
 /// Where proxies ask.
@@ -62,7 +61,7 @@ pub struct Forward {
     domain: Option<String>,
     accel_redirect: Option<HeaderValue>,
     longest_hold: Span,
-    turns: Turns,
+    delayed: DelayQueue,
 }
 
 /// Reads callers by the settings and by the endpoints that one set of rules names.
@@ -107,7 +106,7 @@ impl Forward {
             domain: settings.domain.clone(),
             accel_redirect: location.transpose()?,
             longest_hold: Span::from_micros(settings.hold_ms * 1_000),
-            turns: Turns::new(settings.held),
+            delayed: DelayQueue::new(settings.held),
         })
     }
 
@@ -218,16 +217,19 @@ async fn in_turn<S: CounterStore + 'static>(
     now: Timestamp,
 ) -> Answer {
     let mut facts = Facts::of(decision);
-    let turn = Turn::new(&app.limiter, held);
     let delay = decision.delay();
+    let mut guard = app.limiter.guard(held, delay);
     let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward.longest_hold.as_micros()));
     if over > Span::ZERO {
         facts.ruled = Ruled::Over;
         facts.retry_after = over.ceil_secs().max(1);
         facts.denied_by = delaying(decision);
-    } else if turn.wait(&app.forward.turns, delay).await.is_err() {
+    } else if guard.wait(&app.forward.delayed, delay).await.is_err() {
         facts.ruled = Ruled::Unavailable;
         facts.retry_after = delay.ceil_secs().max(1);
+    } else {
+        // Nobody says when the request ends.
+        guard.leave_to_deadline();
     }
     told(app, request, &facts, now)
 }

@@ -1,26 +1,16 @@
 //! `GET /healthz` (does the process run?), `/readyz` (should requests be sent here?), `/metrics`, `/v1/hot` (the keys
 //! with the most traffic at this node).
 
-use super::{Answer, request::Request, typed};
-use crate::Status;
-use hyper::header::ACCEPT;
-use hyper::{HeaderMap, StatusCode, Uri};
-use serde_json::json;
+use super::request::Request;
+use http::StatusCode;
+use http::header::ACCEPT;
 use std::sync::Arc;
 use tollgate_edge::fields::Fields;
 use tollgate_edge::h1;
-use tollgate_observe::{Format, Page};
+use tollgate_observe::{Format, Status, Verbosity};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// On the admin address.
-pub(crate) async fn answer(status: &Arc<dyn Status>, uri: &Uri, headers: &HeaderMap) -> Answer {
-    let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let (code, kind, text) = said(status, uri.path(), uri.query().unwrap_or(""), accept).await;
-    typed(code, kind, text)
-}
-
-/// On the HTTP address.
 pub(super) async fn told(status: &Arc<dyn Status>, request: &Request<'_>) -> h1::Answer {
     let accept = request.fields.all(&ACCEPT).next().and_then(|accept| std::str::from_utf8(accept).ok());
     let (code, kind, text) = said(status, request.path, request.query, accept.unwrap_or_default()).await;
@@ -35,14 +25,13 @@ async fn said(status: &Arc<dyn Status>, path: &str, query: &str, accept: &str) -
         "/v1/hot" => aside(status, |status| ("application/json", status.hot().to_string())).await,
         "/metrics" => {
             let format = Format::accepted(accept);
-            let written = move |status: &dyn Status| {
-                let mut page = Page::new(format);
-                status.metrics(&mut page);
-                (format.media_type(), page.finish())
-            };
-            aside(status, written).await
+            aside(status, move |status| (format.media_type(), status.metrics_text(format))).await
         }
-        _ => ready(&**status, query),
+        _ => {
+            let (ready, text) = status.readiness(Verbosity::of_query(query));
+            let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            (code, "application/json", text)
+        }
     }
 }
 
@@ -58,20 +47,12 @@ async fn aside(
     }
 }
 
-fn ready(status: &dyn Status, query: &str) -> Said {
-    let ready = status.is_ready();
-    let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let verbose = query.split('&').any(|word| word == "verbose" || word.starts_with("verbose="));
-    let mut body = if verbose { status.details() } else { json!({}) };
-    body["ready"] = ready.into();
-    (code, "application/json", format!("{body:#}\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use std::thread;
+    use tollgate_observe::Page;
 
     /// Tells which thread was asked.
     struct Thread;

@@ -1,9 +1,7 @@
 //! The HTTP front on the HTTP/1 server: its settings, and each connection's requests.
 
-use super::problem::Problem;
 use super::request::Request;
 use super::{App, Forward, is_asked_of};
-use crate::Status;
 use bytes::BytesMut;
 use http::StatusCode;
 use std::future::Future;
@@ -15,9 +13,11 @@ use tollgate_core::CounterStore;
 use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::h1::head::{HeadError, HeadLimits};
 use tollgate_edge::h1::{Answer, Scan};
+use tollgate_edge::problem::Problem;
 use tollgate_edge::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
 use tollgate_edge::server::{self, BodyMode, Io, NoStream, Rejection, Response, Scope, Service, Settings};
 use tollgate_engine::Limiter;
+use tollgate_observe::Status;
 
 /// The largest body that is read.
 const MAX_BODY: usize = 64 * 1024;
@@ -129,4 +129,26 @@ pub async fn serve<S: CounterStore + 'static>(
         }
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::SystemClock;
+    use tollgate_edge::server::Drain;
+    use tollgate_store::MemoryStore;
+
+    fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// An idle connection occupies the room of its largest state: what is rare and large belongs into a box.
+    #[test]
+    fn a_connection_is_small() {
+        type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Session<MemoryStore<SystemClock>>);
+        let size = size_of_future(|(io, settings, drain, session): Parts<'_>| {
+            server::serve(io, BytesMut::new(), settings, drain, session)
+        });
+        assert!(size <= 8 * 1024, "{size} bytes");
+    }
 }

@@ -8,37 +8,30 @@
 //! | `POST /json` | `json` | the Envoy service's own JSON |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
 //!
-//! `listen` puts it on the HTTP/1 server ([`tollgate_edge::server`]), `body` decodes, `turn` holds answers back, `problem`
-//! says what was wrong, `decision` is the answer's form. Few paths need no router, and this is where every request passes.
-//! What the admin address needs of hyper is in `admin`.
+//! `listen` puts it on the HTTP/1 server ([`tollgate_edge::server`]), `decision` is the answer's form.
+//! Few paths need no router, and this is where every request passes.
 
-pub(crate) mod body;
 mod check;
 mod decision;
 mod forward;
-pub(crate) mod health;
+mod health;
 mod json;
 mod listen;
-pub(crate) mod problem;
 pub(crate) mod request;
 mod reserve;
-mod turn;
 
 pub use forward::{Forward, ForwardError, ForwardSettings};
 pub use listen::{HttpConfig, serve};
 
-use crate::Status;
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Response, StatusCode};
+use http::Method;
 use problem::Problem;
 use request::Request;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, Timestamp};
 use tollgate_edge::answer::AnswerSettings;
-use tollgate_edge::{h1, trace};
+use tollgate_edge::{body, h1, problem, trace};
 use tollgate_engine::{Limiter, Trace};
+use tollgate_observe::Status;
 
 /// What every handler needs.
 pub(crate) struct App<S> {
@@ -95,22 +88,6 @@ async fn route<S: CounterStore + 'static>(
             Ok(Box::pin(health::told(&app.status, request)).await)
         }
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", _) => Err(Problem::wrong_method(&Method::GET)),
-        (path, _) => Err(Problem::not_found(path)),
+        (path, _) => Err(Problem::not_found(path, "POST /v1/check")),
     }
-}
-
-/// What the admin address answers.
-pub(crate) type Answer = Response<Full<Bytes>>;
-
-/// An answer with a JSON body.
-pub(crate) fn json_answer(status: StatusCode, body: Vec<u8>) -> Answer {
-    typed(status, "application/json", body)
-}
-
-pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
-    let mut answer = Response::new(Full::new(body.into()));
-    *answer.status_mut() = status;
-    answer.headers_mut().reserve(8);
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    answer
 }

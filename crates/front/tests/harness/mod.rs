@@ -10,14 +10,13 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tollgate_core::{Clock, SystemClock};
+use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_edge::who::WhoSettings;
 use tollgate_engine::Limiter;
-use tollgate_front::Status;
 use tollgate_front::http::{self, Forward, ForwardSettings, HttpConfig};
 use tollgate_front::resp::{self, RespConfig};
 use tollgate_front::rls::{self, RlsConfig};
-use tollgate_observe::Page;
+use tollgate_observe::{Page, Status};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -43,9 +42,9 @@ impl Settings {
 }
 
 /// The process, as far as these servers ask for it.
-struct Process(Arc<Limiter<MemoryStore<SystemClock>>>);
+struct Process<S>(Arc<Limiter<S>>);
 
-impl Status for Process {
+impl<S: CounterStore + 'static> Status for Process<S> {
     fn is_ready(&self) -> bool {
         true
     }
@@ -55,6 +54,10 @@ impl Status for Process {
     }
 
     fn metrics(&self, _: &mut Page) {}
+}
+
+pub(crate) fn memory() -> MemoryStore<SystemClock> {
+    MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), SystemClock::new()).expect("memory")
 }
 
 /// All protocols over one limiter.
@@ -80,15 +83,26 @@ impl Server {
 
     /// The same with gRPC at this address.
     pub(crate) fn start_at(rules: &[&str], settings: &str, grpc: SocketAddr) -> Self {
+        Self::start_over(memory(), 2, rules, settings, grpc)
+    }
+
+    /// The same over this store, on so many threads.
+    pub(crate) fn start_over<S: CounterStore + 'static>(
+        store: S,
+        threads: usize,
+        rules: &[&str],
+        settings: &str,
+        grpc: SocketAddr,
+    ) -> Self {
         let sources: Vec<Source> =
             rules.iter().enumerate().map(|(n, text)| Source::new(format!("{n}.yaml"), *text)).collect();
         let rules = Arc::new(Ruleset::load(&sources, &Options::default()).expect("rules"));
         let clock = SystemClock::new();
-        let store = MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), clock).expect("memory");
         let limiter = Arc::new(Limiter::new(rules, store, Arc::new(clock) as Arc<dyn Clock>));
         let settings = Settings::read(settings);
         let forward = Forward::new(&settings.forward_auth, &settings.who).expect("settings");
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let (stop, stopping) = watch::channel(false);
         let drain = || {

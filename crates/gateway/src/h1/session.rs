@@ -77,3 +77,26 @@ impl<S: CounterStore + 'static> Service for Session<S> {
         problem::answer(status, &detail)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::BytesMut;
+    use tollgate_core::SystemClock;
+    use tollgate_edge::server::{self, Drain, Io, Settings};
+    use tollgate_store::MemoryStore;
+
+    fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// An idle connection occupies the room of its largest state: what is rare and large belongs into a box.
+    #[test]
+    fn a_connection_is_small() {
+        type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Session<MemoryStore<SystemClock>>);
+        let size = size_of_future(|(io, settings, drain, session): Parts<'_>| {
+            server::serve(io, BytesMut::new(), settings, drain, session)
+        });
+        assert!(size <= 8 * 1024, "{size} bytes");
+    }
+}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tollgate_core::{Clock, SystemClock};
+use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::who::WhoSettings;
 use tollgate_engine::Limiter;
@@ -35,11 +35,11 @@ struct File {
     answers: AnswerSettings,
 }
 
-pub(crate) struct Gateway {
+pub(crate) struct Gateway<S: CounterStore + 'static = MemoryStore<SystemClock>> {
     runtime: Option<Runtime>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
-    handle: Handle<MemoryStore<SystemClock>>,
+    handle: Handle<S>,
     addresses: Vec<SocketAddr>,
 }
 
@@ -51,13 +51,24 @@ impl Gateway {
 
     /// The same with more settings beside the section.
     pub(crate) fn start_with(rules: &str, more: &str, section: &str) -> Self {
+        Self::start_over(memory(), 2, rules, more, section)
+    }
+}
+
+pub(crate) fn memory() -> MemoryStore<SystemClock> {
+    MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), SystemClock::new()).expect("memory")
+}
+
+impl<S: CounterStore + 'static> Gateway<S> {
+    /// The same over this store, on so many threads.
+    pub(crate) fn start_over(store: S, threads: usize, rules: &str, more: &str, section: &str) -> Self {
         let file: File = serde_saphyr::from_str(&format!("{more}\ngateway:\n{section}")).expect("settings");
         let config = GatewayConfig { gateway: file.gateway, who: file.who, answers: file.answers };
         let rules = Ruleset::load(&[Source::new("rules.yaml", rules)], &Options::default()).expect("rules");
         let clock = SystemClock::new();
-        let store = MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), clock).expect("memory");
         let limiter = Limiter::new(Arc::new(rules), store, Arc::new(clock) as Arc<dyn Clock>);
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let gateway = {
             let _entered = runtime.enter();
@@ -107,7 +118,7 @@ impl Gateway {
     }
 }
 
-impl Drop for Gateway {
+impl<S: CounterStore + 'static> Drop for Gateway<S> {
     fn drop(&mut self) {
         self.drain();
         if let Some(runtime) = self.runtime.take() {

@@ -324,7 +324,7 @@ fn the_log_level_changes_while_it_runs() {
     assert_eq!(node.ask("PUT", "/admin/v1/log", &[], &json!({})).status, 400);
     let one = node.ask("PUT", "/admin/v1/log", &[], &json!({"modules": {"tollgate_engine": "info"}}));
     assert_eq!(one.json(), json!({"level": "off", "modules": {"tollgate_engine": "info"}}), "as it was");
-    let wanted = json!({"level": "error", "modules": {"tollgate_front": "info"}});
+    let wanted = json!({"level": "error", "modules": {"tollgate_admin": "info"}});
     assert_eq!(node.ask("PUT", "/admin/v1/log", &[], &wanted).json(), wanted);
     eventually("a message as JSON", || {
         let log = node.server.log();

@@ -1,0 +1,90 @@
+//! The audit log: `GET /admin/v1/audit`, the latest first; `/export`, all of it in order.
+
+use crate::auth::Administrator;
+use crate::error::ApiResult;
+use crate::query::{Number, StrictQuery};
+use crate::response::json_response;
+use crate::{AdminState, ndjson};
+use axum::extract::State;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tollgate_control::AuditEntry;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+const MAX_ENTRIES: u64 = 1_000;
+
+pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(export))
+}
+
+/// The number of an entry.
+type Seq = Number<{ i64::MAX as u64 }>;
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct PageParameters {
+    /// Entries before this one.
+    #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
+    before: Option<Seq>,
+    /// So many at most, up to 1000.
+    #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
+    limit: Option<Number<MAX_ENTRIES>>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct AuditPage {
+    entries: Vec<AuditEntry>,
+    #[schema(required = true)]
+    next_before: Option<i64>,
+}
+
+/// What was changed, the latest first.
+#[utoipa::path(get, path = "/admin/v1/audit", operation_id = "GET_audit", params(PageParameters),
+    responses((status = 200, description = "What was asked for.", body = AuditPage)),
+    extensions(("x-role" = json!("admin"))))]
+async fn list(
+    State(admin): State<Arc<AdminState>>,
+    _: Administrator,
+    StrictQuery(page): StrictQuery<PageParameters>,
+) -> ApiResult {
+    let (before, limit) = (page.before.map(Number::signed), page.limit.map_or(100, Number::signed));
+    let entries = admin.control()?.audit(before, limit).await?;
+    let next_before = entries.last().map(|entry| entry.seq).filter(|seq| *seq > 1);
+    Ok(json_response(StatusCode::OK, &AuditPage { entries, next_before }))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct ExportParameters {
+    /// Those after this one alone.
+    #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
+    after: Option<Seq>,
+}
+
+/// All entries in order, one JSON text a line.
+///
+/// Whoever ships them elsewhere asks for what is new.
+#[utoipa::path(get, path = "/admin/v1/audit/export", operation_id = "GET_audit_export", params(ExportParameters),
+    responses((status = 200, description = "Entries.", body = String, content_type = "application/x-ndjson")),
+    extensions(("x-role" = json!("admin"))))]
+async fn export(
+    State(admin): State<Arc<AdminState>>,
+    _: Administrator,
+    StrictQuery(from): StrictQuery<ExportParameters>,
+) -> ApiResult {
+    let after = from.after.map_or(0, Number::signed);
+    let control = Arc::clone(admin.control()?);
+    let next = move |after: i64| {
+        let control = Arc::clone(&control);
+        async move {
+            let entries = control.audit_after(after).await?;
+            let mut text = Vec::new();
+            entries.iter().for_each(|entry| ndjson::write(&mut text, entry));
+            Ok(entries.last().map(|last| (text, last.seq)))
+        }
+    };
+    Ok(ndjson::reply("audit.ndjson", after, next).await?)
+}

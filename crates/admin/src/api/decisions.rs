@@ -1,0 +1,146 @@
+//! `GET /admin/v1/decisions`: the decision log, searched; `/decisions/{id}/why`: one of them, in words.
+
+use super::schemas::{DecisionPage, ExplainedDecision, IdParameter};
+use crate::AdminState;
+use crate::auth::Viewer;
+use crate::error::ApiResult;
+use crate::path::Id;
+use crate::query::{Number, StrictQuery, parsed};
+use crate::response::compact_json;
+use axum::extract::State;
+use http::StatusCode;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tollgate_core::Timestamp;
+use tollgate_edge::problem::Problem;
+use tollgate_engine::DecisionId;
+use tollgate_observe::{Observe, Ruled, Search};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
+    OpenApiRouter::new().routes(routes!(search)).routes(routes!(why))
+}
+
+const MAX_FOUND: u64 = 1_000;
+/// As many bytes of a value as the log keeps.
+const MAX_KEY: usize = 256;
+
+/// Asks what observes decisions, of all up to now, beside the threads that decide: those never wait for a reader.
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    admin: &AdminState,
+    ask: impl FnOnce(&Observe) -> T + Send + 'static,
+) -> Result<T, Problem> {
+    let observe = Arc::clone(admin.observe()?);
+    let asked = tokio::task::spawn_blocking(move || {
+        observe.gather();
+        ask(&observe)
+    });
+    asked.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Not found out", "try again"))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct SearchParameters {
+    #[param(value_type = Option<String>)]
+    limit: Option<Number<MAX_FOUND>>,
+    #[serde(default, deserialize_with = "decision")]
+    #[param(value_type = Option<String>)]
+    id: Option<DecisionId>,
+    key: Option<String>,
+    rule: Option<String>,
+    #[serde(default, deserialize_with = "verdict")]
+    #[param(value_type = Option<String>)]
+    verdict: Option<Ruled>,
+    #[serde(default, deserialize_with = "time")]
+    #[param(value_type = Option<String>)]
+    from: Option<Timestamp>,
+    #[serde(default, deserialize_with = "time")]
+    #[param(value_type = Option<String>)]
+    to: Option<Timestamp>,
+    #[param(value_type = Option<String>)]
+    cursor: Option<Number<{ u64::MAX }>>,
+}
+
+/// Decisions that were made.
+#[utoipa::path(get, path = "/admin/v1/decisions", operation_id = "GET_decisions", params(SearchParameters),
+    responses((status = 200, description = "What was asked for.", body = DecisionPage)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn search(
+    State(admin): State<Arc<AdminState>>,
+    _: Viewer,
+    StrictQuery(of): StrictQuery<SearchParameters>,
+) -> ApiResult {
+    let search = Search {
+        id: of.id,
+        key: of.key.map(as_kept),
+        rule: of.rule,
+        ruled: of.verdict,
+        from: of.from,
+        to: of.to,
+        before: of.cursor.map(|cursor| cursor.0),
+        limit: of.limit.map_or(100, |limit| usize::try_from(limit.0).unwrap_or(usize::MAX)),
+    };
+    let found = run_blocking(&admin, move |observe| {
+        let (found, next) = observe.search(&search);
+        let found: Vec<Value> = found.iter().map(|entry| entry.json(observe.place())).collect();
+        compact_json(&json!({"decisions": found, "next_cursor": next.map(|next| next.to_string())}))
+    });
+    Ok(found.await?)
+}
+
+/// Why one was made, in plain words.
+#[utoipa::path(get, path = "/admin/v1/decisions/{id}/why", operation_id = "GET_decisions_id_why",
+    params(IdParameter),
+    responses((status = 200, description = "What was asked for.", body = ExplainedDecision)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn why(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) -> ApiResult {
+    let id = decision_id(&id).ok_or_else(|| Problem::bad(DECISION_ID).at("id"))?;
+    let observe = admin.observe()?;
+    let found = run_blocking(&admin, move |observe| observe.find(id)).await?.ok_or_else(|| {
+        let detail = "this node has no such decision in its log; it keeps every denial and some of what it allows, and \
+                      only the latest of them. Another node may have made it";
+        Problem::new(StatusCode::NOT_FOUND, "Not found", detail)
+    })?;
+    let mut body = found.json(observe.place());
+    let (lines, passes) = found.explanation(observe.place());
+    body["explanation"] = json!(lines);
+    if let Some(passes) = passes {
+        body["would_pass_at"] = json!(passes);
+    }
+    Ok(compact_json(&body))
+}
+
+/// The beginning that the log would have kept: what is longer is found by it.
+fn as_kept(mut key: String) -> String {
+    let mut end = key.len().min(MAX_KEY);
+    while !key.is_char_boundary(end) {
+        end -= 1;
+    }
+    key.truncate(end);
+    key
+}
+
+const DECISION_ID: &str = "a decision's id is 32 hexadecimal digits, as its answer had them";
+
+fn decision_id(text: &str) -> Option<DecisionId> {
+    Some(text).filter(|text| text.len() == 32).and_then(|text| text.parse().ok())
+}
+
+fn decision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<DecisionId>, D::Error> {
+    parsed(text, DECISION_ID, decision_id).map(Some)
+}
+
+fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Ruled>, D::Error> {
+    parsed(text, "write allow, deny, shadow_deny, delay or degrade", Ruled::named).map(Some)
+}
+
+fn time<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Timestamp>, D::Error> {
+    let micros = |text: &str| {
+        let at: jiff::Timestamp = text.parse().ok()?;
+        u64::try_from(at.as_microsecond()).ok().map(Timestamp::from_micros)
+    };
+    parsed(text, "write a time such as 2027-01-31T14:32:17Z", micros).map(Some)
+}

@@ -1,0 +1,79 @@
+//! Emergency measures: list, declare, renew, end.
+
+use super::schemas::IdParameter;
+use crate::AdminState;
+use crate::auth::{Operator, Viewer};
+use crate::body::{Json, JsonOrDefault};
+use crate::error::ApiResult;
+use crate::path::Id;
+use crate::query::{NoParameters, StrictQuery};
+use crate::response::{json_response, no_content};
+use axum::extract::State;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tollgate_control::{Emergency, EmergencyDraft};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
+    OpenApiRouter::new().routes(routes!(list, declare)).routes(routes!(renew)).routes(routes!(end))
+}
+
+#[derive(Serialize, ToSchema)]
+struct Emergencies {
+    active: Vec<Emergency>,
+}
+
+/// What acts in an emergency.
+#[utoipa::path(get, path = "/admin/v1/emergency", operation_id = "GET_emergency",
+    responses((status = 200, description = "What was asked for.", body = Emergencies)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn list(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<NoParameters>) -> ApiResult {
+    let active = admin.control()?.emergencies().await?;
+    Ok(json_response(StatusCode::OK, &Emergencies { active }))
+}
+
+/// Block, tighten or exempt; disable a rule; let all through, or only count.
+#[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency", request_body = EmergencyDraft,
+    responses((status = 201, description = "It acts.", body = Emergency)),
+    extensions(("x-role" = json!("operator"))))]
+async fn declare(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    Json(draft): Json<EmergencyDraft>,
+) -> ApiResult {
+    let declared = admin.control()?.declare_emergency(draft, &(admin.rules)(), &actor).await??;
+    Ok(json_response(StatusCode::CREATED, &declared))
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Renewal {
+    ttl_seconds: Option<u64>,
+}
+
+/// Let one act for longer.
+#[utoipa::path(post, path = "/admin/v1/emergency/{id}/renew", operation_id = "POST_emergency_id_renew",
+    params(IdParameter), request_body = Option<Renewal>,
+    responses((status = 200, description = "What was asked for.", body = Emergency)),
+    extensions(("x-role" = json!("operator"))))]
+async fn renew(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    Id(id): Id,
+    JsonOrDefault(sent): JsonOrDefault<Renewal>,
+) -> ApiResult {
+    let renewed = admin.control()?.renew_emergency(&id, sent.ttl_seconds, &actor).await??;
+    Ok(json_response(StatusCode::OK, &renewed))
+}
+
+/// End one.
+#[utoipa::path(delete, path = "/admin/v1/emergency/{id}", operation_id = "DELETE_emergency_id", params(IdParameter),
+    responses((status = 204, description = "Done.")),
+    extensions(("x-role" = json!("operator"))))]
+async fn end(State(admin): State<Arc<AdminState>>, Operator(actor): Operator, Id(id): Id) -> ApiResult {
+    admin.control()?.end_emergency(&id, &actor).await?;
+    Ok(no_content())
+}

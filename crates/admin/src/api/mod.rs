@@ -1,0 +1,16 @@
+//! The handlers, one file per resource. Each file lists its routes; `openapi` makes the document of all of them, and
+//! `schemas` describes JSON that other crates make.
+
+pub(crate) mod audit;
+pub(crate) mod decisions;
+pub(crate) mod emergency;
+pub(crate) mod health;
+pub(crate) mod log_level;
+pub(crate) mod openapi;
+pub(crate) mod quota_bulk;
+pub(crate) mod quotas;
+pub(crate) mod rule_tree;
+pub(crate) mod rules;
+mod schemas;
+pub(crate) mod stats;
+pub(crate) mod usage;

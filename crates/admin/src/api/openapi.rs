@@ -1,0 +1,195 @@
+//! `GET /admin/v1/openapi.json`: what all paths take and answer, for programs. utoipa collects it from the annotations of the
+//! handlers and from their types; here it gets what holds everywhere: its header, the problem that any path may answer, and
+//! schemas in the form that generators of clients read best.
+
+use super::schemas::{Anything, Problem};
+use crate::response::typed;
+use crate::{AdminState, router};
+use axum::response::Response;
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+use std::sync::{Arc, LazyLock};
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Tollgate's admin API",
+        version = "1",
+        description = "What operators decide while traffic flows. `x-role` is the role that a path needs. Problems are application/problem+json (RFC 9457).",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    servers((url = "/")),
+    security(("token" = []), ("session" = []), ()),
+    components(schemas(Problem))
+)]
+struct Header;
+
+/// Schemas of responses that have nothing but what is described. Those of requests say it themselves.
+const CLOSED: [&str; 25] = [
+    "ActingRules",
+    "ActiveRules",
+    "Affected",
+    "Emergencies",
+    "Emergency",
+    "Grant",
+    "LeftOfGrant",
+    "LogSettings",
+    "Needs",
+    "PublishedRevision",
+    "Rehearsal",
+    "Remark",
+    "RuleChange",
+    "RuleReport",
+    "RuleRevision",
+    "RuleRevisions",
+    "RuleText",
+    "RuleTree",
+    "TreeDescriptor",
+    "TreeDomain",
+    "TreeLimit",
+    "TreeRule",
+    "TreeTier",
+    "Usage",
+    "UsedLimit",
+];
+
+static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
+static TEXT: LazyLock<Bytes> = LazyLock::new(|| format!("{:#}\n", *DOCUMENT).into());
+
+/// What the document begins with, before it has any path.
+pub(crate) fn header() -> utoipa::openapi::OpenApi {
+    Header::openapi()
+}
+
+pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
+    OpenApiRouter::new().routes(routes!(openapi))
+}
+
+/// This document.
+#[utoipa::path(get, path = "/admin/v1/openapi.json", operation_id = "GET_openapi_json",
+    responses((status = 200, description = "What was asked for.", body = Anything)),
+    extensions(("x-role" = json!("anybody"))))]
+async fn openapi() -> Response {
+    typed(StatusCode::OK, "application/json", TEXT.clone())
+}
+
+/// The methods of a path, as the header `Allow` lists them.
+pub(crate) fn methods(path: &str) -> String {
+    let operations = DOCUMENT["paths"][path].as_object();
+    let known = ["get", "post", "put", "delete"].into_iter();
+    let known = known.filter(|method| operations.is_some_and(|operations| operations.contains_key(*method)));
+    known.map(str::to_uppercase).collect::<Vec<_>>().join(", ")
+}
+
+fn document() -> Value {
+    let mut document = json!(router::api().into_openapi());
+    document["components"]["securitySchemes"] = json!({
+        "token": {"type": "http", "scheme": "bearer"},
+        "session": {"type": "apiKey", "in": "cookie", "name": crate::auth::sessions::COOKIE_NAME},
+    });
+    let problem = json!({
+        "description": "What was wrong, and what to do.",
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    });
+    let operations = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
+    for operation in operations.filter_map(Value::as_object_mut).flat_map(Map::values_mut) {
+        operation["responses"]["default"] = problem.clone();
+        if operation["x-role"] == "anybody" {
+            operation["security"] = json!([]);
+        }
+        // What is not given is left out: no parameter is null, and no body.
+        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+        let parameters = parameters.into_iter().flatten().filter_map(|one| one.get_mut("schema"));
+        parameters.for_each(without_null);
+        let contents = operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut);
+        let contents = contents.into_iter().flat_map(Map::values_mut).filter_map(|one| one.get_mut("schema"));
+        contents.for_each(without_null);
+    }
+    if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
+        let flat: Vec<_> = schemas
+            .iter()
+            .filter_map(|(name, schema)| Some((name.clone(), flat(schemas, schema)?)))
+            .collect();
+        schemas.extend(flat);
+        // utoipa writes `min_properties` as its opposite.
+        schemas["LogChange"]["minProperties"] = 1.into();
+        for name in CLOSED {
+            if let Some(schema) = schemas.get_mut(name) {
+                schema["additionalProperties"] = false.into();
+            }
+        }
+    }
+    document
+}
+
+fn without_null(schema: &mut Value) {
+    let other =
+        |all: &Value, is_null: fn(&Value) -> bool| all.as_array()?.iter().find(|one| !is_null(one)).cloned();
+    if let Some(only) = schema.get("type").and_then(|all| other(all, |one| one == "null")) {
+        schema["type"] = only;
+    } else if let Some(only) = schema.get("oneOf").and_then(|all| other(all, |one| one["type"] == "null")) {
+        *schema = only;
+    }
+}
+
+/// A schema that is made of several as one. `allOf` would not do: none of them knows of the others' properties, so all
+/// would have to allow any.
+fn flat(schemas: &Map<String, Value>, schema: &Value) -> Option<Value> {
+    let mut whole = schema.clone();
+    let parts = whole.as_object_mut()?.remove("allOf")?;
+    let (mut properties, mut required) = (Map::new(), Vec::new());
+    for part in parts.as_array()? {
+        let name = part["$ref"].as_str().and_then(|path| path.rsplit('/').next());
+        let part = name.map_or(part, |name| &schemas[name]);
+        properties.extend(part["properties"].as_object().cloned().unwrap_or_default());
+        required.extend(part["required"].as_array().cloned().unwrap_or_default());
+    }
+    whole["type"] = "object".into();
+    whole["properties"] = properties.into();
+    whole["required"] = required.into();
+    Some(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A generator of clients, or a program that checks answers, would stop at a name that leads nowhere.
+    #[test]
+    fn every_reference_leads_to_a_schema() {
+        fn references<'v>(value: &'v Value, found: &mut Vec<&'v str>) {
+            match value {
+                Value::Object(members) => {
+                    found.extend(members.get("$ref").and_then(Value::as_str));
+                    members.values().for_each(|member| references(member, found));
+                }
+                Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+                _ => {}
+            }
+        }
+        let mut found = Vec::new();
+        references(&DOCUMENT, &mut found);
+        assert!(found.len() > 50, "{found:?}");
+        let schemas = DOCUMENT["components"]["schemas"].as_object().expect("schemas");
+        for reference in found {
+            let name = reference.strip_prefix("#/components/schemas/").expect("a schema");
+            assert!(schemas.contains_key(name), "{name}");
+        }
+        for name in CLOSED {
+            assert_eq!(schemas[name]["additionalProperties"], false, "{name}");
+        }
+        assert!(!DOCUMENT.to_string().contains("allOf"), "nothing is made of parts");
+    }
+
+    /// `Allow` comes from the document.
+    #[test]
+    fn methods_are_listed_in_order() {
+        assert_eq!(methods("/admin/v1/quotas/{api_key}"), "GET, PUT, DELETE");
+        assert_eq!(methods("/admin/v1/session"), "GET, POST, DELETE");
+        assert_eq!(methods("/admin/v1/rules/check"), "POST");
+    }
+}

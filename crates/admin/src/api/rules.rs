@@ -1,0 +1,293 @@
+//! Rules as revisions: what acts, what was published when and why; check, publish, approve, go back.
+
+use super::schemas::{ActingRules, Anything, PublishedRevision, RevParameter};
+use crate::AdminState;
+use crate::auth::{Operator, Viewer};
+use crate::body::Json;
+use crate::error::{ApiError, ApiResult};
+use crate::path::{REVISION, Rev, revision as revision_number};
+use crate::query::{StrictQuery, parsed};
+use crate::response::{json_response, typed};
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tollgate_control::{
+    Acting, ControlError, Proposal, Publication, PublishedRules, Refusal, Report, RuleFile, RuleRevision,
+};
+use tollgate_edge::problem::{MEDIA_TYPE, Problem};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(crate) const ALL: &str = "/admin/v1/rules";
+pub(crate) const CHECK: &str = "/admin/v1/rules/check";
+/// For publishing and checking: many rules take a while to compile and to rehearse.
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// The most that all files of a revision may have, as JSON.
+const MAX_FILES: usize = 8 << 20;
+/// Revisions in a page.
+const PAGE: i64 = 100;
+
+pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
+    OpenApiRouter::new()
+        .routes(routes!(list, publish))
+        .routes(routes!(current))
+        .routes(routes!(schema))
+        .routes(routes!(check))
+        .routes(routes!(one))
+        .routes(routes!(approve))
+        .routes(routes!(roll_back))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct ListParameters {
+    /// Revisions before this one.
+    #[serde(default, deserialize_with = "given_revision")]
+    #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
+    before: Option<i64>,
+}
+
+fn given_revision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<i64>, D::Error> {
+    parsed(text, REVISION, revision_number).map(Some)
+}
+
+#[derive(Serialize, ToSchema)]
+struct RuleRevisions {
+    active: ActiveRules,
+    revisions: Vec<RuleRevision>,
+    #[schema(required = true)]
+    next_before: Option<i64>,
+}
+
+/// What acts, by the names of its files.
+#[derive(Serialize, ToSchema)]
+struct ActiveRules {
+    #[schema(required = true)]
+    rev: Option<i64>,
+    revision: String,
+    source: &'static str,
+    files: Vec<String>,
+}
+
+/// The rules that act, and all revisions.
+#[utoipa::path(get, path = "/admin/v1/rules", operation_id = "GET_rules", params(ListParameters),
+    responses((status = 200, description = "What was asked for.", body = RuleRevisions)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn list(
+    State(admin): State<Arc<AdminState>>,
+    _: Viewer,
+    StrictQuery(ListParameters { before }): StrictQuery<ListParameters>,
+) -> ApiResult {
+    let revisions = admin.control()?.rule_revisions(before, PAGE).await?;
+    let full = i64::try_from(revisions.len()).is_ok_and(|length| length == PAGE);
+    let next_before = revisions.last().map(|last| last.rev).filter(|rev| full && *rev > 1);
+    let acting = admin.desk()?.acting();
+    let active = ActiveRules {
+        rev: acting.rev(),
+        revision: acting.rules.revision().to_owned(),
+        source: acting.source(),
+        files: acting.files.iter().map(|file| file.name.clone()).collect(),
+    };
+    Ok(json_response(StatusCode::OK, &RuleRevisions { active, revisions, next_before }))
+}
+
+/// What acts now, with the text of its files.
+#[utoipa::path(get, path = "/admin/v1/rules/current", operation_id = "GET_rules_current",
+    responses((status = 200, description = "What was asked for.", body = ActingRules)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn current(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
+    let acting = admin.desk()?.acting();
+    let Acting { rules, files, published } = &*acting;
+    let mut body = json!({"rev": null, "revision": rules.revision()});
+    if let Some(published) = published {
+        body = json!(published);
+    }
+    body["source"] = acting.source().into();
+    body["files"] = json!(files);
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+/// The JSON schema of rule files.
+#[utoipa::path(get, path = "/admin/v1/rules/schema", operation_id = "GET_rules_schema",
+    responses((status = 200, description = "The schema.",
+        content((Anything = "application/schema+json"), (Anything = "application/json")))),
+    extensions(("x-role" = json!("viewer"))))]
+async fn schema(_: Viewer) -> Response {
+    typed(StatusCode::OK, "application/schema+json", tollgate_rules::schema().to_owned())
+}
+
+/// A revision, with the text of its files.
+#[utoipa::path(get, path = "/admin/v1/rules/{rev}", operation_id = "GET_rules_rev", params(RevParameter),
+    responses((status = 200, description = "What was asked for.", body = PublishedRules)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn one(State(admin): State<Arc<AdminState>>, _: Viewer, Rev(rev): Rev) -> ApiResult {
+    let found = admin.control()?.rule_revision(rev).await?;
+    let found = found.ok_or(ControlError::Unknown("revision with this number"))?;
+    Ok(json_response(StatusCode::OK, &found))
+}
+
+/// Rules that are to be checked.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Candidate {
+    files: Vec<RuleFile>,
+}
+
+/// Errors, warnings, differences, and what recent traffic would have met.
+#[utoipa::path(post, path = "/admin/v1/rules/check", operation_id = "POST_rules_check", request_body = Candidate,
+    responses((status = 200, description = "What was asked for.", body = Report)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn check(
+    State(admin): State<Arc<AdminState>>,
+    _: Viewer,
+    Json(sent): Json<Candidate, MAX_FILES>,
+) -> ApiResult {
+    let report = admin.desk()?.check(sent.files).await;
+    Ok(report.map_or_else(refused, |report| json_response(StatusCode::OK, &report)))
+}
+
+/// Publish rules.
+#[utoipa::path(post, path = "/admin/v1/rules", operation_id = "POST_rules", request_body = Proposal,
+    responses((status = 200, description = "They act already.", body = PublishedRevision),
+        (status = 201, description = "They act.", body = PublishedRevision),
+        (status = 202, description = "Somebody else must approve of them.", body = PublishedRevision)),
+    extensions(("x-role" = json!("operator"))))]
+async fn publish(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    Json(sent): Json<Proposal, MAX_FILES>,
+) -> ApiResult {
+    // On its own: who hangs up in the middle must not leave a revision that is written and does not act here.
+    let desk = Arc::clone(admin.desk()?);
+    let publishing = tokio::spawn(async move { desk.publish(sent, &actor).await });
+    let (status, rev, report) = match finished(publishing.await)? {
+        Err(refusal) => return Ok(refused(refusal)),
+        Ok(Publication::Acts(rev, report)) => (StatusCode::CREATED, rev, report),
+        Ok(Publication::Waits(rev, report)) => (StatusCode::ACCEPTED, rev, report),
+        Ok(Publication::Same(rev, report)) => (StatusCode::OK, rev, report),
+    };
+    revision(admin.control()?, status, rev, Some(&report)).await
+}
+
+/// Approve of what somebody else published.
+#[utoipa::path(post, path = "/admin/v1/rules/{rev}/approve", operation_id = "POST_rules_rev_approve",
+    params(RevParameter),
+    responses((status = 200, description = "What was asked for.", body = RuleRevision)),
+    extensions(("x-role" = json!("operator"))))]
+async fn approve(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    Rev(rev): Rev,
+) -> ApiResult {
+    let desk = Arc::clone(admin.desk()?);
+    let approving = tokio::spawn(async move { desk.approve(rev, &actor).await });
+    match finished(approving.await)? {
+        Err(ControlError::OwnWork) => return Err(own_work().into()),
+        Err(ControlError::Changed) => {
+            let detail = "something else acts by now than when it was published: publish it again";
+            return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "Changed meanwhile", detail).into());
+        }
+        other => other?,
+    }
+    revision(admin.control()?, StatusCode::OK, rev, None).await
+}
+
+/// Why something is done.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Reason {
+    reason: String,
+}
+
+/// Let a revision act again.
+#[utoipa::path(post, path = "/admin/v1/rules/{rev}/rollback", operation_id = "POST_rules_rev_rollback",
+    params(RevParameter), request_body = Reason,
+    responses((status = 201, description = "It acts.", body = RuleRevision)),
+    extensions(("x-role" = json!("operator"))))]
+async fn roll_back(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    Rev(to): Rev,
+    Json(Reason { reason }): Json<Reason>,
+) -> ApiResult {
+    let desk = Arc::clone(admin.desk()?);
+    let going = tokio::spawn(async move { desk.roll_back(to, &reason, &actor).await });
+    match finished(going.await)? {
+        Err(refusal) => Ok(refused(refusal)),
+        Ok(rev) => revision(admin.control()?, StatusCode::CREATED, rev, None).await,
+    }
+}
+
+/// A revision as it is told after something was done to it, without its text.
+async fn revision(
+    control: &tollgate_control::Control,
+    status: StatusCode,
+    rev: i64,
+    report: Option<&Report>,
+) -> ApiResult {
+    let found: Option<RuleRevision> = control.rule_revisions(Some(rev + 1), 1).await?.into_iter().next();
+    let mut body = json!(found);
+    if let (Some(body), Some(Value::Object(report))) =
+        (body.as_object_mut(), report.map(|report| json!(report)))
+    {
+        body.extend(report);
+    }
+    Ok(json_response(status, &body))
+}
+
+fn finished<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, ControlError> {
+    done.map_err(|error| ControlError::Broken(error.to_string()))
+}
+
+fn own_work() -> Problem {
+    let detail = "whoever published it cannot approve of it. Another person must, with a token of their own: `tollgate \
+                  token create --name THEIR-NAME --role operator`. Before the first token is made there is only one \
+                  identity, `loopback`";
+    Problem::new(StatusCode::FORBIDDEN, "Needs another person", detail)
+}
+
+/// What speaks against it, as problem+json with more to read.
+fn refused(refusal: Refusal) -> Response {
+    let (status, title, detail, more) = match refusal {
+        Refusal::Control(error) => return ApiError::from(error).into_response(),
+        Refusal::Malformed(place, why) => {
+            return ApiError(Problem::bad(why).at(place)).into_response();
+        }
+        Refusal::Wrong(report) => {
+            let first = report.errors.first();
+            let place = first.map(|first| format!("{}:{}:{}", first.file, first.line, first.column));
+            let detail = first.map(|first| first.message.clone()).unwrap_or_default();
+            let more = json!({"place": place, "errors": report.errors});
+            (StatusCode::UNPROCESSABLE_ENTITY, "The rules cannot act", detail, more)
+        }
+        Refusal::NeedsConfirm(report) => {
+            let share =
+                report.rehearsal.as_ref().map_or(0.0, |rehearsal| rehearsal.newly_denied_share) * 100.0;
+            let detail = format!(
+                "{share:.1}% of the last requests would be newly denied; if that is meant, send it again with \
+                 `confirm: true`"
+            );
+            (StatusCode::CONFLICT, "It would deny much", detail, json!(report))
+        }
+        Refusal::FromFiles => {
+            let detail = "this node takes its rules from files (--rules-from files): change those".to_owned();
+            (StatusCode::CONFLICT, "Rules come from files", detail, Value::Null)
+        }
+        Refusal::Changed(acting) => {
+            let acts = acting.map_or("the rule files act".to_owned(), |rev| format!("revision {rev} acts"));
+            let detail = format!("{acts} by now: look at it, and publish again");
+            (StatusCode::PRECONDITION_FAILED, "Changed meanwhile", detail, json!({"active_rev": acting}))
+        }
+    };
+    let mut body =
+        json!({"type": "about:blank", "title": title, "status": status.as_u16(), "detail": detail});
+    if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
+        body.extend(more);
+    }
+    typed(status, MEDIA_TYPE, body.to_string())
+}

@@ -1,0 +1,387 @@
+//! What is used of a caller's limits: read without charging, given back, and added to once.
+
+use super::schemas::{
+    ApiKeyParameter, CallerIdParameter, GrantIdParameter, GrantParameter, SeenCallerIdParameter,
+};
+use crate::auth::{Operator, Viewer};
+use crate::body::Json;
+use crate::caller_path::CallerPath;
+use crate::error::{ApiError, ApiResult, unprocessable};
+use crate::path::LastSegment;
+use crate::query::{NoParameters, StrictQuery};
+use crate::response::{json_response, no_content};
+use crate::{AdminState, query};
+use axum::extract::{FromRequestParts, State};
+use axum::response::Response;
+use http::StatusCode;
+use http::request::Parts;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use tollgate_control::{Actor, GrantDraft, QuotaGrant, rfc3339};
+use tollgate_core::CounterStore;
+use tollgate_edge::problem::Problem;
+use tollgate_engine::{Left, Limiter, Needs, Usage, UsageError, Used, Window};
+use tollgate_rules::{Role as LimitRole, TENANT_KEY};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
+    OpenApiRouter::new()
+        .routes(routes!(get))
+        .routes(routes!(reset))
+        .routes(routes!(grant))
+        .routes(routes!(revoke))
+        .routes(routes!(get_by_id))
+        .routes(routes!(reset_by_id))
+        .routes(routes!(grant_by_id))
+        .routes(routes!(revoke_by_id))
+}
+
+/// Whose limits are meant, and which of them.
+pub struct UsageQuery {
+    /// The domain, where there are several.
+    pub domain: Option<String>,
+    /// The caller, and what else requests say that meet the limits.
+    pub attributes: Vec<(String, String)>,
+    /// Only this rule's.
+    pub rule: Option<String>,
+}
+
+/// What is told, or why it cannot be.
+pub type UsageFuture<'a> = Pin<Box<dyn Future<Output = Result<Usage, UsageError>> + Send + 'a>>;
+
+/// Who reads the counters: a limiter over whatever store.
+pub trait UsageReader: Send + Sync {
+    /// What is used.
+    fn usage<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a>;
+    /// Gives it back, and tells what there is then.
+    fn reset<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a>;
+}
+
+impl<S: CounterStore> UsageReader for Limiter<S> {
+    fn usage<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a> {
+        Box::pin(async move {
+            let attributes: Vec<(&str, &str)> = of.pairs();
+            Self::usage(self, of.domain.as_deref(), &attributes, of.rule.as_deref()).await
+        })
+    }
+
+    fn reset<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a> {
+        Box::pin(async move {
+            let attributes: Vec<(&str, &str)> = of.pairs();
+            Self::reset(self, of.domain.as_deref(), &attributes, of.rule.as_deref()).await
+        })
+    }
+}
+
+impl UsageQuery {
+    fn pairs(&self) -> Vec<(&str, &str)> {
+        self.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+    }
+}
+
+/// The caller of the path, and which of its limits the query means.
+struct UsageOf(CallerPath, UsageQuery);
+
+impl FromRequestParts<Arc<AdminState>> for UsageOf {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
+        let caller = CallerPath::from_request_parts(parts, admin).await?;
+        let (mut values, mut attributes) =
+            query::with_attributes(parts.uri.query().unwrap_or_default(), &["domain"])?;
+        if attributes.iter().any(|(name, _)| name == TENANT_KEY) {
+            return Err(Problem::bad("the key stands in the path").at("attr.api_key").into());
+        }
+        attributes.insert(0, (TENANT_KEY.to_owned(), caller.key()?.to_owned()));
+        let domain = values.pop().flatten();
+        Ok(Self(caller, UsageQuery { domain, attributes, rule: None }))
+    }
+}
+
+/// The query of a usage. Beside it, each `attr.NAME=VALUE` is an attribute of the requests that are meant.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "it describes what `UsageOf` reads")]
+struct UsageParameters {
+    /// The domain, where there are several.
+    domain: Option<String>,
+}
+
+/// What a caller has used of each of its limits, without charging.
+#[utoipa::path(get, path = "/admin/v1/usage/{api_key}", operation_id = "GET_usage_api_key",
+    params(ApiKeyParameter, UsageParameters),
+    responses((status = 200, description = "What was asked for.", body = UsageBody)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn get(State(admin): State<Arc<AdminState>>, _: Viewer, of: UsageOf) -> ApiResult {
+    read(&admin, of).await
+}
+
+/// The same for a caller whom a list tells, by its id.
+#[utoipa::path(get, path = "/admin/v1/usage/by-id/{id}", operation_id = "GET_usage_api_key_by_id",
+    params(SeenCallerIdParameter, UsageParameters),
+    responses((status = 200, description = "What was asked for.", body = UsageBody)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn get_by_id(State(admin): State<Arc<AdminState>>, _: Viewer, of: UsageOf) -> ApiResult {
+    read(&admin, of).await
+}
+
+async fn read(admin: &AdminState, UsageOf(caller, of): UsageOf) -> ApiResult {
+    let usage = admin.usage.usage(&of).await.map_err(unread)?;
+    Ok(usage_response(&caller, &usage))
+}
+
+/// What is given back, and why.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Reset {
+    /// One rule alone; all, if it does not say.
+    rule: Option<String>,
+    reason: String,
+}
+
+/// Forget what a caller has used.
+#[utoipa::path(post, path = "/admin/v1/usage/{api_key}/reset", operation_id = "POST_usage_api_key_reset",
+    params(ApiKeyParameter, UsageParameters), request_body = Reset,
+    responses((status = 200, description = "What was asked for.", body = UsageBody)),
+    extensions(("x-role" = json!("operator"))))]
+async fn reset(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    of: UsageOf,
+    Json(sent): Json<Reset>,
+) -> ApiResult {
+    forget(&admin, of, sent, &actor).await
+}
+
+/// The same for a caller whom a list tells, by its id.
+#[utoipa::path(post, path = "/admin/v1/usage/by-id/{id}/reset", operation_id = "POST_usage_api_key_reset_by_id",
+    params(SeenCallerIdParameter, UsageParameters), request_body = Reset,
+    responses((status = 200, description = "What was asked for.", body = UsageBody)),
+    extensions(("x-role" = json!("operator"))))]
+async fn reset_by_id(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    of: UsageOf,
+    Json(sent): Json<Reset>,
+) -> ApiResult {
+    forget(&admin, of, sent, &actor).await
+}
+
+async fn forget(
+    admin: &AdminState,
+    UsageOf(caller, mut of): UsageOf,
+    sent: Reset,
+    actor: &Actor,
+) -> ApiResult {
+    of.rule = sent.rule;
+    let before = admin.usage.usage(&of).await.map_err(unread)?;
+    let noted = json!({"limits": before.limits.iter().map(used_limit).collect::<Vec<_>>()}).to_string();
+    let key = caller.key()?;
+    admin.control()?.note_reset(key, of.rule.as_deref(), &sent.reason, noted, actor).await??;
+    let usage = admin.usage.reset(&of).await.map_err(unread)?;
+    Ok(usage_response(&caller, &usage))
+}
+
+/// Extra quota, once.
+#[utoipa::path(post, path = "/admin/v1/usage/{api_key}/grant", operation_id = "POST_usage_api_key_grant",
+    params(ApiKeyParameter), request_body = GrantDraft,
+    responses((status = 201, description = "What was asked for.", body = QuotaGrant)),
+    extensions(("x-role" = json!("operator"))))]
+async fn grant(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    caller: CallerPath,
+    _: StrictQuery<NoParameters>,
+    Json(draft): Json<GrantDraft>,
+) -> ApiResult {
+    add(&admin, &caller, draft, &actor).await
+}
+
+/// The same for a caller whom a list tells, by its id.
+#[utoipa::path(post, path = "/admin/v1/usage/by-id/{id}/grant", operation_id = "POST_usage_api_key_grant_by_id",
+    params(CallerIdParameter), request_body = GrantDraft,
+    responses((status = 201, description = "What was asked for.", body = QuotaGrant)),
+    extensions(("x-role" = json!("operator"))))]
+async fn grant_by_id(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    caller: CallerPath,
+    _: StrictQuery<NoParameters>,
+    Json(draft): Json<GrantDraft>,
+) -> ApiResult {
+    add(&admin, &caller, draft, &actor).await
+}
+
+async fn add(admin: &AdminState, caller: &CallerPath, draft: GrantDraft, actor: &Actor) -> ApiResult {
+    let granted = admin.control()?.grant(caller.caller(), draft, &(admin.rules)(), actor).await??;
+    Ok(json_response(StatusCode::CREATED, &granted))
+}
+
+/// Take back what is left of a grant.
+#[utoipa::path(delete, path = "/admin/v1/usage/{api_key}/grant/{id}", operation_id = "DELETE_usage_api_key_grant_id",
+    params(ApiKeyParameter, GrantIdParameter),
+    responses((status = 204, description = "Done.")),
+    extensions(("x-role" = json!("operator"))))]
+async fn revoke(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    caller: CallerPath,
+    _: StrictQuery<NoParameters>,
+    LastSegment(grant): LastSegment,
+) -> ApiResult {
+    take_back(&admin, &caller, &grant, &actor).await
+}
+
+/// The same for a caller whom a list tells, by its id.
+#[utoipa::path(delete, path = "/admin/v1/usage/by-id/{id}/grant/{grant}",
+    operation_id = "DELETE_usage_api_key_grant_id_by_id", params(CallerIdParameter, GrantParameter),
+    responses((status = 204, description = "Done.")),
+    extensions(("x-role" = json!("operator"))))]
+async fn revoke_by_id(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    caller: CallerPath,
+    _: StrictQuery<NoParameters>,
+    LastSegment(grant): LastSegment,
+) -> ApiResult {
+    take_back(&admin, &caller, &grant, &actor).await
+}
+
+async fn take_back(admin: &AdminState, caller: &CallerPath, grant: &str, actor: &Actor) -> ApiResult {
+    admin.control()?.revoke_grant(caller.caller(), grant, actor).await?;
+    Ok(no_content())
+}
+
+fn unread(error: UsageError) -> Problem {
+    match error {
+        UsageError::Domain(why) => Problem::bad(why).at("domain"),
+        UsageError::Rule(why) => unprocessable("No such rule", why).at("rule"),
+        error => {
+            tracing::warn!(%error, "counters could not be read for an operator");
+            let detail = "the store of the counters does not answer. Try again";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Store away", detail)
+        }
+    }
+}
+
+/// What a caller has used of each of its limits.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Usage)]
+struct UsageBody<'u> {
+    /// Told to those alone who have sent it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    api_key: Option<&'u str>,
+    domain: String,
+    #[schema(required = true)]
+    tier: Option<String>,
+    limits: Vec<UsedLimit>,
+    needs: Vec<NeededAttributes>,
+    grants: Vec<LeftOfGrant>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct UsedLimit {
+    rule: String,
+    descriptor: String,
+    limit: u64,
+    window: String,
+    algorithm: &'static str,
+    #[schema(required = true)]
+    used: Option<u64>,
+    #[schema(required = true)]
+    remaining: Option<u64>,
+    reset_ms: u64,
+    source: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u64)]
+    burst: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = OtherRole)]
+    role: Option<OtherRole>,
+}
+
+/// What a limit is, where it does not decide.
+#[derive(Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum OtherRole {
+    Shadow,
+    Candidate,
+    Quota,
+}
+
+/// A limit that cannot be read without knowing more of the requests.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Needs)]
+struct NeededAttributes {
+    rule: String,
+    descriptor: String,
+    attributes: Vec<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct LeftOfGrant {
+    id: String,
+    rules: Vec<String>,
+    units: u64,
+    #[schema(required = true)]
+    remaining: Option<u64>,
+    expires_at: String,
+}
+
+fn usage_response(caller: &CallerPath, usage: &Usage) -> Response {
+    let body = UsageBody {
+        api_key: caller.sent(),
+        domain: usage.domain.clone(),
+        tier: usage.tier.clone(),
+        limits: usage.limits.iter().map(used_limit).collect(),
+        needs: usage.needs.iter().map(needs).collect(),
+        grants: usage.grants.iter().map(left).collect(),
+    };
+    json_response(StatusCode::OK, &body)
+}
+
+fn used_limit(used: &Used) -> UsedLimit {
+    let (count, capacity) = (used.limit.quota().count, used.limit.capacity());
+    UsedLimit {
+        rule: used.rule.clone(),
+        descriptor: used.descriptor.clone(),
+        limit: count,
+        window: Window::of(&used.limit).to_string(),
+        algorithm: used.limit.algorithm().name(),
+        used: used.used(),
+        remaining: used.remaining,
+        reset_ms: used.reset_after.ceil_millis(),
+        source: used.source.name(),
+        burst: (capacity != count).then_some(capacity),
+        role: match used.role {
+            LimitRole::Live => None,
+            LimitRole::Shadow => Some(OtherRole::Shadow),
+            LimitRole::Candidate => Some(OtherRole::Candidate),
+            LimitRole::Quota => Some(OtherRole::Quota),
+        },
+    }
+}
+
+fn needs(needs: &Needs) -> NeededAttributes {
+    NeededAttributes {
+        rule: needs.rule.clone(),
+        descriptor: needs.descriptor.clone(),
+        attributes: needs.attributes.clone(),
+    }
+}
+
+fn left(left: &Left) -> LeftOfGrant {
+    LeftOfGrant {
+        id: left.id.to_string(),
+        rules: left.rules.clone(),
+        units: left.units,
+        remaining: left.remaining,
+        expires_at: rfc3339(left.until),
+    }
+}

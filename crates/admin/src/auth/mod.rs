@@ -1,0 +1,270 @@
+//! Who asks, and what they may do.
+//!
+//! On loopback and before the first token is made, whoever is on the machine may do everything; from then on, and on any
+//! other address always, a token is needed, or the session that a browser was given for one, or a certificate whose name has
+//! a role. While the database is away, whoever was let in lately may look ([`authorize_viewer`]). Other sites are held off: a page of another site may neither send
+//! a request here nor, by a name that it has pointed at loopback, read an answer.
+
+pub(crate) mod session;
+pub(crate) mod sessions;
+pub(crate) mod throttle;
+pub(crate) mod tls;
+
+use crate::AdminState;
+use crate::conn::limiter::ConnectionSlot;
+use crate::error::{ApiError, control_problem};
+use axum::extract::FromRequestParts;
+use http::StatusCode;
+use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use http::request::Parts;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tls::ClientPeer;
+use tollgate_control::{Actor, Claim, Identity, Role};
+use tollgate_edge::problem::Problem;
+
+/// Whether a token is always needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthMode {
+    /// The address is loopback: no token is needed before the first is made.
+    LoopbackOpen,
+    /// A token is needed.
+    TokenRequired,
+}
+
+impl AuthMode {
+    /// The mode of an address.
+    #[must_use]
+    pub const fn at(address: &SocketAddr) -> Self {
+        if address.ip().is_loopback() { Self::LoopbackOpen } else { Self::TokenRequired }
+    }
+}
+
+/// A request of somebody who may read.
+pub(crate) struct Viewer;
+
+/// A request of somebody who may change things.
+pub(crate) struct Operator(pub(crate) Actor);
+
+/// A request of somebody who may read the audit log.
+pub(crate) struct Administrator;
+
+impl FromRequestParts<Arc<AdminState>> for Viewer {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
+        authorize(admin, parts, Role::Viewer).await?;
+        Ok(Self)
+    }
+}
+
+impl FromRequestParts<Arc<AdminState>> for Operator {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
+        let who = authorize(admin, parts, Role::Operator).await?;
+        Ok(Self(Actor { name: who.name, origin: peer(parts).to_string() }))
+    }
+}
+
+impl FromRequestParts<Arc<AdminState>> for Administrator {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
+        authorize(admin, parts, Role::Admin).await?;
+        Ok(Self)
+    }
+}
+
+/// The address that a request comes from.
+pub(crate) fn peer(parts: &Parts) -> IpAddr {
+    parts.extensions.get().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer: &ClientPeer| peer.address)
+}
+
+/// Who sends a request that needs a role. Its connection is not evicted while it is answered.
+async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Identity, Problem> {
+    let who = match needed {
+        Role::Viewer => authorize_viewer(admin, head).await?,
+        Role::Operator | Role::Admin => identify(admin, head).await?,
+    };
+    if who.role < needed {
+        let detail =
+            format!("`{}` has the role {}; this needs the role {}", who.name, who.role.name(), needed.name());
+        return Err(Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail));
+    }
+    if let Some(slot) = head.extensions.get::<Arc<ConnectionSlot>>() {
+        slot.authorized();
+    }
+    Ok(who)
+}
+
+fn refused(detail: &str) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail)
+}
+
+/// Who has this token. Whoever sends wrong ones is slowed down, by where they come from; a right one never waits for them.
+async fn authenticate_token(admin: &AdminState, head: &Parts, token: &str) -> Result<Identity, Problem> {
+    let control = admin.control()?;
+    let peer = peer(head);
+    let attempt = || {
+        admin.throttle.begin(peer).map_err(|wait| {
+            let detail = format!("too many wrong tokens came from {peer}; try again in {} s", wait.as_secs());
+            Problem::new(StatusCode::TOO_MANY_REQUESTS, "Too many wrong tokens", detail)
+        })
+    };
+    let failed = match control.claim(token).await.map_err(control_problem)? {
+        Claim::Over => return Err(refused("the token has expired or is revoked")),
+        Claim::Right(claimed) => {
+            let found = control.prove(claimed).await.map_err(control_problem)?;
+            return found.ok_or_else(|| refused("the token is wrong"));
+        }
+        Claim::Unclear(claimed) => {
+            let attempt = attempt()?;
+            if let Some(who) = control.prove(claimed).await.map_err(control_problem)? {
+                return Ok(who);
+            }
+            attempt
+        }
+        Claim::Wrong => attempt()?,
+    };
+    failed.failed().await;
+    Err(refused("the token is wrong, has expired or is revoked"))
+}
+
+/// Who a certificate stands for, if one was shown.
+fn certified(admin: &AdminState, head: &Parts) -> Option<Result<Identity, Problem>> {
+    let names = &head.extensions.get::<ClientPeer>()?.names;
+    let role = |name: &String| Some(Identity { name: name.clone(), role: *admin.roles.get(name)? });
+    let found = names.iter().find_map(role).ok_or_else(|| {
+        let shown: String = names.join(", ").chars().take(200).collect();
+        let detail = format!("`admin_roles` gives no role to any name of the certificate: {shown}");
+        Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail)
+    });
+    (!names.is_empty()).then_some(found)
+}
+
+/// What a request shows of who sends it.
+enum Credentials<'h> {
+    Token(&'h str),
+    Certificate(Result<Identity, Problem>),
+    /// Of a browser that has logged in: the id of its token.
+    Session(String),
+    /// Nothing, on an address where that may be enough.
+    Loopback,
+    Nothing,
+}
+
+fn credentials<'h>(admin: &AdminState, head: &'h Parts) -> Result<Credentials<'h>, Problem> {
+    if let Some(given) = head.headers.get(AUTHORIZATION) {
+        let token = given.to_str().ok().and_then(|given| {
+            let (scheme, token) = given.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        return token.map(Credentials::Token).ok_or_else(|| refused("write `Authorization: Bearer TOKEN`"));
+    }
+    if let Some(found) = certified(admin, head) {
+        return Ok(Credentials::Certificate(found));
+    }
+    if let Some(token) = admin.sessions.token(head) {
+        proven_same_origin(head)?;
+        return Ok(Credentials::Session(token));
+    }
+    let near = admin.auth_mode == AuthMode::LoopbackOpen && is_loopback_name(head);
+    Ok(if near { Credentials::Loopback } else { Credentials::Nothing })
+}
+
+/// Who asks, and what the database says that they may do.
+async fn identify(admin: &AdminState, head: &Parts) -> Result<Identity, Problem> {
+    match credentials(admin, head)? {
+        Credentials::Token(token) => return authenticate_token(admin, head, token).await,
+        Credentials::Certificate(found) => return found,
+        Credentials::Session(token) => {
+            let found = admin.control()?.holder(&token).await.map_err(control_problem)?;
+            return found
+                .ok_or_else(|| refused("the token of this session has expired or is revoked; log in again"));
+        }
+        Credentials::Loopback => {
+            let had_tokens = match &admin.control {
+                Some(control) => control.had_tokens().await.map_err(control_problem)?,
+                None => false,
+            };
+            if !had_tokens {
+                return Ok(loopback(Role::Admin));
+            }
+        }
+        Credentials::Nothing => {}
+    }
+    Err(refused("send `Authorization: Bearer TOKEN`; make a token with `tollgate token create`"))
+}
+
+fn loopback(role: Role) -> Identity {
+    Identity { name: "loopback".to_owned(), role }
+}
+
+/// Who wants to look, and no more. While the database is away, whoever it let in lately may go on looking: that is when there
+/// is most to see.
+pub(crate) async fn authorize_viewer(admin: &AdminState, head: &Parts) -> Result<Identity, Problem> {
+    if admin.control.as_ref().is_some_and(|control| control.is_away())
+        && let Some(known) = lately(admin, head)
+    {
+        return Ok(known);
+    }
+    match identify(admin, head).await {
+        Err(away) if away.status == StatusCode::SERVICE_UNAVAILABLE => lately(admin, head).ok_or(away),
+        other => other,
+    }
+}
+
+/// Whether whoever began to look would still be let in, by a database that is to answer in time or else is away.
+pub(crate) async fn may_still_view(admin: &AdminState, head: &Parts, timeout: Duration) -> bool {
+    match tokio::time::timeout(timeout, authorize_viewer(admin, head)).await {
+        Ok(found) => found.is_ok(),
+        Err(_) => lately(admin, head).is_some(),
+    }
+}
+
+fn lately(admin: &AdminState, head: &Parts) -> Option<Identity> {
+    let control = admin.control.as_ref()?;
+    match credentials(admin, head).ok()? {
+        Credentials::Token(token) => control.identified_lately(token),
+        Credentials::Session(token) => control.holder_lately(&token),
+        Credentials::Loopback => control.had_no_tokens_lately().then(|| loopback(Role::Viewer)),
+        Credentials::Certificate(_) | Credentials::Nothing => None,
+    }
+}
+
+/// Whether the caller believes to speak to loopback. A site that points its own name at 127.0.0.1 does not.
+fn is_loopback_name(head: &Parts) -> bool {
+    let Some(host) = head.headers.get(HOST).and_then(|host| host.to_str().ok()) else { return false };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// Refuses what a browser sends on behalf of another site.
+pub(crate) fn reject_cross_site(head: &Parts) -> Result<(), Problem> {
+    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+    let elsewhere = text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none"));
+    let host = text(HOST.as_str()).unwrap_or("");
+    let origin =
+        text(ORIGIN.as_str()).filter(|origin| origin.split_once("://").is_none_or(|(_, from)| from != host));
+    if elsewhere || origin.is_some() {
+        let detail = "this was sent by a page of another site";
+        return Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail));
+    }
+    Ok(())
+}
+
+/// A browser adds its cookies by itself, so what would change something must say where it was made; all browsers do.
+fn proven_same_origin(head: &Parts) -> Result<(), Problem> {
+    let says = head.headers.contains_key(ORIGIN) || head.headers.contains_key("sec-fetch-site");
+    if head.method.is_safe() || says {
+        return Ok(());
+    }
+    let detail = "a change by a session's cookie needs the header `Origin`; programs send `Authorization: Bearer TOKEN`";
+    Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail))
+}

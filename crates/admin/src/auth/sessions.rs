@@ -1,0 +1,134 @@
+//! Browsers that have logged in, in the memory of this process: a random cookie stands for the id of a token that was
+//! proven. Nothing here can prove the token again, and a restart logs everybody out; the token's own end ends the session,
+//! for it is looked up each time.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::header::COOKIE;
+use http::request::Parts;
+use ring::rand::{SecureRandom, SystemRandom};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use tollgate_core::{Clock, Span, SystemClock, Timestamp};
+
+pub(crate) const COOKIE_NAME: &str = "tollgate_session";
+
+/// For how long one lasts: a working day.
+pub(super) const LASTS: Span = Span::from_secs(12 * 3_600);
+
+/// The most at once; the next takes the place of the one that would end first.
+const MOST: usize = 1_024;
+
+/// Who has logged in.
+pub struct Sessions {
+    clock: Box<dyn Clock>,
+    open: Mutex<HashMap<String, Session>>,
+}
+
+struct Session {
+    token: String,
+    ends: Timestamp,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self::with_clock(Box::new(SystemClock::new()))
+    }
+}
+
+impl Sessions {
+    fn with_clock(clock: Box<dyn Clock>) -> Self {
+        Self { clock, open: Mutex::default() }
+    }
+
+    /// Begins one for the token with this id; returns the cookie's value. Nothing, where there is no randomness.
+    pub(super) fn begin(&self, token: &str) -> Option<String> {
+        let mut bytes = [0; 32];
+        SystemRandom::new().fill(&mut bytes).ok()?;
+        let cookie = URL_SAFE_NO_PAD.encode(bytes);
+        let now = self.clock.now();
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|_, session| session.ends > now);
+        while open.len() >= MOST {
+            let first = open.iter().min_by_key(|(_, session)| session.ends).map(|(cookie, _)| cookie.clone());
+            open.remove(&first?);
+        }
+        let session = Session { token: token.to_owned(), ends: now + LASTS };
+        open.insert(cookie.clone(), session);
+        Some(cookie)
+    }
+
+    /// The id of the token that a request's cookie stands for.
+    pub(super) fn token(&self, head: &Parts) -> Option<String> {
+        let now = self.clock.now();
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = cookies(head).find_map(|cookie| open.get(cookie))?;
+        (session.ends > now).then(|| session.token.clone())
+    }
+
+    /// Ends what a request's cookies stand for.
+    pub(super) fn end(&self, head: &Parts) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        for cookie in cookies(head) {
+            open.remove(cookie);
+        }
+    }
+}
+
+/// The session cookies of a request: one, from any browser.
+fn cookies(head: &Parts) -> impl Iterator<Item = &str> {
+    let lines = head.headers.get_all(COOKIE).into_iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(';')).filter_map(|pair| {
+        let (name, value) = pair.trim().split_once('=')?;
+        (name == COOKIE_NAME).then_some(value)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COOKIE_NAME, LASTS, MOST, Sessions};
+    use http::Request;
+    use http::request::Parts;
+    use std::sync::Arc;
+    use tollgate_core::{ManualClock, Span, Timestamp};
+
+    fn head(cookies: &str) -> Parts {
+        Request::builder().header("cookie", cookies).body(()).expect("a request").into_parts().0
+    }
+
+    fn sessions() -> (Arc<ManualClock>, Sessions) {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+        (Arc::clone(&clock), Sessions::with_clock(Box::new(clock)))
+    }
+
+    #[test]
+    fn a_session_ends_when_it_is_told_to_or_by_itself() {
+        let (clock, sessions) = sessions();
+        let (one, other) = (sessions.begin("a").expect("a cookie"), sessions.begin("b").expect("a cookie"));
+        let one = head(&format!("theme=dark; {COOKIE_NAME}={one}"));
+        let other = head(&format!("{COOKIE_NAME}={other}"));
+        assert_eq!(sessions.token(&one).as_deref(), Some("a"));
+        assert_eq!(sessions.token(&other).as_deref(), Some("b"));
+        assert_eq!(sessions.token(&head(&format!("{COOKIE_NAME}=x; other={COOKIE_NAME}"))), None);
+        sessions.end(&one);
+        assert_eq!(sessions.token(&one), None);
+        clock.advance(Span::from_secs(LASTS.as_micros() / 1_000_000 - 1));
+        assert_eq!(sessions.token(&other).as_deref(), Some("b"));
+        clock.advance(Span::from_secs(1));
+        assert_eq!(sessions.token(&other), None);
+    }
+
+    #[test]
+    fn there_are_only_so_many_at_once() {
+        let (clock, sessions) = sessions();
+        let mut all = Vec::new();
+        for _ in 0..=MOST {
+            clock.advance(Span::from_millis(1));
+            let cookie = sessions.begin("t").expect("a cookie");
+            all.push(head(&format!("{COOKIE_NAME}={cookie}")));
+        }
+        let known = all.iter().map(|head| sessions.token(head).is_some());
+        assert_eq!(known.clone().filter(|known| *known).count(), MOST);
+        assert_eq!(known.take(2).collect::<Vec<_>>(), [false, true], "the oldest made room");
+    }
+}

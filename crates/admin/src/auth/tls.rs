@@ -1,0 +1,117 @@
+//! TLS on the admin address, and callers who prove by a certificate who they are. Whoever shows none may still send a token.
+
+use arc_swap::ArcSwap;
+use rustls::pki_types::CertificateDer;
+use rustls::server::WebPkiClientVerifier;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio_rustls::TlsAcceptor;
+use tollgate_edge::tls::{Seen, ServerCertificate, authorities, provider};
+
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// The server's side of TLS.
+pub struct AdminTls {
+    certificate: Arc<ServerCertificate>,
+    /// The file with the authorities of callers.
+    callers: Option<(PathBuf, Mutex<Seen<1>>)>,
+    acceptor: ArcSwap<TlsAcceptor>,
+}
+
+/// What is known of whoever is at the other end of a connection: an extension of its requests.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientPeer {
+    pub(crate) address: IpAddr,
+    /// Whether it is over TLS.
+    pub(crate) encrypted: bool,
+    /// The names that its certificate proves, if it has shown one.
+    pub(crate) names: Arc<[String]>,
+}
+
+impl AdminTls {
+    /// With a certificate and its key, and the authority whose certificates callers may show.
+    ///
+    /// # Errors
+    /// Which file is wrong, and why.
+    pub fn new(certificate: &Path, key: &Path, callers: Option<&Path>) -> Result<Self, String> {
+        let certificate = ServerCertificate::load(certificate, key)?;
+        let seen = callers.map(|path| (path.to_owned(), Mutex::new(Seen::of([path]))));
+        let acceptor = ArcSwap::from_pointee(acceptor(&certificate, callers)?);
+        Ok(Self { certificate, callers: seen, acceptor })
+    }
+
+    /// For the next connection.
+    pub(crate) fn acceptor(&self) -> Arc<TlsAcceptor> {
+        self.acceptor.load_full()
+    }
+
+    /// Looks every second whether there is a new certificate, or there are other authorities.
+    pub(crate) async fn watch(&self) {
+        loop {
+            tokio::time::sleep(GLANCE).await;
+            self.certificate.refresh();
+            self.refresh_callers();
+        }
+    }
+
+    fn refresh_callers(&self) {
+        let Some((path, seen)) = &self.callers else { return };
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match seen.again([path], || acceptor(&self.certificate, Some(path))) {
+            None => {}
+            Some(Ok(acceptor)) => {
+                // Sessions of before are not resumed: they were begun under what the old file said.
+                self.acceptor.store(Arc::new(acceptor));
+                tracing::info!(file = %path.display(), "new authorities of operators act");
+            }
+            Some(Err(error)) => tracing::warn!("{error}; the last good authorities stay"),
+        }
+    }
+}
+
+fn acceptor(certificate: &Arc<ServerCertificate>, callers: Option<&Path>) -> Result<TlsAcceptor, String> {
+    let builder = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let builder = match callers {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let roots = Arc::new(authorities(path)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+                .allow_unauthenticated()
+                .build()
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut server = builder.with_cert_resolver(Arc::clone(certificate) as _);
+    server.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(server)))
+}
+
+impl std::fmt::Debug for AdminTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AdminTls")
+    }
+}
+
+impl ClientPeer {
+    pub(crate) fn plain(address: IpAddr) -> Self {
+        Self { address, encrypted: false, names: Arc::default() }
+    }
+
+    /// After a handshake, in which its certificates have been verified.
+    pub(crate) fn over_tls(address: IpAddr, certificates: Option<&[CertificateDer<'_>]>) -> Self {
+        let names = certificates.and_then(<[_]>::first).map(names).unwrap_or_default();
+        Self { address, encrypted: true, names: names.into() }
+    }
+}
+
+/// The names under `subjectAltName`: hosts, and addresses such as `spiffe://…`.
+fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok(certificate) = webpki::EndEntityCert::try_from(certificate) else { return Vec::new() };
+    let hosts = certificate.valid_dns_names().map(str::to_owned);
+    hosts.chain(certificate.valid_uri_names().map(str::to_owned)).collect()
+}

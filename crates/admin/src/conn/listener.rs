@@ -1,0 +1,126 @@
+//! Connections to the admin address, plain or over TLS: bounded in number (`limiter`), handshakes and heads in bounded time,
+//! drained before the end. Who connects while others are drained is answered too, so that a probe can read that the process
+//! ends.
+
+use super::limiter::{ConnectionLimiter, ConnectionSlot};
+use crate::auth::tls::{AdminTls, ClientPeer};
+use axum::Router;
+use http::Request;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tollgate_edge::server::Drain;
+use tollgate_edge::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
+use tower_service::Service;
+
+/// The time that a head may take, the wait for the next request included.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long requests in progress may take to end when the process is told to.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Serves until `drain` is ready, and then until those who were connected have been answered. Requests carry a
+/// [`ClientPeer`] and their [`ConnectionSlot`] as extensions.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    tls: Option<AdminTls>,
+    drain: impl Future<Output = ()> + Send,
+    router: Router,
+) {
+    let (limiter, tls) = (ConnectionLimiter::default(), tls.map(Arc::new));
+    // The limiter admits; it evicts idle connections rather than let others wait.
+    let unbounded = ConnectionSlots::new(usize::MAX, WhenFull::Wait);
+    let shutdown = Shutdown { timeout: DRAIN_TIMEOUT, newcomers: Newcomers::Serve };
+    let accepting = accept::serve(listener, unbounded, shutdown, drain, |stream, peer, drain| {
+        let slot = limiter.admit(peer.ip()).map(Arc::new);
+        let (router, tls) = (router.clone(), tls.clone());
+        async move {
+            let Some(slot) = slot else { return };
+            let serving = serve_client(stream, peer.ip(), tls, Arc::clone(&slot), router, &drain);
+            tokio::select! {
+                () = serving => {}
+                () = slot.evicted() => {}
+            }
+        }
+    });
+    tokio::select! {
+        () = accepting => {}
+        () = watched(tls.as_deref()) => {}
+    }
+}
+
+async fn watched(tls: Option<&AdminTls>) {
+    match tls {
+        Some(tls) => tls.watch().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn serve_client(
+    stream: TcpStream,
+    peer: IpAddr,
+    tls: Option<Arc<AdminTls>>,
+    slot: Arc<ConnectionSlot>,
+    router: Router,
+    drain: &Drain,
+) {
+    let Some(tls) = tls else {
+        return serve_connection(stream, ClientPeer::plain(peer), slot, router, drain).await;
+    };
+    // A connection that ends badly is its client's affair.
+    if let Ok(stream) = tls.acceptor().accept(stream).await {
+        let peer = ClientPeer::over_tls(peer, stream.get_ref().1.peer_certificates());
+        serve_connection(stream, peer, slot, router, drain).await;
+    }
+}
+
+async fn serve_connection<S>(
+    stream: S,
+    peer: ClientPeer,
+    slot: Arc<ConnectionSlot>,
+    router: Router,
+    drain: &Drain,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        let active = slot.begin_request();
+        request.extensions_mut().insert(peer.clone());
+        request.extensions_mut().insert(Arc::clone(&slot));
+        let responding = router.clone().call(request);
+        async move {
+            let response = responding.await?;
+            // The request is active until the last of the body has been sent.
+            Ok::<_, Infallible>(response.map(|body| {
+                body.map_err(move |error| {
+                    let _ = &active;
+                    error
+                })
+            }))
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(64 * 1024)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    let begun = drain.begun();
+    if !drain.has_begun() {
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = begun => {}
+        }
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}

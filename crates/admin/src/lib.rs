@@ -1,0 +1,39 @@
+//! The admin API over HTTP/1.1 on an address of its own, and the embedded dashboard.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `router` | every route, and what applies to all of them: cross-site rejection, time limits, security headers |
+//! | [`state`](AdminState) | what handlers work with |
+//! | `auth` | who sends a request and what they may do: tokens, sessions, certificates, wrong-token throttling |
+//! | `api` | the handlers, one file per resource, and the OpenAPI document that is generated from them |
+//! | `conn` | accepting connections, plain or over TLS, up to a limit and with eviction |
+//! | `dashboard` | the page, embedded; anybody may load it |
+//! | `body`, `query`, `path`, `caller_path` | strict extractors: JSON bodies, query parameters, path segments, the caller in a path |
+//! | `error`, `response`, `ndjson`, `coalesce` | problem+json, JSON and NDJSON responses, one reading shared by many requests |
+//!
+//! Handlers are axum's, and their annotations are utoipa's: a route exists in the document because it exists in the router.
+
+mod api;
+mod auth;
+mod body;
+mod caller_path;
+mod coalesce;
+mod conn;
+mod dashboard;
+mod error;
+mod ndjson;
+mod path;
+mod query;
+mod response;
+mod router;
+mod state;
+
+pub use api::log_level::{LogLevels, LogSettings};
+pub use api::stats::NodeCache;
+pub use api::usage::{UsageFuture, UsageQuery, UsageReader};
+pub use auth::AuthMode;
+pub use auth::sessions::Sessions;
+pub use auth::throttle::FailedAuthThrottle;
+pub use auth::tls::AdminTls;
+pub use router::serve;
+pub use state::AdminState;

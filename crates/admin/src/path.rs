@@ -1,0 +1,60 @@
+//! What stands in a path where its route has a name, as it was sent. axum's own extractor was rejected: it decodes what is not
+//! percent-encoded properly as if it were.
+
+use crate::error::ApiError;
+use axum::extract::{FromRequestParts, MatchedPath};
+use http::request::Parts;
+use tollgate_edge::problem::Problem;
+
+/// The segment that stands for `{name}`; an empty one, if the route has no such name.
+pub(crate) fn segment<'p>(parts: &'p Parts, name: &str) -> &'p str {
+    let Some(route) = parts.extensions.get::<MatchedPath>() else { return "" };
+    let both = route.as_str().split('/').zip(parts.uri.path().split('/'));
+    both.filter(|(expected, _)| {
+        expected.strip_prefix('{').and_then(|named| named.strip_suffix('}')) == Some(name)
+    })
+    .map(|(_, found)| found)
+    .next()
+    .unwrap_or_default()
+}
+
+/// The segment of `{id}`.
+pub(crate) struct Id(pub(crate) String);
+
+impl<S: Sync> FromRequestParts<S> for Id {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        Ok(Self(segment(parts, "id").to_owned()))
+    }
+}
+
+/// The last segment.
+pub(crate) struct LastSegment(pub(crate) String);
+
+impl<S: Sync> FromRequestParts<S> for LastSegment {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        Ok(Self(parts.uri.path().rsplit('/').next().unwrap_or_default().to_owned()))
+    }
+}
+
+/// The number of a rule revision, in `{rev}`.
+pub(crate) struct Rev(pub(crate) i64);
+
+impl<S: Sync> FromRequestParts<S> for Rev {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let rev = revision(segment(parts, "rev")).ok_or_else(|| Problem::bad(REVISION).at("rev"))?;
+        Ok(Self(rev))
+    }
+}
+
+/// What to write in place of something that is no revision.
+pub(crate) const REVISION: &str = "write the number of a revision, such as 3";
+
+pub(crate) fn revision(text: &str) -> Option<i64> {
+    text.parse().ok().filter(|number| (1..i64::MAX).contains(number))
+}

@@ -1,0 +1,209 @@
+//! What stands in an address: an API key in its path, parameters in its query. Strict: an unknown parameter is an error
+//! that lists the known ones. axum's own extractor was rejected: it reports neither the place nor what to write instead.
+
+use crate::error::ApiError;
+use axum::extract::FromRequestParts;
+use http::request::Parts;
+use serde::Deserialize;
+use serde::de::value::MapDeserializer;
+use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
+use serde_json::Value;
+use std::fmt;
+use tollgate_edge::problem::Problem;
+
+const MAX_KEY: usize = 512;
+
+/// The API key at the end of a path.
+pub(crate) fn api_key(text: &str) -> Result<String, Problem> {
+    let key =
+        decode(text).ok_or_else(|| Problem::bad("the API key in the path is not percent-encoded UTF-8"))?;
+    if key.is_empty() || key.len() > MAX_KEY || key.chars().any(char::is_control) {
+        let detail = format!("an API key has 1 to {MAX_KEY} bytes and no control characters");
+        return Err(Problem::bad(detail).at("api_key"));
+    }
+    Ok(key)
+}
+
+/// The parameters of a query: a struct whose fields are all that there may be. An empty one is as good as none.
+pub(crate) struct StrictQuery<T>(pub(crate) T);
+
+/// No parameters.
+#[derive(Debug, Deserialize)]
+pub(crate) struct NoParameters {}
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        Ok(Self(read(parts.uri.query().unwrap_or_default())?))
+    }
+}
+
+fn read<T: DeserializeOwned>(query: &str) -> Result<T, Problem> {
+    let names = field_names::<T>();
+    let (values, others) = with_attributes(query, names)?;
+    if let Some((name, _)) = others.first() {
+        return Err(unknown(&format!("attr.{name}"), names));
+    }
+    let given = names.iter().zip(values).filter_map(|(name, value)| Some((*name, Value::String(value?))));
+    let given = MapDeserializer::<_, serde_json::Error>::new(given);
+    serde_path_to_error::deserialize(given)
+        .map_err(|error| Problem::bad(error.inner().to_string()).at(error.path().to_string()))
+}
+
+/// A number from 1 to `MAX`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Number<const MAX: u64>(pub(crate) u64);
+
+impl<'de, const MAX: u64> Deserialize<'de> for Number<MAX> {
+    fn deserialize<D: Deserializer<'de>>(text: D) -> Result<Self, D::Error> {
+        parsed(text, format_args!("write a number from 1 to {MAX}"), |text| {
+            text.parse().ok().filter(|number| (1..=MAX).contains(number)).map(Self)
+        })
+    }
+}
+
+impl<const MAX: u64> Number<MAX> {
+    /// As databases count.
+    pub(crate) fn signed(self) -> i64 {
+        i64::try_from(self.0).unwrap_or(i64::MAX)
+    }
+}
+
+/// What `parse` makes of a parameter; else `instead` says what to write.
+pub(crate) fn parsed<'de, D: Deserializer<'de>, T>(
+    text: D,
+    instead: impl fmt::Display,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(text)?;
+    parse(&text).ok_or_else(|| D::Error::custom(instead))
+}
+
+/// What a request says: names and values.
+type Attributes = Vec<(String, String)>;
+
+/// The values of the parameters `names`, in their order, beside any `attr.NAME=VALUE` of the query. Any other is an error.
+pub(crate) fn with_attributes(
+    query: &str,
+    names: &[&str],
+) -> Result<(Vec<Option<String>>, Attributes), Problem> {
+    let mut values = vec![None; names.len()];
+    let mut attributes = Attributes::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = decode(&value.replace('+', " "));
+        let value = value.ok_or_else(|| Problem::bad("it is not percent-encoded UTF-8").at(name))?;
+        if let Some(known) = names.iter().position(|known| *known == name) {
+            values[known] = Some(value).filter(|value| !value.is_empty());
+            continue;
+        }
+        let attribute = name.strip_prefix("attr.").and_then(decode).filter(|name| !name.is_empty());
+        attributes.push((attribute.ok_or_else(|| unknown(name, names))?, value));
+        if attributes.len() > MAX_ATTRIBUTES {
+            return Err(Problem::bad(format!("there are at most {MAX_ATTRIBUTES} attributes")));
+        }
+    }
+    Ok((values, attributes))
+}
+
+/// The names of a struct's fields, as its own implementation of `Deserialize` asks for them.
+fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    struct Asking<'n>(&'n mut &'static [&'static str]);
+    impl<'de> Deserializer<'de> for Asking<'_> {
+        type Error = serde::de::value::Error;
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(Self::Error::custom("only structs have names"))
+        }
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> Result<V::Value, Self::Error> {
+            *self.0 = fields;
+            self.deserialize_any(visitor)
+        }
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+    let mut names: &'static [&'static str] = &[];
+    let _ = T::deserialize(Asking(&mut names));
+    names
+}
+
+/// The most attributes that a query may have.
+const MAX_ATTRIBUTES: usize = 32;
+
+fn unknown(name: &str, names: &[&str]) -> Problem {
+    let shown: String = name.chars().take(50).collect();
+    let known = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+    Problem::bad(format!("there is no `{shown}` here; there is {known}"))
+}
+
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digits = after.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
+        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+        rest = &after[2..];
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Number, api_key, read};
+    use serde::Deserialize;
+
+    #[test]
+    fn keys_are_read_as_they_were_written() {
+        assert_eq!(api_key("abc%2F1%20%C3%A9").ok().as_deref(), Some("abc/1 é"));
+        for wrong in ["", "%", "%2", "%zz", "%+1", "%ff", "a%00b", &"x".repeat(513)] {
+            assert!(api_key(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[derive(Debug, Deserialize, PartialEq)]
+    struct Parameters {
+        cursor: Option<String>,
+        tier: Option<String>,
+    }
+
+    #[test]
+    fn only_known_parameters_are_read() {
+        let tier = |tier: &str| Parameters { cursor: None, tier: Some(tier.to_owned()) };
+        assert_eq!(read("tier=a%20b&cursor=").ok(), Some(tier("a b")));
+        assert_eq!(read("tier=a&&tier=b+c").ok(), Some(tier("b c")));
+        for wrong in ["teir=a", "attr.tier=a", "tier=%zz"] {
+            assert!(read::<Parameters>(wrong).is_err(), "{wrong}");
+        }
+        let problem = read::<Parameters>("teir=a").expect_err("no such parameter");
+        assert_eq!(problem.detail, "there is no `teir` here; there is cursor, tier");
+    }
+
+    #[test]
+    fn a_wrong_number_is_named() {
+        #[derive(Debug, Deserialize)]
+        struct Limited {
+            limit: Option<Number<1_000>>,
+        }
+        let limit = |query: &str| read::<Limited>(query).map(|read| read.limit.map(|limit| limit.0));
+        assert_eq!((limit("limit=1000").ok(), limit("limit=").ok()), (Some(Some(1_000)), Some(None)));
+        for wrong in ["limit=0", "limit=1001", "limit=-1", "limit=x"] {
+            let problem = limit(wrong).expect_err("no such limit");
+            assert_eq!(
+                (problem.detail.as_str(), problem.place.as_deref()),
+                ("write a number from 1 to 1000", Some("limit"))
+            );
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Responses of the admin API.
+
+use axum::body::Body;
+use axum::response::Response;
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use serde::Serialize;
+use serde_json::json;
+
+/// JSON for people and programs: indented.
+pub(crate) fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
+    typed(status, "application/json", format!("{:#}\n", json!(body)))
+}
+
+/// JSON for programs alone, where there may be much of it.
+pub(crate) fn compact_json(body: &impl Serialize) -> Response {
+    typed(StatusCode::OK, "application/json", format!("{}\n", json!(body)))
+}
+
+/// A body of this media type.
+pub(crate) fn typed(status: StatusCode, media_type: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response
+}
+
+/// Done, with nothing to report.
+pub(crate) fn no_content() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}

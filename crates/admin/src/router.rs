@@ -1,0 +1,159 @@
+//! Every route of the admin address, and what applies to all of them.
+//!
+//! A request passes, in order: the dashboard, which is for anybody; the rejection of what pages of other sites send; the route; a
+//! time limit; the extractors of its handler, of which the first authenticates. `Viewer`, `Operator` and `Administrator` say
+//! in a handler's signature who may call it, and `x-role` in its annotation says the same to readers of the document; a test
+//! holds the two together.
+//!
+//! A path that is there as it is written does not stand for a name as well: an API key that is literally `by-id` is written
+//! `by%2Did`.
+
+use crate::api::{
+    audit, decisions, emergency, health, log_level, openapi, quota_bulk, quotas, rule_tree, rules, stats,
+    usage,
+};
+use crate::auth::{reject_cross_site, session};
+use crate::conn::listener;
+use crate::error::{ApiError, database_unavailable};
+use crate::{AdminState, AdminTls, dashboard};
+use axum::Router;
+use axum::extract::{MatchedPath, Request};
+use axum::middleware::{Next, from_fn, map_request, map_response};
+use axum::response::{IntoResponse, Response};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
+    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderName, StatusCode};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tollgate_edge::problem::Problem;
+use utoipa_axum::router::OpenApiRouter;
+
+/// How long a response may take to begin: a database that hangs must not hold operators up.
+const TIME_LIMIT: Duration = Duration::from_secs(20);
+
+/// Serves until `drain` is ready, and then until those who were connected have been answered.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<AdminTls>,
+    admin: AdminState,
+    drain: impl Future<Output = ()> + Send,
+) {
+    let mut router = router(Arc::new(admin));
+    if tls.is_some() {
+        router = router.layer(map_response(with_strict_transport_security));
+    }
+    listener::serve(listener, tls, drain, router).await;
+}
+
+/// The documented routes.
+pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
+    OpenApiRouter::with_openapi(openapi::header())
+        .merge(session::routes())
+        .merge(rule_tree::routes())
+        .merge(rules::routes())
+        .merge(quota_bulk::routes())
+        .merge(quotas::routes())
+        .merge(usage::routes())
+        .merge(emergency::routes())
+        .merge(audit::routes())
+        .merge(log_level::routes())
+        .merge(openapi::routes())
+        .merge(health::routes())
+        .merge(decisions::routes())
+        .merge(stats::routes())
+}
+
+fn router(admin: Arc<AdminState>) -> Router {
+    let (api, _) = api().split_for_parts();
+    let routed = api
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .layer(from_fn(within_time_limit))
+        .layer(from_fn(from_this_site))
+        .with_state(admin)
+        .merge(dashboard::routes())
+        .layer(map_response(with_security_headers));
+    Router::new().fallback_service(routed).layer(map_request(without_empty_segments))
+}
+
+/// The path as it was sent.
+#[derive(Clone)]
+struct SentPath(String);
+
+/// axum's names stand for anything but nothing, and whoever sends an empty key or id is to read what is wrong with it. A NUL is in
+/// no key, id or number either, so handlers reject it in the same words.
+async fn without_empty_segments(mut request: Request) -> Request {
+    let path = request.uri().path();
+    let Some(rest) = path.strip_prefix("/admin/v1/") else { return request };
+    if !rest.split('/').any(str::is_empty) {
+        return request;
+    }
+    let segments: Vec<&str> =
+        rest.split('/').map(|part| if part.is_empty() { "%00" } else { part }).collect();
+    let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+    let filled = format!("/admin/v1/{}{query}", segments.join("/"));
+    let sent = SentPath(path.to_owned());
+    if let Ok(uri) = filled.parse() {
+        *request.uri_mut() = uri;
+        request.extensions_mut().insert(sent);
+    }
+    request
+}
+
+async fn from_this_site(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    match reject_cross_site(&parts) {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(problem) => ApiError(problem).into_response(),
+    }
+}
+
+async fn within_time_limit(request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let limit = match (request.method().as_str(), path) {
+        ("POST", quota_bulk::IMPORT) => quota_bulk::TIME_LIMIT,
+        ("POST", rules::ALL | rules::CHECK) => rules::TIME_LIMIT,
+        _ => TIME_LIMIT,
+    };
+    let response = tokio::time::timeout(limit, next.run(request)).await;
+    response.unwrap_or_else(|_| ApiError(database_unavailable()).into_response())
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let sent = request.extensions().get::<SentPath>().map(|sent| sent.0.as_str());
+    ApiError(Problem::not_found(sent.unwrap_or(request.uri().path()), "GET /admin/v1/quotas"))
+}
+
+async fn method_not_allowed(path: MatchedPath) -> ApiError {
+    ApiError(Problem::wrong_methods(openapi::methods(path.as_str())))
+}
+
+async fn with_strict_transport_security(mut response: Response) -> Response {
+    let year = HeaderValue::from_static("max-age=31536000");
+    response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, year);
+    response
+}
+
+/// Responses are for those who asked, and no page of a browser; a page says itself what it is.
+async fn with_security_headers(mut response: Response) -> Response {
+    let unknown = response.status() == StatusCode::UNAUTHORIZED;
+    let headers = response.headers_mut();
+    if unknown {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    let resources = HeaderName::from_static("cross-origin-resource-policy");
+    headers.insert(resources, HeaderValue::from_static("same-origin"));
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
+    headers.entry(CONTENT_SECURITY_POLICY).or_insert(nothing);
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! The router and the OpenAPI document say the same: which paths there are, by which methods, and who may call them.
+
+use super::*;
+use crate::auth::tls::ClientPeer;
+use crate::{AuthMode, FailedAuthThrottle, LogLevels, LogSettings, NodeCache, Sessions};
+use crate::{UsageFuture, UsageQuery, UsageReader};
+use axum::body::Body;
+use http::header::ALLOW;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use tollgate_control::Role;
+use tollgate_engine::UsageError;
+use tollgate_observe::{Page, Status};
+use tollgate_rules::{Options, Ruleset};
+use tower::ServiceExt;
+
+struct Process;
+
+impl Status for Process {
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    fn details(&self) -> Value {
+        json!({})
+    }
+
+    fn metrics(&self, _: &mut Page) {}
+}
+
+impl LogLevels for Process {
+    fn now(&self) -> LogSettings {
+        LogSettings { level: "info".to_owned(), modules: BTreeMap::new() }
+    }
+
+    fn change(&self, _: LogSettings) -> Result<(), (String, String)> {
+        Ok(())
+    }
+}
+
+impl UsageReader for Process {
+    fn usage<'a>(&'a self, _: &'a UsageQuery) -> UsageFuture<'a> {
+        Box::pin(async { Err(UsageError::Domain("there is none".to_owned())) })
+    }
+
+    fn reset<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a> {
+        self.usage(of)
+    }
+}
+
+/// An admin address without a database, where certificates say who asks.
+fn server() -> Router {
+    let rules = Arc::new(Ruleset::load(&[], &Options::default()).expect("no rules"));
+    let roles = [Role::Viewer, Role::Operator, Role::Admin];
+    router(Arc::new(AdminState {
+        control: None,
+        desk: None,
+        rules: Box::new(move || Arc::clone(&rules)),
+        usage: Arc::new(Process),
+        status: Arc::new(Process),
+        log: Arc::new(Process),
+        auth_mode: AuthMode::TokenRequired,
+        sessions: Sessions::default(),
+        roles: roles.into_iter().map(|role| (role.name().to_owned(), role)).collect(),
+        throttle: FailedAuthThrottle::default(),
+        nodes: NodeCache::default(),
+    }))
+}
+
+async fn call(method: &str, path: &str, name: Option<&str>) -> Response {
+    let mut peer = ClientPeer::plain(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    peer.names = name.map(str::to_owned).into_iter().collect();
+    let request = http::Request::builder().method(method).uri(path).extension(peer);
+    server().oneshot(request.body(Body::empty()).expect("a request")).await.expect("a response")
+}
+
+async fn json_of(response: Response) -> Value {
+    let bytes = response.into_body().collect().await.expect("a body").to_bytes();
+    serde_json::from_slice(&bytes).expect("JSON")
+}
+
+/// Every path, method and role of the document.
+async fn operations() -> Vec<(String, String, String)> {
+    let document = json_of(call("GET", "/admin/v1/openapi.json", None).await).await;
+    let mut all = Vec::new();
+    for (path, operations) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in operations.as_object().expect("operations") {
+            let role = operation["x-role"].as_str().expect("a role").to_owned();
+            all.push((path.clone(), method.to_uppercase(), role));
+        }
+    }
+    all
+}
+
+/// A path with something in place of its names.
+fn concrete(path: &str) -> String {
+    path.replace("{rev}", "1").replace(['{', '}'], "")
+}
+
+/// A client that is generated from the document calls paths that exist, and is let in where the document says so.
+#[tokio::test]
+async fn the_document_says_who_may_call_what() {
+    let all = operations().await;
+    assert_eq!(all.len(), 47, "{all:#?}");
+    let ranks = ["anybody", "viewer", "operator", "admin"];
+    for (path, method, role) in &all {
+        let needed = ranks.iter().position(|rank| rank == role).expect("a role");
+        for (rank, name) in ranks.iter().enumerate() {
+            // The stream of events and the import are let in, and then need what is not here.
+            let status = call(method, &concrete(path), (rank > 0).then_some(name)).await.status();
+            let expected = match (rank >= needed, rank) {
+                (true, _) => None,
+                (false, 0) => Some(StatusCode::UNAUTHORIZED),
+                (false, _) => Some(StatusCode::FORBIDDEN),
+            };
+            let about = format!("{method} {path} by {name}: {status}");
+            match expected {
+                Some(expected) => assert_eq!(status, expected, "{about}"),
+                None => assert!(!matches!(status.as_u16(), 401 | 403 | 405), "{about}"),
+            }
+        }
+    }
+}
+
+/// A method that is not in the document is not in the router either, and `Allow` lists those that are.
+#[tokio::test]
+async fn no_method_is_there_that_the_document_does_not_have() {
+    let all = operations().await;
+    for (path, ..) in &all {
+        let known: Vec<&str> =
+            all.iter().filter(|(other, ..)| other == path).map(|(_, method, _)| method.as_str()).collect();
+        for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"] {
+            if known.contains(&method) || (method == "HEAD" && known.contains(&"GET")) {
+                continue;
+            }
+            let refused = call(method, &concrete(path), Some("admin")).await;
+            assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+            let mut allowed: Vec<_> =
+                refused.headers()[ALLOW].to_str().expect("a list").split(", ").map(str::to_owned).collect();
+            allowed.sort_unstable();
+            let mut known: Vec<_> = known.iter().map(|method| (*method).to_owned()).collect();
+            known.sort_unstable();
+            assert_eq!(allowed, known, "{method} {path}");
+        }
+    }
+}
+
+/// What is answered where there is nothing, and what every answer has.
+#[tokio::test]
+async fn an_unknown_path_is_a_problem() {
+    for path in
+        ["/admin/v1/qoutas", "/index.html", "/admin/v1/quotas/a/b", "/admin/v1//", "/admin/v1/rules/1/reject"]
+    {
+        let answer = call("GET", path, Some("admin")).await;
+        assert_eq!(answer.status(), StatusCode::NOT_FOUND, "{path}");
+        assert_eq!(answer.headers()["content-type"], "application/problem+json");
+        assert_eq!(answer.headers()["cache-control"], "no-store");
+        assert_eq!(answer.headers()["x-content-type-options"], "nosniff");
+        let detail = format!("there is nothing at `{path}`; try GET /admin/v1/quotas");
+        assert_eq!(json_of(answer).await["detail"], detail);
+    }
+}
+
+/// Whoever leaves a name empty, by an unset variable in a script perhaps, reads which one.
+#[tokio::test]
+async fn an_empty_name_is_named() {
+    for (method, path, place) in [
+        ("GET", "/admin/v1/quotas/", "api_key"),
+        ("DELETE", "/admin/v1/quotas/by-id/?x=1", "id"),
+        ("POST", "/admin/v1/usage//reset", "api_key"),
+        ("GET", "/admin/v1/rules/", "rev"),
+        ("GET", "/admin/v1/decisions//why", "id"),
+    ] {
+        let answer = call(method, path, Some("admin")).await;
+        assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{path}");
+        assert_eq!(json_of(answer).await["place"], place, "{path}");
+    }
+    let put = call("PUT", "/admin/v1/usage/", Some("admin")).await;
+    assert_eq!(put.headers()[ALLOW], "GET");
+}
+
+/// A page of another site neither reads nor writes; the dashboard itself is for anybody.
+#[tokio::test]
+async fn other_sites_get_the_page_alone() {
+    let status = async |path: &str| {
+        let request = http::Request::builder().uri(path).header("host", "a").header("origin", "http://b");
+        let request = request.body(Body::empty()).expect("a request");
+        server().oneshot(request).await.expect("a response").status()
+    };
+    assert_eq!(status("/").await, StatusCode::OK);
+    assert_eq!(status("/admin/v1/stats").await, StatusCode::FORBIDDEN);
+    assert_eq!(status("/nowhere").await, StatusCode::FORBIDDEN);
+}

@@ -1,0 +1,61 @@
+//! What handlers work with.
+
+use crate::{AuthMode, FailedAuthThrottle, LogLevels, NodeCache, Sessions, UsageReader};
+use http::StatusCode;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tollgate_control::{Control, Desk, Role};
+use tollgate_edge::problem::Problem;
+use tollgate_observe::{Observe, Status};
+use tollgate_rules::Ruleset;
+
+/// What every handler needs.
+pub struct AdminState {
+    /// The control plane, if there is a database; handlers use [`AdminState::control`].
+    pub control: Option<Arc<Control>>,
+    /// The active rules, and how to publish others; handlers use [`AdminState::desk`].
+    pub desk: Option<Arc<Desk>>,
+    /// The active rules, against which requests are checked.
+    pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
+    /// Reads the counters.
+    pub usage: Arc<dyn UsageReader>,
+    /// The state of the process.
+    pub status: Arc<dyn Status>,
+    /// The log levels of the process.
+    pub log: Arc<dyn LogLevels>,
+    /// Whether a token is always needed.
+    pub auth_mode: AuthMode,
+    /// Browsers that have logged in.
+    pub sessions: Sessions,
+    /// The roles of names that client certificates prove.
+    pub roles: BTreeMap<String, Role>,
+    /// Sources of wrong tokens.
+    pub throttle: FailedAuthThrottle,
+    /// The other nodes, as the database listed them last.
+    pub nodes: NodeCache,
+}
+
+impl AdminState {
+    /// The active rules, and how to publish others; else what to do to have that.
+    pub(crate) fn desk(&self) -> Result<&Arc<Desk>, Problem> {
+        self.control()?;
+        self.desk.as_ref().ok_or_else(|| Problem::bad("no rules can be published here"))
+    }
+
+    /// The control plane; else what to do to have one.
+    pub(crate) fn control(&self) -> Result<&Arc<Control>, Problem> {
+        self.control.as_ref().ok_or_else(|| {
+            let detail = "this server keeps nothing that operators decide; start it with --db sqlite:tollgate.db, or \
+                          with --db postgres://… for several nodes";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "No database", detail)
+        })
+    }
+
+    /// What observes decisions.
+    pub(crate) fn observe(&self) -> Result<&Arc<Observe>, Problem> {
+        self.status.observe().ok_or_else(|| {
+            let detail = "this process does not watch its decisions";
+            Problem::new(StatusCode::NOT_FOUND, "Nobody watches", detail)
+        })
+    }
+}

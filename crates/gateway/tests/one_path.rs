@@ -1,0 +1,59 @@
+//! A request through the gateway is identified once, planned once and charged once, over HTTP/1 and HTTP/2, also over a store
+//! that must be waited for. A plan moves a split counter on to its next shard, so a request that is planned twice skips one.
+
+mod harness;
+
+use harness::{Gateway, Origin, memory, plain};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tollgate_core::conformance::RemoteStore;
+use tollgate_edge::who::IDENTIFICATIONS;
+
+const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, name: per-key, limit: 8/hour, split: 8}\n";
+
+/// One test, for identifications are counted for the whole process.
+#[test]
+fn requests_are_identified_planned_and_charged_once() {
+    let origin = Origin::start();
+    let store = Arc::new(RemoteStore::new(memory()));
+    let gateway = Gateway::start_over(Arc::clone(&store), 1, RULES, "", &plain(origin.address, ""));
+    let shards = |calls: Vec<Vec<String>>| -> (usize, BTreeSet<String>) {
+        let shard = |charges: &Vec<String>| charges[0].split_once('[').expect("values").1[..2].to_owned();
+        (calls.len(), calls.iter().map(shard).collect())
+    };
+    let before = IDENTIFICATIONS.load(Ordering::Relaxed);
+    let mut open = gateway.open();
+    for _ in 0..8 {
+        open.send(b"GET /x HTTP/1.1\r\nHost: h\r\nX-Api-Key: first-caller\r\n\r\n").expect("sent");
+        assert_eq!(open.answer().expect("an answer").status, 200);
+    }
+    let (calls, met) = shards(store.take_calls());
+    assert_eq!((calls, met.len()), (8, 8), "{met:?}");
+    assert_eq!(IDENTIFICATIONS.load(Ordering::Relaxed) - before, 8);
+    assert!(
+        gateway.figure("gateway_fast_path_total") >= 1,
+        "one way of several that was never taken proves nothing"
+    );
+
+    let before = IDENTIFICATIONS.load(Ordering::Relaxed);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(gateway.address()).await.expect("a connection");
+        let (send, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
+        let serving = tokio::spawn(connection);
+        for _ in 0..8 {
+            let request = http::Request::get("http://h/x").header("x-api-key", "second-caller").body(());
+            let mut send = send.clone().ready().await.expect("a stream");
+            let (answer, _) = send.send_request(request.expect("a request"), true).expect("sent");
+            assert_eq!(answer.await.expect("an answer").status(), 200);
+        }
+        serving.abort();
+    });
+    assert_eq!(store.take_calls().len(), 8);
+    assert_eq!(IDENTIFICATIONS.load(Ordering::Relaxed) - before, 8);
+    // The whole limit was admitted, and no more is.
+    let mut open = gateway.open();
+    open.send(b"GET /x HTTP/1.1\r\nHost: h\r\nX-Api-Key: second-caller\r\n\r\n").expect("sent");
+    assert_eq!(open.answer().expect("an answer").status, 429);
+}
