@@ -41,7 +41,7 @@ fn a_caller_allocates_its_address_alone() {
     let asked = Asked::new(peer, &Method::GET, &uri, &headers);
     let made = allocations(|| {
         let caller = who.direct(&asked, Timestamp::ZERO).expect("one caller");
-        assert_eq!(caller.attributes().len(), 7);
+        assert_eq!(caller.attributes().len(), 6);
         caller
     });
     assert!(made <= 2, "{made} allocations");

@@ -158,6 +158,7 @@ pub(super) enum PendingCommand<'a> {
 }
 
 /// What came of it.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
 enum Reply {
     Throttled(Box<Limit>, Outcome),
     Checked(Decision),
