@@ -9,7 +9,7 @@ pub trait CounterStore: Send + Sync {
     /// Charges one request: its required charges all or none. One round trip, whatever the number.
     fn charge(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<Outcomes, StoreError>> + Send;
 
-    /// Charges one request without waiting, where the store can: counters in memory, leased units, cached denials. `None`
+    /// Charges one request without waiting, where the store can: counters in memory, leased units. `None`
     /// declines, and nothing has been charged; the caller then awaits [`CounterStore::charge`] with the same charges.
     #[inline]
     fn try_charge(&self, _charges: &[Charge<'_>]) -> Option<Outcomes> {

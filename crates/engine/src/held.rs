@@ -139,7 +139,7 @@ impl<S: CounterStore> Limiter<S> {
             .map(|(reserved, parts)| {
                 let holding = &reserved.holding;
                 let cost = tollgate_core::Cost::take(holding.units);
-                Charge { permit: held.id, ..Charge::new(holding.key(parts), &holding.limit, cost) }
+                Charge { permit: held.id, ..holding.charge(parts, cost) }
             })
             .collect();
         if charges.is_empty() { Ok(()) } else { self.store.charge(&charges).await.map(|_| ()) }

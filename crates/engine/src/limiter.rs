@@ -17,6 +17,7 @@ use crate::ids::DecisionId;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
 use crate::permit_guard::Renewals;
+use crate::reconsider::FullCounters;
 use crate::reserve::Reservations;
 use crate::tenants::Tenants;
 use arc_swap::ArcSwap;
@@ -41,6 +42,8 @@ pub struct Limiter<S> {
     pub(crate) in_flight: InFlight,
     /// Permits of requests in progress.
     pub(crate) renewals: Renewals,
+    /// Split counters without room in any shard.
+    pub(crate) full_counters: FullCounters,
     /// What is agreed with single callers.
     pub(crate) tenants: Option<Arc<dyn Tenants>>,
     /// What operators have decided in an emergency.
@@ -76,6 +79,7 @@ impl<S: CounterStore> Limiter<S> {
             fallbacks: Fallbacks::default(),
             in_flight: InFlight::default(),
             renewals: Renewals::default(),
+            full_counters: FullCounters::default(),
             tenants: None,
             emergencies: Arc::default(),
             observers: SmallVec::new(),

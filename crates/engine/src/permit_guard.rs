@@ -10,13 +10,16 @@ use crate::limiter::Limiter;
 use futures_util::StreamExt;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{CounterStore, Span, StoreError};
 
-/// How often permits are looked through for those to renew.
+/// The longest pause between two rounds of renewals.
 const ROUND: Duration = Duration::from_millis(500);
+
+/// Permits of a very short life are not renewed more often than this.
+const MIN_ROUND: Duration = Duration::from_millis(10);
 
 /// How many are renewed at once.
 const MAX_AT_ONCE: usize = 256;
@@ -37,6 +40,28 @@ struct RenewalEntry {
     held: Arc<Held>,
     due: Instant,
     every: Duration,
+}
+
+/// The task that renews; dropped with it, also when its runtime ends. The next guard starts another.
+struct RenewalTask<S> {
+    limiter: Weak<Limiter<S>>,
+    /// It has not ended by itself.
+    is_running: bool,
+}
+
+impl<S> RenewalTask<S> {
+    /// There is nothing left to renew, and the table says so.
+    fn end(mut self) {
+        self.is_running = false;
+    }
+}
+
+impl<S> Drop for RenewalTask<S> {
+    fn drop(&mut self) {
+        if let Some(limiter) = self.limiter.upgrade().filter(|_| self.is_running) {
+            limiter.renewals.table().is_running = false;
+        }
+    }
 }
 
 impl Renewals {
@@ -124,15 +149,14 @@ impl<S: CounterStore + 'static> Limiter<S> {
                 && let Ok(runtime) = tokio::runtime::Handle::try_current()
             {
                 table.is_running = true;
-                let limiter = Arc::downgrade(self);
+                let task = RenewalTask { limiter: Arc::downgrade(self), is_running: true };
                 runtime.spawn(async move {
-                    loop {
-                        tokio::time::sleep(ROUND).await;
-                        let Some(limiter) = limiter.upgrade() else { return };
-                        if !limiter.renew_round().await {
-                            return;
-                        }
+                    while let Some(pause) = task.limiter.upgrade().and_then(|limiter| limiter.next_round()) {
+                        tokio::time::sleep(pause).await;
+                        let Some(limiter) = task.limiter.upgrade() else { return };
+                        limiter.renew_round().await;
                     }
+                    task.end();
                 });
             }
             id
@@ -140,14 +164,18 @@ impl<S: CounterStore + 'static> Limiter<S> {
         PermitGuard { limiter: Arc::clone(self), held: Some(held), renewal, is_waiting: delay > Span::ZERO }
     }
 
-    /// Renews what is due; whether there is anything left to renew.
-    async fn renew_round(&self) -> bool {
+    /// How long to pause before the next round; nothing where there is nothing to renew, and the task ends.
+    fn next_round(&self) -> Option<Duration> {
+        let mut table = self.renewals.table();
+        let next = table.entries.values().map(|entry| entry.due).min();
+        table.is_running = next.is_some();
+        next.map(|due| due.saturating_duration_since(Instant::now()).clamp(MIN_ROUND, ROUND))
+    }
+
+    async fn renew_round(&self) {
         if let Err(RenewalFailures { failed, of, error }) = self.renew_due().await {
             tracing::warn!(%error, failed, of, "permits could not be renewed");
         }
-        let mut table = self.renewals.table();
-        table.is_running = !table.entries.is_empty();
-        table.is_running
     }
 
     /// Renews the permits that are due, side by side: one after another, many permits over a slow store would expire before
@@ -155,12 +183,20 @@ impl<S: CounterStore + 'static> Limiter<S> {
     async fn renew_due(&self) -> Result<(), RenewalFailures> {
         let now = Instant::now();
         let mut due = Vec::new();
-        for entry in self.renewals.table().entries.values_mut().filter(|entry| entry.due <= now) {
+        for (id, entry) in self.renewals.table().entries.iter_mut().filter(|(_, entry)| entry.due <= now) {
             entry.due = now + entry.every;
-            due.push(Arc::clone(&entry.held));
+            due.push((*id, Arc::clone(&entry.held)));
         }
         let of = due.len();
-        let renewing = due.into_iter().map(|held| async move { self.renew(&held).await });
+        let renewing = due.into_iter().map(|(id, held)| async move {
+            let is_held = || self.renewals.table().entries.contains_key(&id);
+            if !is_held() {
+                return Ok(());
+            }
+            self.renew(&held).await?;
+            // Released while it was renewed: renewing has taken it again.
+            if is_held() { Ok(()) } else { self.release(&held).await }
+        });
         let mut renewing = futures_util::stream::iter(renewing).buffer_unordered(MAX_AT_ONCE);
         let (mut failed, mut last) = (0, None);
         while let Some(renewed) = renewing.next().await {

@@ -1,18 +1,20 @@
-//! A second look at a request that the store denied, where a denial need not be the last word: one shard of a split counter
-//! denied while others have room, or the caller has extra quota.
+//! A second attempt for a request that the store denied, where a denial is not final: one shard of a split counter denied
+//! while others have room, or the caller has extra quota.
 //!
 //! Rare and cold: no request that passes, and no denial by ordinary limits, comes here. A flood beyond a split limit must not
-//! cost a round trip for each denial either: a thread remembers, for as long as the deny cache of a store would, which
-//! counters had no room in any shard.
+//! read all shards for each denial either: the limiter remembers, for as long as a deny cache would, which counters had no room
+//! in any shard.
 
 use crate::fold::{decides, is_refused};
 use crate::grant::{Grants, Paid};
 use crate::limiter::Limiter;
+use foldhash::quality::RandomState;
 use smallvec::SmallVec;
-use std::cell::Cell;
+use std::hash::BuildHasher;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use tollgate_core::{
-    Admission, Charge, Cost, CounterKey, CounterStore, Enforcement, Mode, Outcome, Outcomes, Part, PermitId,
-    Span, Timestamp, Verdict,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Mode, Outcome, Outcomes, Part, PermitId,
+    Span, StoreError, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, Plan};
 
@@ -22,23 +24,54 @@ const ROUNDS: usize = 3;
 /// The longest that a counter is taken for full without reading its shards again.
 const MAX_AGE: Span = Span::from_millis(900);
 
-/// A split counter that had no room for so many units in any shard.
-#[derive(Clone, Copy)]
+const SLOTS: usize = 1024;
+
+/// Split counters that had no room in any shard, by a seeded hash: nobody can make two of them collide.
+#[derive(Default)]
+pub(crate) struct FullCounters(OnceLock<(RandomState, Box<[Mutex<FullCounter>]>)>);
+
+#[derive(Clone, Copy, Default)]
 struct FullCounter {
     counter: u64,
+    /// The cost that was denied; a smaller one might fit.
     units: u64,
     until: Timestamp,
+    /// What remained in all shards together.
+    remaining: u64,
 }
 
-const NONE: FullCounter = FullCounter { counter: 0, units: 0, until: Timestamp::ZERO };
-const FULL_COUNTERS: usize = 256;
+impl FullCounters {
+    fn slot(&self, key: &CounterKey<'_>) -> (u64, &Mutex<FullCounter>) {
+        let (hasher, slots) =
+            self.0.get_or_init(|| (RandomState::default(), (0..SLOTS).map(|_| Mutex::default()).collect()));
+        let counter = hasher.hash_one((key.scope.id(), key.stable_hash()));
+        (counter, &slots[counter as usize % SLOTS])
+    }
 
-thread_local! {
-    static FULL: [Cell<FullCounter>; FULL_COUNTERS] = const { [const { Cell::new(NONE) }; FULL_COUNTERS] };
+    /// What remains of a counter that is known to have no room for `units`.
+    fn get(&self, key: &CounterKey<'_>, units: u64, now: Timestamp) -> Option<u64> {
+        let (counter, slot) = self.slot(key);
+        let known = *slot.lock().unwrap_or_else(PoisonError::into_inner);
+        (known.counter == counter && units >= known.units && now < known.until).then_some(known.remaining)
+    }
+
+    fn insert(&self, key: &CounterKey<'_>, units: u64, until: Timestamp, remaining: u64) {
+        let (counter, slot) = self.slot(key);
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) =
+            FullCounter { counter, units, until, remaining };
+    }
+}
+
+/// Where a denied charge may go.
+enum Room {
+    /// This shard has room; so much remains in all of them, before the charge.
+    In { shard: u16, remaining: u64 },
+    /// None has. What remains in all of them, where they were read.
+    Nowhere(Option<u64>),
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Tries the other shards, then grants. What a grant has paid for is returned.
+    /// Tries other shards, then grants. What a grant has paid for is returned.
     #[cold]
     pub(crate) async fn reconsider(
         &self,
@@ -50,61 +83,74 @@ impl<S: CounterStore> Limiter<S> {
         if plan.is_split {
             self.try_other_shards(plan, permit, outcomes).await;
         }
-        let grants = grants?;
-        let mut charges = Charges::new();
-        plan.charges(permit, &mut charges);
-        self.pay(plan, &charges, grants, outcomes).await
+        let paid = {
+            let mut charges = Charges::new();
+            plan.charges(permit, &mut charges);
+            self.pay(plan, &charges, grants?, outcomes).await?
+        };
+        for one in &paid {
+            plan.hits[one.hit].remaining = Some(outcomes.each[one.hit].remaining);
+        }
+        Some(paid)
     }
 
     /// Moves charges that one shard denied to shards that have room, and charges the request again. Where a counter has no
-    /// room in any shard, the denial stands, and says what remains in all of them.
+    /// room in any shard, the denial stands, and tells what remains in all of them.
     async fn try_other_shards(&self, plan: &mut Plan<'_>, permit: PermitId, outcomes: &mut Outcomes) {
         for _ in 0..ROUNDS {
             if !is_refused(plan, outcomes) {
                 return;
             }
-            let denied: SmallVec<[usize; 4]> = (0..plan.hits.len())
-                .filter(|at| {
-                    let hit = &plan.hits[*at];
-                    outcomes.each[*at].verdict.is_denied()
-                        && hit.enforcement == Enforcement::Required
-                        && decides(hit)
-                })
-                .collect();
+            // Of alternatives one must fit: which of them moves is not for one of them to say.
+            let is_denied = |at: &usize| {
+                let hit = &plan.hits[*at];
+                let moves = hit.enforcement != Enforcement::Alternative && decides(hit);
+                outcomes.each[*at].verdict.is_denied() && moves
+            };
+            let denied: SmallVec<[usize; 4]> = (0..plan.hits.len()).filter(is_denied).collect();
             if denied.is_empty() || denied.iter().any(|at| plan.hits[*at].limit.shards.is_none()) {
                 return;
             }
-            for at in denied {
-                let Some(found) = self.shard_with_room(plan, at, &mut outcomes.each[at]).await else {
-                    return;
-                };
-                plan.move_to_shard(at, found);
+            for at in &denied {
+                match self.find_room(plan, *at, &outcomes.each[*at]).await {
+                    Room::In { shard, remaining } => {
+                        plan.move_to_shard(*at, shard);
+                        plan.hits[*at].remaining =
+                            Some(remaining.saturating_sub(plan.hits[*at].cost.units()));
+                    }
+                    Room::Nowhere(remaining) => {
+                        plan.hits[*at].remaining = remaining;
+                        return;
+                    }
+                }
             }
             let mut charges = Charges::new();
             plan.charges(permit, &mut charges);
-            // What only counts has counted already.
-            let again: SmallVec<[usize; 4]> = (0..charges.len())
-                .filter(|at| charges[*at].enforcement != Enforcement::Independent)
-                .collect();
+            // What is charged on its own has been, but for what has moved.
+            let is_open =
+                |at: &usize| charges[*at].enforcement != Enforcement::Independent || denied.contains(at);
+            let again: SmallVec<[usize; 4]> = (0..charges.len()).filter(is_open).collect();
             let wanted: SmallVec<[Charge<'_>; 4]> = again.iter().map(|at| charges[*at]).collect();
-            let Ok(told) = self.store.charge(&wanted).await else { return };
-            outcomes.admission = told.admission;
-            for (at, outcome) in again.into_iter().zip(told.each) {
+            let Ok(charged) = self.store.charge(&wanted).await else { return };
+            outcomes.admission = charged.admission;
+            for (at, outcome) in again.into_iter().zip(charged.each) {
                 outcomes.each[at] = outcome;
             }
         }
     }
 
-    /// The shard of a split counter that has the most room, if that is enough. Else the outcome becomes that of the whole.
-    async fn shard_with_room(&self, plan: &Plan<'_>, at: usize, outcome: &mut Outcome) -> Option<u16> {
+    /// Finds the shard of a split counter that has the most room, if that is enough.
+    async fn find_room(&self, plan: &Plan<'_>, at: usize, denied: &Outcome) -> Room {
         let hit = &plan.hits[at];
         let values = &plan.parts[usize::from(hit.parts.0) + 1..usize::from(hit.parts.1)];
-        let counter =
-            CounterKey { scope: &hit.limit.scope, parts: values }.stable_hash() ^ hit.limit.scope.id();
-        let (slot, units, now) = (counter as usize % FULL_COUNTERS, hit.cost.units(), self.clock.now());
-        let known = FULL.with(|full| full[slot].get());
-        if known.counter == counter && units >= known.units && now < known.until {
-            return None;
+        let counter = CounterKey { scope: &hit.limit.scope, parts: values };
+        let (units, now) = (hit.cost.units(), self.clock.now());
+        let largest = hit.limit.shards.iter().flatten().map(tollgate_core::Limit::capacity).max();
+        if largest.is_none_or(|largest| units > largest) {
+            return Room::Nowhere(None);
+        }
+        if let Some(remaining) = self.full_counters.get(&counter, units, now) {
+            return Room::Nowhere(Some(remaining));
         }
         let names: Vec<SmallVec<[Part<'_>; 4]>> = hit
             .shard_names()
@@ -112,26 +158,50 @@ impl<S: CounterStore> Limiter<S> {
             .map(|name| std::iter::once(Part::Text(name)).chain(values.iter().copied()).collect())
             .collect();
         let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
-        let peeks: Vec<Charge<'_>> = (0..)
-            .zip(&names)
-            .map(|(shard, parts)| {
-                let key = CounterKey { scope: &hit.limit.scope, parts };
-                let charge = Charge::new(key, hit.limit.of_shard(shard), Cost::LOOK);
-                Charge { mode, enforcement: Enforcement::Independent, ..charge }
-            })
-            .collect();
-        let told = self.store.charge(&peeks).await.ok()?;
-        let room = |outcome: &Outcome| {
-            if outcome.verdict == Verdict::Unanswered { 0 } else { outcome.remaining }
-        };
-        let (best, most) = (0..).zip(told.each.iter().map(room)).max_by_key(|(_, room)| *room)?;
-        if most >= hit.cost.units() && told.admission == Admission::Admitted {
-            return Some(best);
+        let mut peeks: Vec<(u16, Charge<'_>)> = Vec::with_capacity(names.len());
+        for (shard, parts) in (0..).zip(&names) {
+            let key = CounterKey { scope: &hit.limit.scope, parts };
+            let charge = Charge::new(key, hit.limit.of_shard(shard), Cost::LOOK);
+            peeks.push((shard, Charge { mode, enforcement: Enforcement::Independent, ..charge }));
         }
-        outcome.remaining = told.each.iter().map(room).sum();
-        if let Verdict::Denied { retry_after: Some(wait) } = outcome.verdict {
-            let until = now + wait.min(MAX_AGE);
-            FULL.with(|full| full[slot].set(FullCounter { counter, units, until }));
+        let Some(rooms) = self.read_rooms(peeks).await else { return Room::Nowhere(None) };
+        let remaining = rooms.iter().map(|(_, room)| room).sum();
+        let Some((shard, most)) = rooms.into_iter().max_by_key(|(_, room)| *room) else {
+            return Room::Nowhere(None);
+        };
+        if most >= units {
+            return Room::In { shard, remaining };
+        }
+        // Permits come back at any time.
+        if hit.limit.limit.algorithm() != Algorithm::Concurrency {
+            let wait = match denied.verdict {
+                Verdict::Denied { retry_after: Some(wait) } => wait.min(MAX_AGE),
+                _ => MAX_AGE,
+            };
+            self.full_counters.insert(&counter, units, now + wait, remaining);
+        }
+        Room::Nowhere(Some(remaining))
+    }
+
+    /// What remains in each shard. Shards that the store cannot read have no room.
+    async fn read_rooms(&self, mut peeks: Vec<(u16, Charge<'_>)>) -> Option<Vec<(u16, u64)>> {
+        for _ in 0..2 {
+            let charges: Vec<Charge<'_>> = peeks.iter().map(|(_, charge)| *charge).collect();
+            match self.store.charge(&charges).await {
+                Ok(outcomes) => {
+                    let known = |outcome: &Outcome| outcome.verdict != Verdict::Unanswered;
+                    let rooms = peeks.iter().zip(outcomes.each).filter(|(_, outcome)| known(outcome));
+                    return Some(rooms.map(|((shard, _), outcome)| (*shard, outcome.remaining)).collect());
+                }
+                Err(StoreError::Partial { failed, .. }) => {
+                    let mut at = 0;
+                    peeks.retain(|_| {
+                        at += 1;
+                        !failed.contains(&(at - 1))
+                    });
+                }
+                Err(_) => return None,
+            }
         }
         None
     }

@@ -7,6 +7,7 @@ use rig::rules;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use tollgate_core::conformance::RemoteStore;
 use tollgate_core::{Clock, Cost, ManualClock, Span, Timestamp};
@@ -167,4 +168,63 @@ fn every_request_is_part_of_the_total() {
         "{{domain: d, descriptors: [{many}{{key: global, value: aggregate, limit: 2/minute}}]}}"
     ));
     assert_eq!(admitted(&limiter, &[("global", "mine"), ("k3", "v")], 9), 2);
+}
+
+/// A permit that is released may be taken at once, whichever shard's turn it is.
+#[test]
+fn split_permits_are_free_as_soon_as_they_are_released() {
+    let (limiter, _clock) =
+        remote("{domain: d, descriptors: [{key: user, concurrency: {limit: 4, ttl: 9s}, split: 4}]}");
+    let attributes = [("user", "u")];
+    let check = Check::attributes("d", &attributes);
+    let admit = || pollster::block_on(limiter.admit(&check));
+    let mut held: Vec<_> = (0..4).map(|_| admit().1.expect("a permit")).collect();
+    assert!(!admit().0.is_allowed());
+    for _ in 0..8 {
+        pollster::block_on(limiter.release(&held.remove(0))).expect("released");
+        let (decision, permit) = admit();
+        assert!(decision.is_allowed());
+        held.push(permit.expect("a permit"));
+        assert!(!admit().0.is_allowed());
+    }
+}
+
+/// Envoy's arithmetic charges each descriptor on its own; its split limits admit the whole all the same.
+#[test]
+fn split_limits_of_the_envoy_profile_admit_their_whole_limit() {
+    let (limiter, _clock) = remote(
+        "{domain: d, profile: envoy, descriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 5}, split: 8}]}",
+    );
+    let entries = [("user", "u")];
+    let descriptors = [tollgate_rules::Descriptor { entries: &entries, ..Default::default() }];
+    let check = Check::descriptors("d", &descriptors);
+    let admitted = (0..30).filter(|_| pollster::block_on(limiter.check(&check)).is_allowed()).count();
+    assert_eq!(admitted, 5);
+}
+
+/// Threads begin their rounds anywhere: none of them may be denied while the limit has room, and none admits beyond it.
+#[test]
+fn threads_share_the_whole_of_a_split_limit() {
+    let (limiter, _clock) = remote("{domain: d, descriptors: [{key: user, limit: 40/minute, split: 8}]}");
+    let limiter = Arc::new(limiter);
+    let admitted = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                admitted.fetch_add(crate::admitted(&limiter, &[("user", "u")], 10), Ordering::Relaxed)
+            });
+        }
+    });
+    assert_eq!(admitted.into_inner(), 40);
+    assert_eq!(crate::admitted(&limiter, &[("user", "u")], 1), 0);
+}
+
+/// A cost that no shard can hold is denied without reading the shards.
+#[test]
+fn a_cost_beyond_every_shard_reads_nothing() {
+    let (limiter, _clock) = remote("{domain: d, descriptors: [{key: user, limit: 80/minute, split: 8}]}");
+    let attributes = [("user", "u")];
+    let check = Check::attributes("d", &attributes).costing(Cost::take(11));
+    let charged = calls(&limiter, |limiter| assert!(!pollster::block_on(limiter.check(&check)).is_allowed()));
+    assert_eq!(charged, 1);
 }

@@ -81,8 +81,7 @@ fn programs_that_ask_over_http_and_grpc_are_decided_once() {
             assert!(remote.decide(Ask::attributes([("user", "rls".to_owned())])).await.passes);
         }
     });
-    let calls = store.take_calls();
-    assert_eq!(calls.len(), 4, "{calls:?}");
+    assert_once_each("gRPC", &store, 4);
 }
 
 #[test]

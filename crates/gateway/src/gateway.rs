@@ -7,6 +7,7 @@ use crate::pool::Pool;
 use crate::proxy::Proxy;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tollgate_core::CounterStore;
@@ -158,9 +159,8 @@ impl<S: CounterStore + 'static> Handle<S> {
         page.gauge("gateway_connections", "Callers' connections that are open.", self.0.drain.open());
         let waiting = self.0.proxy.delayed.waiting();
         page.gauge("gateway_held_requests", "Requests that wait for their turn.", waiting);
-        let fast = state.pools.iter().flat_map(|pool| &pool.endpoints).map(|endpoint| endpoint.fast_path());
         let help = "Number of requests whose head was copied to an idle upstream connection.";
-        page.counter("gateway_fast_path_total", help, fast.sum::<u64>());
+        page.counter("gateway_fast_path_total", help, state.fast_path.load(Ordering::Relaxed));
         let dropped = state.log.as_ref().map_or(0, |log| log.dropped());
         let help = "Lines of the access log that could not be written.";
         page.counter("gateway_access_log_dropped_total", help, dropped);

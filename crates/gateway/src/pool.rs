@@ -38,8 +38,8 @@ pub(crate) struct Endpoint {
     eject_after: u32,
     eject_for: Duration,
     in_flight: AtomicUsize,
-    /// Requests whose head was copied from the client's bytes into those of an idle connection.
-    fast_path: AtomicU64,
+    /// Requests whose head was copied from the client's bytes into those of an idle connection, of all endpoints.
+    fast_path: Arc<AtomicU64>,
     kept: Kept,
     /// What the health check found last.
     healthy: AtomicBool,
@@ -88,11 +88,11 @@ impl Drop for InFlight {
 }
 
 impl Pool {
-    pub(crate) fn new(name: &str, config: &PoolConfig) -> Result<Self, String> {
+    pub(crate) fn new(name: &str, config: &PoolConfig, fast_path: &Arc<AtomicU64>) -> Result<Self, String> {
         let tls = config.tls.as_ref().map(|tls| ClientTls::new(tls, config.protocol)).transpose()?;
         let endpoint = |address: &String| {
             let tls = tls.as_ref().map(|tls| tls.towards(address)).transpose()?;
-            Ok(Arc::new(Endpoint::new(address, config, tls)))
+            Ok(Arc::new(Endpoint::new(address, config, tls, Arc::clone(fast_path))))
         };
         if config.addresses.is_empty() {
             return Err("`addresses` is empty; write at least one host:port".to_owned());
@@ -168,7 +168,7 @@ const fn mix(count: u64) -> u64 {
 }
 
 impl Endpoint {
-    fn new(address: &str, config: &PoolConfig, tls: Option<ClientTls>) -> Self {
+    fn new(address: &str, config: &PoolConfig, tls: Option<ClientTls>, fast_path: Arc<AtomicU64>) -> Self {
         Self {
             address: address.to_owned(),
             tls,
@@ -176,7 +176,7 @@ impl Endpoint {
             eject_after: config.eject.after,
             eject_for: config.eject.for_.0,
             in_flight: AtomicUsize::new(0),
-            fast_path: AtomicU64::new(0),
+            fast_path,
             kept: Kept::new(config),
             healthy: AtomicBool::new(true),
             failures: AtomicU32::new(0),
@@ -188,7 +188,6 @@ impl Endpoint {
 
     /// `checked`: whether a health check will say so when it is well again.
     fn inherit(&self, former: &Self, checked: bool) {
-        self.fast_path.store(former.fast_path(), Ordering::Relaxed);
         self.healthy.store(former.healthy.load(Ordering::Relaxed) || !checked, Ordering::Relaxed);
         self.failures.store(former.failures.load(Ordering::Relaxed), Ordering::Relaxed);
         let until = *former.ejected_until.lock().unwrap_or_else(PoisonError::into_inner);
@@ -256,10 +255,6 @@ impl Endpoint {
     /// Counts a request on the fast path.
     pub(crate) fn count_fast_path(&self) {
         self.fast_path.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn fast_path(&self) -> u64 {
-        self.fast_path.load(Ordering::Relaxed)
     }
 
     /// A connection that waits, if one is still good and may be used now.

@@ -10,6 +10,7 @@ use crate::headers::{Guard, Passing, Peer};
 use crate::pool::Pool;
 use crate::route::{Route, Routes};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use tollgate_edge::answer::AnswerSettings;
 use tollgate_edge::who::Tokens;
 use tollgate_rules::Ruleset;
@@ -23,6 +24,8 @@ pub(crate) struct State {
     pub(crate) guard: Arc<Guard>,
     pub(crate) log: Option<Arc<AccessLog>>,
     pub(crate) tokens: Option<Arc<Tokens>>,
+    /// Requests on the fast path, since the process started.
+    pub(crate) fast_path: Arc<AtomicU64>,
 }
 
 impl State {
@@ -38,6 +41,7 @@ impl State {
                 return Err(format!("route `{}`: no rule file has the domain `{domain}`", route.path));
             }
         }
+        let fast_path = former.map_or_else(Arc::default, |former| Arc::clone(&former.fast_path));
         let known = former.and_then(|former| former.tokens.as_ref());
         let tokens = match known.filter(|known| known.is_by(&config.who)) {
             Some(known) => Some(Arc::clone(known)),
@@ -45,12 +49,13 @@ impl State {
         };
         Ok(Self {
             routes: Routes::new(config, tokens.as_ref())?,
-            pools: pools(config, former)?,
+            pools: pools(config, former, &fast_path)?,
             answers: config.answers.clone(),
             forward: config.forward,
             guard: Arc::new(Guard::new(&config.who)),
             log: log(config, former)?,
             tokens,
+            fast_path,
         })
     }
 
@@ -74,13 +79,18 @@ impl State {
     }
 }
 
-fn pools(config: &GatewayConfig, former: Option<&State>) -> Result<Vec<Arc<Pool>>, String> {
+fn pools(
+    config: &GatewayConfig,
+    former: Option<&State>,
+    fast_path: &Arc<AtomicU64>,
+) -> Result<Vec<Arc<Pool>>, String> {
     let pools = config.upstreams.iter().map(|(name, settings)| {
         let known = former.and_then(|former| former.pools.iter().find(|pool| pool.name == *name));
         if let Some(same) = known.filter(|known| known.is_by(name, settings)) {
             return Ok(Arc::clone(same));
         }
-        let pool = Pool::new(name, settings).map_err(|error| format!("upstream `{name}`: {error}"))?;
+        let pool = Pool::new(name, settings, fast_path);
+        let pool = pool.map_err(|error| format!("upstream `{name}`: {error}"))?;
         if let Some(known) = known {
             pool.inherit(known);
         }

@@ -194,3 +194,23 @@ fn uploads_take_their_time() {
         assert_eq!(answer.status, 504, "{method} {path}");
     }
 }
+
+/// The body is read by the upstream connection's own task: a client that waits for `100 Continue` must hear of it at once, and
+/// not when some timer runs out.
+#[test]
+fn expectations_are_answered_with_an_http2_upstream() {
+    let runtime = runtime();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    runtime.spawn(upstream(listener));
+    // Longer than a test may take: nothing else wakes the connection.
+    let section = plain(address, ", idle_timeout: 1h")
+        .replace(&format!("[\"{address}\"]"), &format!("[\"{address}\"], protocol: http2"));
+    let gateway = Gateway::start(RULES, &section);
+    let mut open = gateway.open();
+    open.send(b"POST /a HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n")
+        .expect("sent");
+    assert_eq!(open.read_until(b"\r\n\r\n").expect("a go-ahead"), b"HTTP/1.1 100 Continue\r\n\r\n");
+    open.send(b"body").expect("sent");
+    assert_eq!(open.answer().expect("an answer").text(), "4");
+}

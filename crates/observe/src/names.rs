@@ -158,7 +158,7 @@ impl Known {
                 limits[at] = LimitFacts {
                     slot: slots[rule.id as usize],
                     tier,
-                    decides: limit.role.is_live(),
+                    is_live: limit.role.is_live(),
                     scale: part(limit.limit.capacity()),
                 };
             }
@@ -242,7 +242,7 @@ pub(crate) struct LimitFacts {
     pub(crate) slot: u32,
     pub(crate) tier: u16,
     /// Whether it can turn a request away.
-    pub(crate) decides: bool,
+    pub(crate) is_live: bool,
     /// One over its capacity.
     pub(crate) scale: f32,
 }

@@ -95,7 +95,7 @@ impl Observe {
         for status in &decision.limits {
             let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
             let facts = facts.unwrap_or_else(|| self.facts_of(status, check, decision, layout));
-            let LimitFacts { slot, tier: own_tier, decides, scale } = facts;
+            let LimitFacts { slot, tier: own_tier, is_live, scale } = facts;
             if rule != Some(status.rule) {
                 if rule.is_some() {
                     met.count(stripe.cells(met.slot));
@@ -104,7 +104,7 @@ impl Observe {
             }
             let denied = match status.outcome.verdict {
                 Verdict::Unanswered => {
-                    unanswered = unanswered.or(Some(slot).filter(|_| decides));
+                    unanswered = unanswered.or(Some(slot).filter(|_| is_live));
                     if status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own))) {
                         met.became = MET_DENY;
                     }
@@ -126,7 +126,7 @@ impl Observe {
             }
             // Signed numbers are the quicker to convert; a limit has never so many units that it matters.
             let share = status.outcome.remaining as i64 as f32 * scale;
-            if decides && share < least {
+            if is_live && share < least {
                 (least, nearest, tier) = (share, Some((slot, status)), own_tier);
             }
         }
@@ -257,7 +257,7 @@ impl Observe {
         LimitFacts {
             slot: self.slot_of(status, check, layout),
             tier: layout.tier(decision.agreed_tier()),
-            decides: status.role.is_live(),
+            is_live: status.role.is_live(),
             scale: part(capacity),
         }
     }

@@ -1,11 +1,12 @@
 //! Which shard of a split counter a request is charged to: each in turn.
 //!
-//! Every counter has its own turn, on every thread. One turn for all counters was rejected: two split rules in one request,
-//! or two callers that alternate, would each reach every second shard only, and be denied half of the limit. So was a hash of
-//! the request: one caller would always reach the same shard. The turns are kept in a small table by hash; two counters that
-//! share a turn may still skip shards, and the engine then moves a denied charge to a shard that has room.
+//! Every counter has its own turn, on every thread, and threads begin their rounds at different shards. One turn for all
+//! counters was rejected: two split rules in one request, or two callers that alternate, would each reach every second shard
+//! only, and be denied half of the limit. So was a hash of the request: one caller would always reach the same shard. The turns
+//! are kept in a small table by hash; two counters that share a turn may still skip shards, and the engine then moves a denied
+//! charge to a shard that has room.
 
-use foldhash::fast::FixedState;
+use foldhash::fast::{FixedState, RandomState};
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
 use tollgate_core::{Cost, Part};
@@ -30,29 +31,33 @@ const TURNS: usize = 1024;
 
 thread_local! {
     static NEXT: [Cell<u16>; TURNS] = const { [const { Cell::new(0) }; TURNS] };
+    /// Where this thread's rounds begin.
+    static FIRST: u16 = RandomState::default().build_hasher().finish() as u16;
 }
 
-/// The shard that this request is charged to. A peek reads the next one and leaves the turn as it is; a refund goes back to
+/// The shard that this request is charged to, and its position in this thread's round. A peek reads the next one and leaves the turn as it is; a refund goes back to
 /// the last one.
 pub(crate) fn next_shard<'p>(
     split: u16,
     rule: u32,
     path: impl Iterator<Item = &'p Part<'p>>,
     cost: Cost,
-) -> u16 {
+) -> (u16, u16) {
     let split = split.clamp(1, NAMES.len() as u16);
-    NEXT.with(|turns| {
+    let first = FIRST.with(|first| *first) % split;
+    let position = NEXT.with(|turns| {
         let turn = &turns[slot(rule, path)];
         let next = turn.get() % split;
         let back = (next + split - 1) % split;
-        let (shard, next) = match () {
+        let (position, next) = match () {
             () if cost.is_look() => (next, next),
             () if cost.is_refund() => (back, back),
             () => (next, (next + 1) % split),
         };
         turn.set(next);
-        shard
-    })
+        position
+    });
+    ((first + position) % split, position)
 }
 
 fn slot<'p>(rule: u32, path: impl Iterator<Item = &'p Part<'p>>) -> usize {
@@ -77,7 +82,8 @@ mod tests {
     use super::*;
 
     fn shards(rule: u32, key: &str, cost: Cost, count: usize) -> Vec<u16> {
-        (0..count).map(|_| next_shard(4, rule, [Part::Text(key)].iter(), cost)).collect()
+        // The positions: where rounds begin differs from thread to thread.
+        (0..count).map(|_| next_shard(4, rule, [Part::Text(key)].iter(), cost).1).collect()
     }
 
     #[test]
@@ -97,6 +103,14 @@ mod tests {
         assert_eq!(shards(7, "b", Cost::LOOK, 3), [2, 2, 2]);
         assert_eq!(shards(7, "b", Cost::refund(1), 1), [1]);
         assert_eq!(shards(7, "b", Cost::ONE, 4), [1, 2, 3, 0]);
+    }
+
+    #[test]
+    fn a_round_reaches_every_shard_once() {
+        let mut all: Vec<u16> =
+            (0..16).map(|_| next_shard(16, 9, [Part::Text("c")].iter(), Cost::ONE).0).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..16).collect::<Vec<_>>());
     }
 
     #[test]

@@ -13,7 +13,7 @@
 
 use crate::rule::{Class, FailPolicy, OnError, Role, Rule, RuleLimit};
 use crate::ruleset::Options;
-use tollgate_core::{Limit, Mode};
+use tollgate_core::Mode;
 
 pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
     for rule in rules {
@@ -50,8 +50,9 @@ impl Keeping {
     /// Whether a share of the limit was set aside.
     fn settle(&self, limit: &mut RuleLimit, nodes: Option<u32>) -> bool {
         limit.mode = mode_of(limit, self.mode);
+        let has_share = share(limit, self.fallback, nodes, self.split);
         limit.shards = self.split.map(|split| limit.limit.shards(u32::from(split)));
-        share(limit, self.fallback, nodes)
+        has_share
     }
 }
 
@@ -69,22 +70,19 @@ fn mode_of(limit: &RuleLimit, mode: Mode) -> Mode {
     }
 }
 
-/// Works out a node's share of a limit; whether one was set aside.
-fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>) -> bool {
-    // Each shard of a counter falls back on its own, with a share of what is the shard's.
-    let whole = limit.shards.as_ref().and_then(|shards| shards.last()).unwrap_or(&limit.limit);
+/// Works out a node's share of a limit; whether one was set aside. Where the counter is split, each shard falls back on its
+/// own, with its part of the share.
+fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>, split: Option<u16>) -> bool {
+    let whole = &limit.limit;
+    let split = u32::from(split.unwrap_or(1));
     let set_aside = fallback.zip(nodes).and_then(|(thousandths, nodes)| {
-        let share = whole.part(thousandths, 1_000 * u64::from(nodes.max(1)))?;
-        let authority = |limit: &Limit| limit.part(1_000 - thousandths, 1_000);
-        let shards =
-            limit.shards.as_ref().map(|shards| shards.iter().map(authority).collect::<Option<Box<[_]>>>());
-        Some((authority(&limit.limit)?, shards.map_or(Some(None), |shards| shards.map(Some))?, share))
+        let authority = whole.part(1_000 - thousandths, 1_000)?;
+        Some((authority, whole.part(thousandths, 1_000 * u64::from(nodes.max(1)) * u64::from(split))?))
     });
-    if let Some((authority, shards, share)) = set_aside {
-        (limit.limit, limit.shards, limit.share, limit.paid) =
-            (authority, shards, Some(Box::new(share)), true);
+    if let Some((authority, share)) = set_aside {
+        (limit.limit, limit.share, limit.paid) = (authority, Some(Box::new(share)), true);
     } else if let Some(nodes) = nodes.filter(|nodes| *nodes > 1) {
-        limit.share = Some(Box::new(whole.share_of(nodes)));
+        limit.share = Some(Box::new(whole.share_of(nodes.saturating_mul(split))));
     }
     limit.paid
 }

@@ -62,6 +62,10 @@ pub struct Hit<'p> {
     pub parts: (u16, u16),
     /// Which shard of its counter is charged; zero where the counter is not split.
     pub shard: u16,
+    /// How many shards this thread has charged before it in the same round.
+    pub position: u16,
+    /// What remains of the whole limit, where that is known exactly: all shards were read, or a grant has paid.
+    pub remaining: Option<u64>,
     /// What it costs.
     pub cost: Cost,
     /// Which descriptor of the request it answers; zero for attributes.
@@ -175,22 +179,25 @@ impl Hit<'_> {
         self.rule.map_or(&[], Rule::split_names)
     }
 
-    /// What remains of the whole limit, as far as one shard's outcome shows: requests take the shards in turn, so those
-    /// before this one have been charged as often, and those behind it once less. A denial keeps what it says: the engine
-    /// has added up the shards before it denies.
+    /// What remains of the whole limit, as far as one shard's outcome shows: a thread takes the shards in turn, so those
+    /// before this one in the round have been charged as often, and those behind it once less. An estimate: other threads and
+    /// nodes are elsewhere in their rounds.
     #[must_use]
     pub fn remaining_of_whole(&self, outcome: &Outcome) -> u64 {
         let Some(shards) = &self.limit.shards else { return outcome.remaining };
+        if let Some(exact) = self.remaining {
+            return exact;
+        }
         if !outcome.verdict.is_allowed() {
             return outcome.remaining;
         }
         let in_use = shards.iter().filter(|shard| shard.capacity() > 0).count() as u64;
         let used = self.charged_limit().capacity().saturating_sub(outcome.remaining);
-        let shard = u64::from(self.shard);
+        let position = u64::from(self.position);
         let (ahead, before, behind) = match self.cost.is_look() {
-            false => (shard + 1, used, used.saturating_sub(self.cost.units())),
+            false => (position + 1, used, used.saturating_sub(self.cost.units())),
             // A peek reads the shard that is next: those before it have been charged once more.
-            true => (shard, used + 1, used),
+            true => (position, used + 1, used),
         };
         let ahead = ahead.min(in_use);
         let used = before.saturating_mul(ahead).saturating_add(behind.saturating_mul(in_use - ahead));

@@ -175,12 +175,14 @@ impl RuleLimit {
         }
     }
 
-    /// The same limits, each changed in the same way.
+    /// The limit, its shards and its node's share, changed in the same way. The shards sum to the changed limit.
     #[must_use]
     pub fn map_limits(&self, change: impl Fn(&Limit) -> Limit) -> Self {
+        let limit = change(&self.limit);
+        let shards = self.shards.as_ref().map(|shards| u32::try_from(shards.len()).unwrap_or(u32::MAX));
         Self {
-            limit: change(&self.limit),
-            shards: self.shards.as_ref().map(|shards| shards.iter().map(&change).collect()),
+            shards: shards.map(|shards| limit.shards(shards)),
+            limit,
             share: self.share.as_ref().map(|share| Box::new(change(share))),
             ..self.clone()
         }

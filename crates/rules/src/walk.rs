@@ -176,6 +176,8 @@ impl Domain {
             limit: HitLimit::Own(Box::new(limit)),
             parts,
             shard: 0,
+            position: 0,
+            remaining: None,
             cost,
             descriptor: i,
             enforcement,
@@ -339,10 +341,10 @@ fn push_hits<'p>(
     }
     let cost = rule.cost_of(cost.cost, cost.attributes);
     let start = plan.parts.len();
-    let mut shard = 0;
+    let (mut shard, mut position) = (0, 0);
     if let Some(split) = rule.split {
         plan.is_split = true;
-        shard = next_shard(split, rule.id, path.iter().chain(&last), cost);
+        (shard, position) = next_shard(split, rule.id, path.iter().chain(&last), cost);
         plan.parts.push(Part::Text(rule.split_names()[usize::from(shard)]));
     }
     if !path.is_empty() {
@@ -364,6 +366,8 @@ fn push_hits<'p>(
             limit: if agreed.is_some() { HitLimit::Agreed(limit) } else { HitLimit::Rule(limit) },
             parts,
             shard,
+            position,
+            remaining: None,
             cost,
             descriptor,
             enforcement,

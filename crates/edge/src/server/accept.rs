@@ -67,8 +67,8 @@ pub async fn accept(
     }
 }
 
-/// Accepts one connection, for a server that bounds connections by itself.
-pub async fn accept_any(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+/// Accepts one connection, however many there are.
+async fn accept_any(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {

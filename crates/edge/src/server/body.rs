@@ -9,7 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 /// How much is read at once.
@@ -146,6 +146,8 @@ pub(super) struct ReadReturn {
     returned: Mutex<Option<(BufferedRead, BodyReader)>>,
     /// The body has been polled: a client that expects `100 Continue` may send it.
     is_wanted: AtomicBool,
+    /// The connection's task, while it waits for that: the body may be polled by another (an HTTP/2 upstream's).
+    waiting: Mutex<Option<Waker>>,
 }
 
 impl ReadReturn {
@@ -153,8 +155,20 @@ impl ReadReturn {
         self.returned.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    pub(super) fn is_wanted(&self) -> bool {
-        self.is_wanted.load(Ordering::Relaxed)
+    /// Whether the body is wanted; if not yet, the task is woken when it is.
+    pub(super) fn poll_wanted(&self, cx: &mut Context<'_>) -> bool {
+        if !self.is_wanted.load(Ordering::Acquire) {
+            *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+        }
+        // Again, for it may have been wanted in between.
+        self.is_wanted.load(Ordering::Acquire)
+    }
+
+    fn set_wanted(&self) {
+        self.is_wanted.store(true, Ordering::Release);
+        if let Some(waker) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            waker.wake();
+        }
     }
 }
 
@@ -203,7 +217,7 @@ impl Body for RequestBody {
         let Some(source) = &mut this.source else { return Poll::Ready(None) };
         if !this.is_polled {
             this.is_polled = true;
-            this.home.is_wanted.store(true, Ordering::Relaxed);
+            this.home.set_wanted();
             this.timeout.set(this.idle);
         }
         match this.reader.poll(cx, &mut source.read, &mut source.buffer) {

@@ -117,7 +117,7 @@ impl Line {
         if let Poll::Ready(response) = handling.poll(cx) {
             return Poll::Ready(Ok(response));
         }
-        if self.expects_continue && self.lent.as_ref().is_some_and(|lent| lent.is_wanted()) {
+        if self.expects_continue && self.lent.as_ref().is_some_and(|lent| lent.poll_wanted(cx)) {
             self.put_continue();
         }
         if !self.out.is_empty()

@@ -49,6 +49,8 @@ async fn permits_are_renewed_together() {
         all: Barrier::new(PERMITS),
     };
     let limiter = Arc::new(Limiter::new(Arc::new(rules), store, Arc::new(clock)));
+    // The test renews by itself.
+    limiter.renewals.table().is_running = true;
     let mut held = Vec::new();
     for _ in 0..PERMITS {
         let admitted = limiter.admit(&Check::attributes("d", &[("user", "u")])).await;
@@ -63,4 +65,29 @@ async fn permits_are_renewed_together() {
     let told = limiter.renew_due().await.expect_err("the store is away");
     assert_eq!((told.failed, told.of), (PERMITS, PERMITS));
     drop(held);
+}
+
+/// A runtime that ends takes its renewal task along; the next guard must start another, or long requests lose their permits.
+#[test]
+fn renewal_starts_again_after_its_runtime_has_ended() {
+    let text = "domain: d\ndescriptors:\n  - {key: user, name: slots, concurrency: {limit: 2, ttl: 2s}}\n";
+    let source = Source { name: "test.yaml".to_owned(), text: text.to_owned() };
+    let rules = Ruleset::load(&[source], &Options::default()).unwrap_or_else(|errors| panic!("{errors}"));
+    let clock = SystemClock::new();
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a small store");
+    let limiter = Arc::new(Limiter::new(Arc::new(rules), store, Arc::new(clock)));
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let hold = || async {
+        let admitted = limiter.admit(&Check::attributes("d", &[("user", "u")])).await;
+        limiter.guard(admitted.1.expect("a permit"), Span::ZERO)
+    };
+    let first = runtime();
+    let guard = first.block_on(hold());
+    assert!(limiter.renewals.table().is_running);
+    drop(first);
+    assert!(!limiter.renewals.table().is_running, "the task ended with its runtime");
+    let second = runtime();
+    let other = second.block_on(hold());
+    assert!(limiter.renewals.table().is_running);
+    drop((guard, other));
 }
