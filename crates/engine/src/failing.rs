@@ -10,7 +10,8 @@ use crate::fold::{by, decides, fold, unanswered};
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use tollgate_core::{
-    Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, PermitId, Span, StoreError,
+    Admission, Algorithm, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, PermitId, Span,
+    StoreError,
 };
 use tollgate_rules::{Charges, FailPolicy, Plan};
 
@@ -111,7 +112,9 @@ impl<S: CounterStore> Limiter<S> {
             stranded.each[at] = outcome;
             stranded.failed[at] = false;
             let taken = outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed();
-            if taken && !stranded.plan.hits[at].limit.paid {
+            // A permit is released where it was taken: the shared counter never held it.
+            let is_permit = stranded.charges[at].limit.algorithm() == Algorithm::Concurrency;
+            if taken && !is_permit && !stranded.plan.hits[at].limit.paid {
                 self.debts.add(&stranded.charges[at]);
             }
         }
@@ -127,9 +130,8 @@ impl<S: CounterStore> Limiter<S> {
             },
         );
         let taken: Vec<Charge<'_>> = taken.map(|((charge, _), _)| *charge).collect();
-        let (held, spent): (Vec<_>, Vec<_>) = taken
-            .into_iter()
-            .partition(|charge| charge.limit.algorithm() == tollgate_core::Algorithm::Concurrency);
+        let (held, spent): (Vec<_>, Vec<_>) =
+            taken.into_iter().partition(|charge| charge.limit.algorithm() == Algorithm::Concurrency);
         if !spent.is_empty() {
             let refunds: Vec<_> =
                 spent.into_iter().map(|charge| Charge { cost: charge.cost.reversed(), ..charge }).collect();

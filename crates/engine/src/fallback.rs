@@ -2,16 +2,27 @@
 //! without waiting. The trait below is the part of `CounterStore` that can be an object; the limiter then needs no second
 //! type parameter, and this crate no store.
 
-use tollgate_core::{Charge, CounterStore, Outcomes};
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use tollgate_core::{Charge, CounterStore, Outcomes, Permit};
 
 /// Charges without waiting.
 pub(crate) trait TryCharge: Send + Sync {
     /// See [`CounterStore::try_charge`].
     fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes>;
+
+    /// Releases permits that were taken here; those that were not are left alone.
+    fn try_release(&self, permits: &[Permit<'_>]);
 }
 
 impl<S: CounterStore> TryCharge for S {
     fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
         CounterStore::try_charge(self, charges)
+    }
+
+    fn try_release(&self, permits: &[Permit<'_>]) {
+        // One poll is enough for a store that charges without waiting.
+        let _ = pin!(CounterStore::release(self, permits)).poll(&mut Context::from_waker(Waker::noop()));
     }
 }

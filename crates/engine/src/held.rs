@@ -94,7 +94,14 @@ impl<S: CounterStore> Limiter<S> {
                 Permit { key: holding.key(parts), limit: &holding.limit, id: held.id }
             })
             .collect();
-        if permits.is_empty() { Ok(()) } else { self.store.release(&permits).await }
+        if permits.is_empty() {
+            return Ok(());
+        }
+        // It may have been admitted while the store was unavailable.
+        if let Some(fallback) = &self.fallback {
+            fallback.try_release(&permits);
+        }
+        self.store.release(&permits).await
     }
 
     /// Gives everything back, as far as time has not: the caller left before its turn came. The turn itself comes back

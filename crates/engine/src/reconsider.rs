@@ -11,6 +11,7 @@ use crate::limiter::Limiter;
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Mode, Outcome, Outcomes, Part, PermitId,
@@ -28,11 +29,16 @@ const SLOTS: usize = 1024;
 
 /// Split counters that had no room in any shard, by a seeded hash: nobody can make two of them collide.
 #[derive(Default)]
-pub(crate) struct FullCounters(OnceLock<(RandomState, Box<[Mutex<FullCounter>]>)>);
+pub(crate) struct FullCounters {
+    slots: OnceLock<(RandomState, Box<[Mutex<FullCounter>]>)>,
+    /// Grows when units come back: what was remembered before is not believed any more.
+    generation: AtomicU64,
+}
 
 #[derive(Clone, Copy, Default)]
 struct FullCounter {
     counter: u64,
+    generation: u64,
     /// The cost that was denied; a smaller one might fit.
     units: u64,
     until: Timestamp,
@@ -42,8 +48,9 @@ struct FullCounter {
 
 impl FullCounters {
     fn slot(&self, key: &CounterKey<'_>) -> (u64, &Mutex<FullCounter>) {
-        let (hasher, slots) =
-            self.0.get_or_init(|| (RandomState::default(), (0..SLOTS).map(|_| Mutex::default()).collect()));
+        let (hasher, slots) = self
+            .slots
+            .get_or_init(|| (RandomState::default(), (0..SLOTS).map(|_| Mutex::default()).collect()));
         let counter = hasher.hash_one((key.scope.id(), key.stable_hash()));
         (counter, &slots[counter as usize % SLOTS])
     }
@@ -52,13 +59,23 @@ impl FullCounters {
     fn get(&self, key: &CounterKey<'_>, units: u64, now: Timestamp) -> Option<u64> {
         let (counter, slot) = self.slot(key);
         let known = *slot.lock().unwrap_or_else(PoisonError::into_inner);
-        (known.counter == counter && units >= known.units && now < known.until).then_some(known.remaining)
+        let is_same = known.counter == counter && known.generation == self.generation();
+        (is_same && units >= known.units && now < known.until).then_some(known.remaining)
     }
 
     fn insert(&self, key: &CounterKey<'_>, units: u64, until: Timestamp, remaining: u64) {
         let (counter, slot) = self.slot(key);
         *slot.lock().unwrap_or_else(PoisonError::into_inner) =
-            FullCounter { counter, units, until, remaining };
+            FullCounter { counter, generation: self.generation(), units, until, remaining };
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Forgets all: units of some counter have come back.
+    pub(crate) fn forget(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -269,6 +269,7 @@ impl<S: CounterStore> Limiter<S> {
         }
         if !charges.is_empty() {
             self.store.debit(&charges).await?;
+            self.full_counters.forget();
         }
         if !permits.is_empty() {
             self.store.release(&permits).await?;

@@ -181,6 +181,7 @@ impl<S: CounterStore> Limiter<S> {
                 charges(&plan, &counters, EVERYTHING).into_iter().filter(spends).collect();
             if !all.is_empty() {
                 self.store.debit(&all).await?;
+                self.full_counters.forget();
             }
         }
         let looks = charges(&plan, &counters, Cost::LOOK);

@@ -228,3 +228,20 @@ fn a_cost_beyond_every_shard_reads_nothing() {
     let charged = calls(&limiter, |limiter| assert!(!pollster::block_on(limiter.check(&check)).is_allowed()));
     assert_eq!(charged, 1);
 }
+
+/// What a canceled reservation gives back is there for the next request, also where the counter was known to be full.
+#[test]
+fn a_canceled_reservation_makes_room_at_once() {
+    let (limiter, _clock) =
+        remote("{domain: d, descriptors: [{key: user, limit: 8/hour, algorithm: fixed_window, split: 4}]}");
+    let attributes = [("user", "u")];
+    let check = Check::attributes("d", &attributes);
+    let reserve =
+        || pollster::block_on(limiter.reserve(&check, Span::from_secs(60), None)).expect("reserved");
+    let ids: Vec<_> = (0..8).map(|_| reserve().id.expect("allowed")).collect();
+    for id in ids {
+        assert_eq!(admitted(&limiter, &attributes, 3), 0);
+        pollster::block_on(limiter.cancel(id)).expect("canceled");
+        assert_eq!(admitted(&limiter, &attributes, 1), 1);
+    }
+}

@@ -142,8 +142,10 @@ impl<S: CounterStore + 'static> Listener<S> {
         if self.drain.has_begun() {
             return false;
         }
+        let mut first = [0];
         tokio::select! {
-            readable = stream.readable() => readable.is_ok(),
+            // A new stream counts as readable until a read has found nothing.
+            peeked = stream.peek(&mut first) => peeked.is_ok(),
             () = draining => false,
         }
     }

@@ -250,7 +250,12 @@ impl Connection<'_> {
                 Poll::Pending => line.poll_gone(cx).map(|Gone| Step::Gone),
             });
             match next.await {
-                Step::Gone | Step::Frame(Some(Err(_))) => return Err(Gone),
+                Step::Gone => return Err(Gone),
+                Step::Frame(Some(Err(_))) => {
+                    // The client gets what there is, and sees that it is cut short.
+                    self.flush(Bytes::new()).await?;
+                    return Err(Gone);
+                }
                 Step::Flush => self.flush(Bytes::new()).await?,
                 Step::Frame(Some(Ok(frame))) => {
                     has_trailers |= frame.is_trailers();

@@ -3,7 +3,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -70,15 +70,19 @@ impl ReadHalf {
         }
     }
 
-    /// Returns whether the peer has neither closed nor sent anything, as far as it is known without a system call.
+    /// Returns whether the peer has neither closed nor sent anything. A connection that is not quiet must not be used again:
+    /// what was sent unasked would be taken for the next response.
     #[must_use]
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&mut self) -> bool {
         match self {
             Self::Tcp(read) => {
                 matches!(read.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
             }
             #[cfg(feature = "tls")]
-            Self::Tls(_) => true,
+            Self::Tls(read) => {
+                let mut cx = Context::from_waker(Waker::noop());
+                Pin::new(read).poll_read(&mut cx, &mut ReadBuf::new(&mut [0])).is_pending()
+            }
         }
     }
 }

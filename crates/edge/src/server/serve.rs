@@ -203,7 +203,13 @@ impl Connection<'_> {
 
     /// Returns whether another request may follow this one.
     fn is_kept(&self, scan: &Scan) -> bool {
-        scan.keep_alive && self.can_discard() && !self.drain.has_begun()
+        scan.keep_alive && self.can_discard() && !self.waits_to_send() && !self.drain.has_begun()
+    }
+
+    /// Returns whether the client waits for a `100 Continue` that it will not get.
+    fn waits_to_send(&self) -> bool {
+        let is_silent = || self.line.source.as_ref().is_none_or(|source| source.buffer.is_empty());
+        self.line.expects_continue && is_silent()
     }
 
     /// Returns whether what is left of the request's body is short enough to be discarded.
@@ -296,9 +302,7 @@ impl Connection<'_> {
 
     /// Reads the rest of a body that was not read.
     async fn skip(&mut self, reader: BodyReader) -> Result<(), Stop> {
-        // A client that waits to be told to send it never will be.
-        let is_silent = self.line.source.as_ref().is_none_or(|source| source.buffer.is_empty());
-        if self.line.expects_continue && is_silent {
+        if self.waits_to_send() {
             return Err(Stop::CloseWhileSending);
         }
         self.discard(reader).await.map_err(|Gone| Stop::CloseWhileSending)

@@ -106,7 +106,7 @@ impl Connection {
     }
 
     /// Whether nobody has spoken or hung up since the last exchange.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&mut self) -> bool {
         self.read.is_quiet()
     }
 }

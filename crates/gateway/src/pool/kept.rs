@@ -85,11 +85,11 @@ impl Kept {
     pub(super) fn sweep(&self) {
         for heap in &self.heaps {
             let mut heap = heap.lock().unwrap_or_else(PoisonError::into_inner);
-            heap.retain(|connection| self.is_good(connection));
+            heap.retain_mut(|connection| self.is_good(connection));
         }
     }
 
-    fn is_good(&self, connection: &Connection) -> bool {
+    fn is_good(&self, connection: &mut Connection) -> bool {
         connection.is_quiet() && connection.idle_since.elapsed() < self.keep
     }
 
@@ -98,10 +98,10 @@ impl Kept {
         for step in 0..heaps {
             let heap = &self.heaps[(own + step) % HEAPS];
             loop {
-                let Some(connection) = heap.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
+                let Some(mut connection) = heap.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
                     break;
                 };
-                if self.is_good(&connection) {
+                if self.is_good(&mut connection) {
                     return Some(connection);
                 }
             }
