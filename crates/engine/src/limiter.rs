@@ -198,14 +198,16 @@ impl<S: CounterStore> Limiter<S> {
         if self.debts.are_open() {
             return Tried::Declined;
         }
-        let tried = if let [hit] = plan.hits.as_slice() {
-            self.store.try_charge(&[plan.charge(hit, permit)])
-        } else {
-            let mut charges = Charges::new();
-            plan.charges(permit, &mut charges);
-            self.store.try_charge(&charges)
+        // One limit needs no list; and one call, which is then inlined.
+        let (one, mut many) = (plan.hits.first().map(|hit| [plan.charge(hit, permit)]), Charges::new());
+        let charges = match &one {
+            Some(one) if plan.hits.len() == 1 => &one[..],
+            _ => {
+                plan.charges(permit, &mut many);
+                &many
+            }
         };
-        let Some(outcomes) = tried else { return Tried::Declined };
+        let Some(outcomes) = self.store.try_charge(charges) else { return Tried::Declined };
         if (has_grants || plan.is_split) && fold::is_refused(plan, &outcomes) {
             return Tried::Denied(Box::new(outcomes));
         }
