@@ -157,15 +157,17 @@ impl Connection<'_> {
         else {
             return Next::End;
         };
-        let (mut seen, mut has_waited, mut is_armed, mut has_grace) = (0, false, false, is_new);
+        let (mut seen, mut has_waited, mut is_armed, mut in_grace) = (0, false, false, false);
         let mut is_idle = source.buffer.is_empty();
         poll_fn(|cx| {
             loop {
                 // Some old clients end a body with an empty line that belongs to nothing.
-                if seen == 0 && source.buffer.starts_with(b"\r\n") {
+                while seen == 0 && source.buffer.starts_with(b"\r\n") {
                     source.buffer.advance(2);
                 }
-                match head::end_of_head(&source.buffer, &mut seen, &settings.head) {
+                // Half of such a line is not looked at.
+                let arrived = if source.buffer[..] == *b"\r" { &[][..] } else { &source.buffer };
+                match head::end_of_head(arrived, &mut seen, &settings.head) {
                     Err(error) => return Poll::Ready(Next::Reject(error)),
                     Ok(Some(end)) => return Poll::Ready(Next::Head(end)),
                     Ok(None) => {}
@@ -200,10 +202,12 @@ impl Connection<'_> {
             if is_idle {
                 // A hundred thousand idle connections must not occupy buffers.
                 (source.buffer, *out) = (BytesMut::new(), BytesMut::new());
-                if drain.has_begun() {
-                    if !std::mem::take(&mut has_grace) {
-                        return Poll::Ready(Next::End);
-                    }
+                if drain.has_begun() && !is_new {
+                    return Poll::Ready(Next::End);
+                }
+                // Once: a task may be woken for nothing in between.
+                if drain.has_begun() && !in_grace {
+                    in_grace = true;
                     timeout.set(GRACE_PERIOD);
                 }
             }

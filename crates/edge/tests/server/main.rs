@@ -3,11 +3,14 @@
 
 mod service;
 
-use service::Server;
+use bytes::BytesMut;
+use service::{ByPath, SETTINGS, Server};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tollgate_edge::server::accept::{Newcomers, WhenFull};
+use tollgate_edge::server::{self, Drain, Io, Settings};
 
 /// All that comes until the server closes.
 async fn rest(client: &mut TcpStream) -> String {
@@ -222,6 +225,49 @@ async fn draining_loses_no_request() {
     assert!(text.contains("connection: close\r\n") && text.ends_with("waited"), "{text}");
     drop(probe);
     tokio::time::timeout(Duration::from_secs(30), server.ended).await.expect("it ends").expect("well");
+}
+
+/// A task may be woken for nothing, also between the moment draining begins and the moment it is told.
+#[tokio::test]
+async fn a_new_connection_keeps_its_grace_period_however_often_it_is_polled() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let mut client = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("connected");
+    let (stream, _) = listener.accept().await.expect("accepted");
+    let drain = Arc::new(Drain::default());
+    let guard = drain.enter();
+    let serve = async {
+        let service = ByPath(Arc::default());
+        let settings = Settings { header_timeout: Duration::from_secs(30), ..SETTINGS };
+        server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &service).await;
+        drop(guard);
+    };
+    let ask = async {
+        // Each turn polls the other two as well.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        client.write_all(get("/first").as_bytes()).await.expect("sent");
+        rest(&mut client).await
+    };
+    let (text, ..) = tokio::join!(ask, drain.run(), serve);
+    assert!(text.contains("connection: close\r\n") && text.ends_with("/first"), "{text}");
+}
+
+/// An empty line before a request is ignored, however its bytes arrive.
+#[tokio::test]
+async fn an_empty_line_before_a_request_is_ignored() {
+    let server = Server::start().await;
+    for pieces in [&["\r\nGET /a"][..], &["\r", "\nGET /a"], &["\r\n", "GET /a"], &["\r\n\r", "\nGET /a"]] {
+        let mut client = server.connect().await;
+        client.set_nodelay(true).expect("set");
+        for piece in pieces {
+            client.write_all(piece.as_bytes()).await.expect("sent");
+            // The server reads each by itself, mostly; the response is the same if it does not.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        client.write_all(b" HTTP/1.1\r\nhost: t\r\n\r\n").await.expect("sent");
+        assert!(until(&mut client, "/a").await.starts_with("HTTP/1.1 200 OK\r\n"), "{pieces:?}");
+    }
 }
 
 /// Connections are bounded: one too many waits for a slot, or is told.

@@ -19,6 +19,15 @@ use tollgate_edge::server::{
     Streamed, Upgrade, write,
 };
 
+/// Short timeouts, so that tests can wait for them.
+pub(crate) const SETTINGS: Settings = Settings {
+    head: HeadLimits { bytes: 64 * 1024, target: 8 * 1024, fields: 100 },
+    header_timeout: Duration::from_millis(300),
+    idle_timeout: Some(Duration::from_millis(900)),
+    body_timeout: Duration::from_millis(300),
+    max_discarded: 100_000,
+};
+
 /// What a test and the service tell each other.
 #[derive(Default)]
 pub(crate) struct Words {
@@ -46,13 +55,6 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (words, stop) = (Arc::new(Words::default()), Arc::new(Notify::new()));
-        let settings = Settings {
-            head: HeadLimits::default(),
-            header_timeout: Duration::from_millis(300),
-            idle_timeout: Some(Duration::from_millis(900)),
-            body_timeout: Duration::from_millis(300),
-            max_discarded: 100_000,
-        };
         let shutdown = Shutdown { timeout: Duration::from_secs(30), newcomers };
         let (service, stopped) = (Arc::clone(&words), Arc::clone(&stop));
         let ended = tokio::spawn(async move {
@@ -63,9 +65,9 @@ impl Server {
                 shutdown,
                 async move { stopped.notified().await },
                 |stream, _, drain| {
-                    let service = Told(Arc::clone(&service));
+                    let service = ByPath(Arc::clone(&service));
                     async move {
-                        server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &service).await;
+                        server::serve(Io::Tcp(stream), BytesMut::new(), &SETTINGS, &drain, &service).await;
                     }
                 },
             )
@@ -79,7 +81,8 @@ impl Server {
     }
 }
 
-struct Told(Arc<Words>);
+/// The service.
+pub(crate) struct ByPath(pub(crate) Arc<Words>);
 
 struct Dropped(Arc<Words>);
 
@@ -93,7 +96,7 @@ fn whole(body: impl Into<Vec<u8>>) -> Response<Pieces> {
     Response::Whole(Answer::new(StatusCode::OK, "text/plain", body))
 }
 
-impl Service for Told {
+impl Service for ByPath {
     type Head = Scan;
     type Body = Pieces;
 
