@@ -103,10 +103,10 @@ impl CounterStore for Store {
     }
 
     #[inline]
-    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         match self {
-            Self::Memory(memory) => memory.try_charge(charges),
-            Self::Redis(redis) => redis.try_charge(charges),
+            Self::Memory(memory) => memory.try_charge(charges, outcomes),
+            Self::Redis(redis) => redis.try_charge(charges, outcomes),
         }
     }
 
