@@ -12,7 +12,7 @@ use http::StatusCode;
 use http::request::Parts;
 use std::sync::Arc;
 use tollgate_control::{Caller, KeyHash};
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 
 pub(crate) enum CallerPath {
     /// Whoever asks knows the key.

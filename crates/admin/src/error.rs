@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue};
 use tollgate_control::{ControlError, QuotaProblem};
-use tollgate_edge::problem::{MEDIA_TYPE, Problem};
+use tollgate_http::problem::{MEDIA_TYPE, Problem};
 
 /// What a handler returns.
 pub(crate) type ApiResult = Result<Response, ApiError>;

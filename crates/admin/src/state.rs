@@ -5,7 +5,7 @@ use http::StatusCode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tollgate_control::{Control, Desk, Role};
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use tollgate_observe::{Observe, Status};
 use tollgate_rules::Ruleset;
 

@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tollgate_core::CounterStore;
-use tollgate_edge::server::Drain;
-use tollgate_edge::who::Tokens;
 use tollgate_engine::Limiter;
+use tollgate_http::server::Drain;
+use tollgate_http::who::Tokens;
 use tollgate_observe::Page;
 
 /// A gateway that listens.

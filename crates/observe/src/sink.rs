@@ -2,14 +2,14 @@
 //! bounded queue, all that waits at once. A full disk or a reader that does not read costs lines, which are counted, and
 //! nothing else. A file that somebody else has moved away is begun anew within a second.
 
-mod place;
+mod target;
 
-use place::Place;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use target::Place;
 
 /// Where lines go.
 #[derive(Clone, Debug, PartialEq, Eq)]

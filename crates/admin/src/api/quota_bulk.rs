@@ -13,8 +13,8 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{ControlError, Import, ImportLine, Imported, KeyHash, Quota};
-use tollgate_edge::body::decode;
-use tollgate_edge::problem::Problem;
+use tollgate_http::body::decode;
+use tollgate_http::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 

@@ -15,7 +15,7 @@ use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tollgate_control::{Actor, Cursor, Expected, Page, Quota, QuotaDraft, Wanted};
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tollgate_control::{
     Acting, ControlError, Proposal, Publication, PublishedRules, Refusal, Report, RuleFile, RuleRevision,
 };
-use tollgate_edge::problem::{MEDIA_TYPE, Problem};
+use tollgate_http::problem::{MEDIA_TYPE, Problem};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;

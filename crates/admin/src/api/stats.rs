@@ -31,7 +31,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
 use tollgate_control::NodeSeen;
 use tollgate_core::Span;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use tollgate_observe::{Event, Observe, rfc3339};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tls::ClientPeer;
 use tollgate_control::{Actor, Claim, Identity, Role};
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 
 /// Whether a token is always needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
