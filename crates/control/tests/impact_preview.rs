@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use tollgate_control::{Rehearsal, Sample, rehearse};
+use tollgate_control::{ImpactReport, TrafficSample, replay};
 use tollgate_core::{Clock, Cost, ManualClock, Timestamp};
 use tollgate_engine::{Check, Counters, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
@@ -39,9 +39,9 @@ fn limiter(rules: &Arc<Ruleset>, clock: &Arc<ManualClock>) -> Limiter<MemoryStor
 }
 
 /// Asks each request in turn; what each said, and the sample that watched.
-fn play(rules: &Arc<Ruleset>, traffic: &[Asked]) -> (Vec<bool>, Sample) {
+fn play(rules: &Arc<Ruleset>, traffic: &[Asked]) -> (Vec<bool>, TrafficSample) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(START)));
-    let sample = Arc::new(Sample::new(Arc::clone(&clock) as _, 7));
+    let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
     let limiter = limiter(rules, &clock).with_observer(Arc::clone(&sample) as _);
     let mut at = START;
     let mut said = Vec::new();
@@ -70,7 +70,7 @@ proptest! {
         let (live, new) = (rules(live.0, live.1, algorithm), rules(new.0, new.1, algorithm));
         let (before, sample) = play(&live, &traffic);
         let (after, _) = play(&new, &traffic);
-        let told = rehearse(&sample.requests(), &live, &new, None, Counters::Shared);
+        let told = replay(&sample.requests(), &live, &new, None, Counters::Shared);
         let pairs: Vec<_> = before.iter().zip(&after).zip(&traffic).collect();
         let newly: Vec<_> = pairs.iter().filter(|((was, is), _)| **was && !**is).map(|(_, asked)| asked.1).collect();
         let allowed = pairs.iter().filter(|((was, is), _)| !**was && **is).count();
@@ -94,7 +94,7 @@ proptest! {
         let (_, sample) = play(&live, &traffic);
         let mut sample = sample.requests();
         sample.iter_mut().zip(&on).for_each(|(one, node)| one.node = *node);
-        let told = rehearse(&sample, &live, &new, None, Counters::OfEachNode);
+        let told = replay(&sample, &live, &new, None, Counters::OfEachNode);
         let mut newly = 0;
         for node in 0..3 {
             // Those of others are a look, which costs nothing: so time passes as it did.
@@ -126,14 +126,14 @@ fn what_is_kept_on_each_node_is_counted_there() {
         (of(", mode: local"), Counters::Shared, 0.0),
         (of(""), Counters::OfEachNode, 0.0),
     ] {
-        assert_eq!(rehearse(&sample, &nothing, &candidate, None, counters).newly_denied_share, denied);
+        assert_eq!(replay(&sample, &nothing, &candidate, None, counters).newly_denied_share, denied);
     }
 }
 
 #[test]
 fn without_traffic_nothing_is_known() {
     let rules = rules(1, 1, "gcra");
-    assert_eq!(rehearse(&[], &rules, &rules, None, Counters::Shared), Rehearsal::default());
+    assert_eq!(replay(&[], &rules, &rules, None, Counters::Shared), ImpactReport::default());
 }
 
 /// A rule whose permits nobody gives back in a rehearsal must not deny all of it.
@@ -141,14 +141,14 @@ fn without_traffic_nothing_is_known() {
 fn permits_are_left_out() {
     let live = rules(100, 100, "gcra");
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(START)));
-    let sample = Arc::new(Sample::new(Arc::clone(&clock) as _, 7));
+    let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
     let limiter = limiter(&live, &clock).with_observer(Arc::clone(&sample) as _);
     for _ in 0..5 {
         pollster::block_on(limiter.check(&Check::attributes("d", &[("user", "u"), ("api_key", "k")])));
     }
     let nothing = Ruleset::load(&[Source::new("t", "{domain: d, descriptors: []}")], &Options::default());
     let nothing = Arc::new(nothing.expect("rules"));
-    let told = rehearse(&sample.requests(), &nothing, &live, None, Counters::Shared);
+    let told = replay(&sample.requests(), &nothing, &live, None, Counters::Shared);
     assert_eq!((told.weight, told.newly_denied_share), (5, 0.0));
 }
 
@@ -157,7 +157,7 @@ fn permits_are_left_out() {
 fn a_sample_of_many_callers_tells_the_truth_about_all() {
     let (live, new) = (rules(100, 1_000_000, "gcra"), rules(3, 1_000_000, "gcra"));
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(START)));
-    let sample = Arc::new(Sample::new(Arc::clone(&clock) as _, 7));
+    let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
     let limiter = limiter(&live, &clock).with_observer(Arc::clone(&sample) as _);
     // Half of the callers ask once, the others six times: three of these are too many.
     let keys: Vec<String> = (0..8_000).map(|i| format!("key-{i}")).collect();
@@ -173,7 +173,7 @@ fn a_sample_of_many_callers_tells_the_truth_about_all() {
     }
     let kept = sample.requests();
     assert!(kept.len() <= 2_048, "{}", kept.len());
-    let told = rehearse(&kept, &live, &new, None, Counters::Shared);
+    let told = replay(&kept, &live, &new, None, Counters::Shared);
     let truth = 12_000.0 / 28_000.0;
     assert!((told.newly_denied_share - truth).abs() < 0.1, "{} for {truth}", told.newly_denied_share);
     assert!((told.tenants_affected_share - 0.5).abs() < 0.15, "{}", told.tenants_affected_share);

@@ -29,7 +29,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
-use tollgate_control::NodeSeen;
+use tollgate_control::NodeRecord;
 use tollgate_core::Span;
 use tollgate_http::problem::Problem;
 use tollgate_observe::{Event, Observe, rfc3339};
@@ -58,7 +58,7 @@ const DATABASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the database told last of the nodes, if it answered.
 #[derive(Default)]
-pub struct NodeCache(Coalesced<Option<Vec<NodeSeen>>>);
+pub struct NodeCache(Coalesced<Option<Vec<NodeRecord>>>);
 
 /// How many listen, by place.
 static LISTENING: LazyLock<Mutex<HashMap<IpAddr, usize>>> = LazyLock::new(Mutex::default);
@@ -116,7 +116,7 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
     let control = admin.control.as_ref();
     let read = async {
         // That the database is away is told by whoever follows it; nobody need wait for it to see that.
-        let control = control.filter(|control| !control.is_away())?;
+        let control = control.filter(|control| !control.is_unavailable())?;
         match tokio::time::timeout(DATABASE_TIMEOUT, control.nodes()).await {
             Ok(Ok(nodes)) => Some(nodes),
             Ok(Err(error)) => {
@@ -131,7 +131,7 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
     };
     let (at, read) = admin.nodes.0.get(|| observe.now(), read).await;
     let now = observe.now();
-    let last = control.filter(|_| read.is_none()).and_then(|control| control.nodes_last_read());
+    let last = control.filter(|_| read.is_none()).and_then(|control| control.cached_nodes());
     let (since, rows) = match (&*read, &last) {
         (Some(rows), _) => (i64::try_from(now.since(at).ceil_millis()).unwrap_or(i64::MAX), &rows[..]),
         (None, Some((age, rows))) => (*age, &rows[..]),
@@ -148,8 +148,8 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
     // What this one is at now, not when it last told.
     let mut nodes = vec![seen(admin.status.presence(), 0, false, true)];
     // Who was there when the database went away is not silent because nobody can hear it.
-    nodes.extend(rows.iter().filter(|node| !node.own).map(|node| {
-        seen(Value::Object(node.told.clone()), node.age_millis.saturating_add(since), node.stale, false)
+    nodes.extend(rows.iter().filter(|node| !node.is_self).map(|node| {
+        seen(Value::Object(node.report.clone()), node.age_millis.saturating_add(since), node.stale, false)
     }));
     nodes.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
     let database = control.map(|control| control.kind());

@@ -3,7 +3,7 @@
 use crate::{START, draft, open, rules, somebody};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tollgate_control::{Control, Expected};
+use tollgate_control::{ControlPlane, Precondition};
 use tollgate_core::{Clock, ManualClock, Span, Timestamp};
 use tollgate_engine::{Check, Limiter};
 use tollgate_rules::Descriptor;
@@ -11,10 +11,10 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 
 pub(crate) type Memory = MemoryStore<Arc<ManualClock>>;
 
-pub(crate) fn limiter(control: &Control, clock: &Arc<ManualClock>) -> Limiter<Memory> {
+pub(crate) fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(clock) as _;
-    Limiter::new(rules(), store, time).with_tenants(control.book())
+    Limiter::new(rules(), store, time).with_tenants(control.quota_table())
 }
 
 /// How many requests in a row pass, up to twenty.
@@ -27,8 +27,8 @@ async fn passes(limiter: &Limiter<Memory>, request: &[(&str, &str)]) -> usize {
     20
 }
 
-pub(crate) async fn put(control: &Control, key: &str, sent: &Value) {
-    let put = control.put_quota(key, draft(sent), &rules(), Expected::Anything, &somebody()).await;
+pub(crate) async fn put(control: &ControlPlane, key: &str, sent: &Value) {
+    let put = control.put_quota(key, draft(sent), &rules(), Precondition::Any, &somebody()).await;
     put.expect("a database").unwrap_or_else(|problem| panic!("{problem:?}"));
 }
 
@@ -77,7 +77,7 @@ pub(crate) async fn overrides_win_over_tiers_and_tiers_over_rules(address: Strin
     assert_eq!(told.limit.to_string(), "gcra 1/1h");
     assert_eq!(second.denied_by_name(), Some("api_key"));
     // Gone at once.
-    control.delete_quota("own2", Expected::Anything, &somebody()).await.expect("a deletion");
+    control.delete_quota("own2", Precondition::Any, &somebody()).await.expect("a deletion");
     assert!(limiter.check(&Check::descriptors("d", &descriptors)).await.is_allowed());
 }
 

@@ -18,7 +18,7 @@ use databases::{Place, Postgres};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use tollgate_control::{Actor, Control, QuotaDraft};
+use tollgate_control::{Actor, ControlPlane, QuotaSpec};
 use tollgate_core::{ManualClock, Timestamp};
 use tollgate_rules::{Options, Ruleset, Source};
 
@@ -97,9 +97,9 @@ fn on_postgres() {
 /// 2026-01-01T00:00:00Z.
 pub(crate) const START: u64 = 1_767_225_600;
 
-pub(crate) async fn open(address: &str) -> (Arc<Control>, Arc<ManualClock>) {
+pub(crate) async fn open(address: &str) -> (Arc<ControlPlane>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
-    (Control::open(address, Arc::clone(&clock) as _).await.expect("a database"), clock)
+    (ControlPlane::open(address, Arc::clone(&clock) as _).await.expect("a database"), clock)
 }
 
 pub(crate) async fn until(what: &str, mut seen: impl FnMut() -> bool) {
@@ -135,6 +135,6 @@ descriptors:
     Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")))
 }
 
-pub(crate) fn draft(json: &serde_json::Value) -> QuotaDraft {
+pub(crate) fn draft(json: &serde_json::Value) -> QuotaSpec {
     serde_json::from_value(json.clone()).expect("a draft")
 }

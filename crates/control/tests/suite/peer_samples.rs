@@ -6,7 +6,8 @@ use serde_json::json;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tollgate_control::{
-    Control, Db, Desk, Expected, Following, Guardrails, Proposal, Publication, Rehearsal, RuleFile, RulesFrom,
+    ControlPlane, Db, Guardrails, ImpactReport, Precondition, PublishRequest, PublishResult, RuleFile,
+    RuleManager, RulesFrom, SyncConfig,
 };
 use tollgate_core::{Clock, ManualClock, Timestamp};
 use tollgate_engine::{Check, Counters, Limiter};
@@ -28,8 +29,8 @@ fn files(limit: &str) -> Vec<RuleFile> {
 }
 
 struct Node {
-    control: Arc<Control>,
-    desk: Arc<Desk>,
+    control: Arc<ControlPlane>,
+    desk: Arc<RuleManager>,
     limiter: Limiter<MemoryStore<Arc<ManualClock>>>,
     clock: Arc<ManualClock>,
     following: Vec<JoinHandle<()>>,
@@ -40,17 +41,18 @@ impl Node {
         let (control, clock) = open(address).await;
         let files = || Ok::<_, String>(vec![Source::new("d.yaml", rules("1000/hour"))]);
         let (options, rails) = (Options::default(), Guardrails::default());
-        let desk = Desk::open(Arc::clone(&control), options, RulesFrom::Database, rails, counters, files);
+        let desk =
+            RuleManager::open(Arc::clone(&control), options, RulesFrom::Database, rails, counters, files);
         let desk = desk.expect("rules");
         let store =
             MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
         let limiter =
-            Limiter::new(Arc::clone(&desk.acting().rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
+            Limiter::new(Arc::clone(&desk.active().rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
         let limiter = limiter.with_observer(desk.sample());
-        control.tell_node(&json!({"name": name})).await.expect("a database");
+        control.heartbeat(&json!({"name": name})).await.expect("a database");
         let following = vec![
-            tokio::spawn(Arc::clone(&control).follow(Following::default())),
-            tokio::spawn(Arc::clone(&desk).follow()),
+            tokio::spawn(Arc::clone(&control).run_sync(SyncConfig::default())),
+            tokio::spawn(Arc::clone(&desk).run()),
         ];
         Self { control, desk, limiter, clock, following }
     }
@@ -67,8 +69,8 @@ impl Node {
         }
     }
 
-    async fn check(&self, limit: &str) -> Rehearsal {
-        let report = self.desk.check(files(limit)).await.expect("a report");
+    async fn check(&self, limit: &str) -> ImpactReport {
+        let report = self.desk.preview_files(files(limit)).await.expect("a report");
         report.rehearsal.expect("a rehearsal")
     }
 }
@@ -79,7 +81,7 @@ impl Drop for Node {
     }
 }
 
-fn denied(told: &Rehearsal) -> f64 {
+fn denied(told: &ImpactReport) -> f64 {
     (told.newly_denied_share * told.weight as f64).round()
 }
 
@@ -109,8 +111,9 @@ pub(crate) async fn what_all_nodes_remember_is_rehearsed_on(address: String) {
 
     // One that is alive and does not answer is named, and publishing goes on.
     two.deafen();
-    let sent = Proposal { files: files("7/hour"), reason: "less".to_owned(), base_rev: None, confirm: true };
-    let Publication::Acts(_, report) = one.desk.publish(sent, &somebody()).await.expect("a publication")
+    let sent =
+        PublishRequest { files: files("7/hour"), reason: "less".to_owned(), base_rev: None, confirm: true };
+    let PublishResult::Active(_, report) = one.desk.publish(sent, &somebody()).await.expect("a publication")
     else {
         panic!("it acts")
     };
@@ -155,7 +158,7 @@ pub(crate) async fn no_key_is_written_for_others(address: String) {
     let two = Node::start(&address, "two", Counters::Shared).await;
     // One that never answers: so what the other told stays for a while.
     let (mute, _) = open(&address).await;
-    mute.tell_node(&json!({"name": "mute"})).await.expect("a database");
+    mute.heartbeat(&json!({"name": "mute"})).await.expect("a database");
     two.asked(
         3,
         &[
@@ -168,7 +171,7 @@ pub(crate) async fn no_key_is_written_for_others(address: String) {
     let db = Db::open(&address).await.expect("a database");
     let asking = {
         let desk = Arc::clone(&one.desk);
-        tokio::spawn(async move { desk.check(files("1/hour")).await })
+        tokio::spawn(async move { desk.preview_files(files("1/hour")).await })
     };
     let body = loop {
         let (_, bodies) = written(&db).await;
@@ -195,8 +198,8 @@ pub(crate) async fn agreements_act_on_callers_whom_another_node_has_seen(address
     two.asked(5, &[("api_key", KEY)]);
     two.asked(5, &[("api_key", "sk_live_of_somebody_else")]);
     let agreed = draft(&json!({"tier": "pro"}));
-    let (rules, who) = (Arc::clone(&one.desk.acting().rules), somebody());
-    let put = one.control.put_quota(KEY, agreed, &rules, Expected::Anything, &who).await;
+    let (rules, who) = (Arc::clone(&one.desk.active().rules), somebody());
+    let put = one.control.put_quota(KEY, agreed, &rules, Precondition::Any, &who).await;
     put.expect("a database").expect("a quota");
     let told = one.check("1/hour").await;
     assert_eq!((told.requests, denied(&told)), (10, 4.0), "the other's alone: {told:?}");

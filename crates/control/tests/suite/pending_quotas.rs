@@ -4,7 +4,7 @@ use crate::active_rules::{Memory, limiter, put};
 use crate::bulk::{as_line, export, import};
 use crate::{START, open, somebody};
 use serde_json::{Value, json};
-use tollgate_control::{Control, Expected};
+use tollgate_control::{ControlPlane, Precondition};
 use tollgate_core::{ManualClock, Span, Timestamp};
 use tollgate_engine::{Check, Limiter};
 
@@ -25,7 +25,7 @@ async fn limit(limiter: &Limiter<Memory>, key: &str) -> u64 {
 }
 
 /// What is told of a caller: the tier that acts until then, if anything does.
-async fn until(control: &Control, key: &str) -> Option<Value> {
+async fn until(control: &ControlPlane, key: &str) -> Option<Value> {
     let quota = control.quota(key).await.expect("an answer").expect("a quota");
     quota.until_effective.map(|until| json!(until))
 }
@@ -41,7 +41,7 @@ pub(crate) async fn what_acts_goes_on_until_the_new_does(address: String) {
         assert_eq!(limit(&limiter, key).await, 5, "a plan for later takes nothing away now");
     }
     // Nothing acts twice: whoever changes their mind, or ends it, does so for both.
-    control.delete_quota("ends", Expected::Anything, &somebody()).await.expect("an end");
+    control.delete_quota("ends", Precondition::Any, &somebody()).await.expect("an end");
     assert_eq!(limit(&limiter, "ends").await, 3);
     put(&control, "ends", &later(9, "01:00")).await;
     assert_eq!(
@@ -86,7 +86,7 @@ pub(crate) async fn imports_take_nothing_away_before_the_time_either(address: St
     put(&control, "again", &json!({"tier": "pro"})).await;
     put(&control, "again", &later(9, "04:00")).await;
     put(&control, "gone", &json!({"tier": "pro"})).await;
-    control.delete_quota("gone", Expected::Anything, &somebody()).await.expect("an end");
+    control.delete_quota("gone", Precondition::Any, &somebody()).await.expect("an end");
     let lines = [
         line("put", later(9, "01:00")),
         line("again", later(9, "01:00")),
@@ -106,9 +106,9 @@ pub(crate) async fn imports_take_nothing_away_before_the_time_either(address: St
     limits([5, 5, 3, 5, 5], "before").await;
     // An export brings it back, also where it was deleted meanwhile.
     let lines: Vec<Value> =
-        export(&control).await.iter().map(|quota| as_line(quota, &control.installation())).collect();
+        export(&control).await.iter().map(|quota| as_line(quota, &control.installation_id())).collect();
     for key in keys {
-        control.delete_quota(key, Expected::Anything, &somebody()).await.expect("an end");
+        control.delete_quota(key, Precondition::Any, &somebody()).await.expect("an end");
     }
     limits([3; 5], "deleted").await;
     let told = import(&control, &lines).await;

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tollgate_control::{Actor, Control, Verified, without_password};
+use tollgate_control::{Actor, AuditVerification, ControlPlane, redact_password};
 use tollgate_core::{Span, SystemClock};
 
 /// What becomes of a database that is not there.
@@ -21,14 +21,14 @@ enum Missing {
 fn with<T>(
     db: &str,
     missing: Missing,
-    act: impl AsyncFnOnce(Arc<Control>) -> anyhow::Result<T>,
+    act: impl AsyncFnOnce(Arc<ControlPlane>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let clock = Arc::new(SystemClock::new());
         let control = match missing {
-            Missing::Made => Control::connect(db, clock).await,
-            Missing::Refused => Control::connect_existing(db, clock).await,
+            Missing::Made => ControlPlane::connect(db, clock).await,
+            Missing::Refused => ControlPlane::connect_existing(db, clock).await,
         };
         let control = control.context("--db")?;
         let done = act(Arc::clone(&control)).await;
@@ -56,7 +56,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
                 Ok(control.create_token(name, *role, lasts, &operator()).await?)
             })?;
             // The password is not told; whoever has no other way to it sets PGPASSWORD.
-            let place = without_password(&db.db)?;
+            let place = redact_password(&db.db)?;
             eprintln!("This is shown once. Revoke it with: tollgate token revoke --db '{place}' {}", made.id);
             let told = json!({"id": made.id, "token": made.secret, "name": name, "role": role.name()});
             (told, made.secret)
@@ -100,12 +100,12 @@ pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
 fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
     let verified = with(db, Missing::Refused, async |control| Ok(control.verify_audit().await?))?;
     let (whole, told, text) = match verified {
-        Verified::Whole { entries, head } => (
+        AuditVerification::Intact { entries, head } => (
             true,
             json!({"whole": true, "entries": entries, "head": head.to_string()}),
             format!("the audit log is whole: {entries} entries, the last with hash {head}"),
         ),
-        Verified::Broken { seq, why } => (
+        AuditVerification::Broken { seq, why } => (
             false,
             json!({"whole": false, "seq": seq, "why": why.to_string()}),
             format!("the audit log is broken at entry {seq}: {why}"),

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tollgate_control::Remark;
+use tollgate_control::RuleDiagnostic;
 use tollgate_rules::{Diagnostic, Explained, Explanation, Finding, Ruleset};
 
 pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
@@ -46,8 +46,8 @@ pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
 }
 
 /// As the admin API tells them.
-fn remarks(all: &[Diagnostic]) -> Vec<Remark> {
-    all.iter().map(Remark::from).collect()
+fn remarks(all: &[Diagnostic]) -> Vec<RuleDiagnostic> {
+    all.iter().map(RuleDiagnostic::from).collect()
 }
 
 fn counted(number: usize, noun: &str) -> String {

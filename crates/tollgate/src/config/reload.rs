@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tollgate_control::Desk;
+use tollgate_control::RuleManager;
 use tollgate_engine::Limiter;
 use tollgate_http::who::Tokens;
 use tollgate_rules::Ruleset;
@@ -40,7 +40,7 @@ pub(crate) async fn watch(
     said: Said,
     limiter: Arc<Limiter<Store>>,
     status: Arc<ServerStatus>,
-    desk: Option<Arc<Desk>>,
+    desk: Option<Arc<RuleManager>>,
 ) {
     let paths = config.rules.clone();
     let last = Mutex::new(said);
@@ -87,11 +87,17 @@ pub(crate) async fn watch_files(
 }
 
 /// Loads what the files say and, if it is good and new, puts it in force.
-fn reload(config: &Config, said: Said, limiter: &Limiter<Store>, status: &ServerStatus, desk: Option<&Desk>) {
+fn reload(
+    config: &Config,
+    said: Said,
+    limiter: &Limiter<Store>,
+    status: &ServerStatus,
+    desk: Option<&RuleManager>,
+) {
     if config.rules.is_empty() {
         return;
     }
-    if let Some(rev) = desk.and_then(|desk| desk.acting().rev()) {
+    if let Some(rev) = desk.and_then(|desk| desk.active().rev()) {
         tracing::warn!(
             rev,
             "rule files have changed, but published rules act: publish them, or --rules-from files"
@@ -115,7 +121,7 @@ fn reload(config: &Config, said: Said, limiter: &Limiter<Store>, status: &Server
             tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "new rules act");
             match desk {
                 // It tells the limiter, unless published rules have come in between.
-                Some(desk) => drop(desk.take_files(&sources, rules)),
+                Some(desk) => drop(desk.apply_files(&sources, rules)),
                 None => {
                     limiter.replace_rules(rules);
                     status.reloaded();

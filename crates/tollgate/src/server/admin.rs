@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tollgate_admin::{
     AdminState, AdminTls, AuthMode, FailedAuthThrottle, LogLevels, NodeCache, Sessions, UsageReader,
 };
-use tollgate_control::{Control, Denials, Desk, Following, Role};
+use tollgate_control::{ControlPlane, DenialCounts, Role, RuleManager, SyncConfig};
 use tollgate_core::SystemClock;
 use tollgate_engine::{Counters, Limiter};
 use tollgate_observe::{Page, Status};
@@ -33,13 +33,13 @@ const BEFORE_TRAFFIC: Duration = Duration::from_secs(5);
 
 /// Where decisions of operators are kept, if anywhere, and where operators come in, if anywhere.
 pub(crate) struct Operators {
-    pub(crate) control: Option<Arc<Control>>,
+    pub(crate) control: Option<Arc<ControlPlane>>,
     /// Which rules act, where they can be published.
-    pub(crate) desk: Option<Arc<Desk>>,
+    pub(crate) desk: Option<Arc<RuleManager>>,
     /// Where what is known from the database is kept.
     snapshot: Option<PathBuf>,
     /// How often callers are denied.
-    denials: Arc<Denials>,
+    denials: Arc<DenialCounts>,
     listener: Option<TcpListener>,
     tls: Option<AdminTls>,
     roles: BTreeMap<String, Role>,
@@ -84,7 +84,7 @@ impl Operators {
         };
         let desk = control.as_ref().map(|control| {
             let files = || rule_sources::given(&config.rules);
-            Desk::open(
+            RuleManager::open(
                 Arc::clone(control),
                 config.rule_options(),
                 config.rules_from,
@@ -134,7 +134,7 @@ impl Operators {
         if let (Some(control), Some(desk)) = (&self.control, &self.desk) {
             status.tell_of(Arc::clone(control), Arc::clone(desk));
             let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
-            desk.tell(move |taken| match taken {
+            desk.on_change(move |taken| match taken {
                 Ok(rules) => {
                     own.replace_rules(rules);
                     counting.reloaded();
@@ -142,18 +142,18 @@ impl Operators {
                 Err(error) => counting.refused(Part::Rules, error),
             });
             let heard = Arc::clone(status);
-            control.tell(move |what| heard.heard(what));
+            control.on_change(move |what| heard.heard(what));
             let present = Arc::clone(status);
             let (end, ended) = oneshot::channel();
-            let told = Arc::clone(control).keep_telling_node(move || present.presence(), async {
+            let told = Arc::clone(control).run_heartbeat(move || present.presence(), async {
                 let _ = ended.await;
             });
             telling = Some((end, tokio::spawn(told)));
-            following.push(tokio::spawn(Arc::clone(control).follow(Following::default())));
+            following.push(tokio::spawn(Arc::clone(control).run_sync(SyncConfig::default())));
             if let Some(file) = self.snapshot {
-                following.push(tokio::spawn(Arc::clone(control).keep_snapshot(file)));
+                following.push(tokio::spawn(Arc::clone(control).run_snapshots(file)));
             }
-            following.push(tokio::spawn(Arc::clone(desk).follow()));
+            following.push(tokio::spawn(Arc::clone(desk).run()));
             following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
         }
         let Some(listener) = self.listener else { return Ok(Running { following, serving: None, telling }) };
@@ -184,9 +184,9 @@ impl Operators {
 }
 
 /// On an address that others reach, nobody is let in without a token: so there must be one.
-async fn needs_tokens(address: SocketAddr, control: Option<&Control>) -> anyhow::Result<()> {
+async fn needs_tokens(address: SocketAddr, control: Option<&ControlPlane>) -> anyhow::Result<()> {
     // Who cannot be asked lets nobody in.
-    if control.is_some_and(Control::is_restored) {
+    if control.is_some_and(ControlPlane::is_restored) {
         return Ok(());
     }
     let Some(control) = control else {
@@ -220,8 +220,9 @@ impl Running {
 
 /// Opens the database and reads what is agreed with callers. Where that is much, the rest is read while traffic flows: until
 /// all is there, requests are decided by what is, and the node says that it is not ready.
-async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<Control>> {
-    let (control, restored) = Control::connect_or_restore(db, Arc::new(SystemClock::new()), snapshot).await?;
+async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<ControlPlane>> {
+    let (control, restored) =
+        ControlPlane::connect_or_restore(db, Arc::new(SystemClock::new()), snapshot).await?;
     if restored {
         return Ok(control);
     }
@@ -239,31 +240,31 @@ async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<Contro
 }
 
 /// What `/readyz?verbose` says of it.
-pub(crate) fn details(control: &Control) -> Value {
+pub(crate) fn details(control: &ControlPlane) -> Value {
     json!({
         "database": control.kind(),
         "revision": control.revision(),
-        "quotas": control.book().len(),
+        "quotas": control.quota_table().len(),
         "loaded": control.is_loaded(),
         "from_snapshot": control.is_restored(),
-        "age_ms": control.age_millis(),
+        "age_ms": control.staleness_millis(),
         "propagation_ms": control.lag().last_millis(),
     })
 }
 
 /// What `/metrics` says of it.
-pub(crate) fn metrics(control: &Control, desk: &Desk, page: &mut Page) {
+pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut Page) {
     let help = "Published rules that this node has rolled back by itself.";
     page.counter("ratelimit_rules_rollbacks_total", help, desk.rollbacks());
     let help = "Agreements with single callers that this node knows of.";
-    page.gauge("ratelimit_quotas", help, control.book().len());
+    page.gauge("ratelimit_quotas", help, control.quota_table().len());
     let help = "The last change of operators that acts on this node.";
     page.gauge("ratelimit_control_revision", help, control.revision());
     let help = "For how long this node has not been sure to know every change.";
-    page.gauge("ratelimit_control_age_seconds", help, control.age_millis() as f64 / 1_000.0);
+    page.gauge("ratelimit_control_age_seconds", help, control.staleness_millis() as f64 / 1_000.0);
     let lag = control.lag();
     let (mut bounds, mut counts, mut below) = (Vec::new(), Vec::new(), 0);
-    for (end, upto) in lag.cumulated() {
+    for (end, upto) in lag.cumulative() {
         bounds.push(end as f64 / 1_000.0);
         counts.push(upto.saturating_sub(below));
         below = upto;

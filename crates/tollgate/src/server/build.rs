@@ -35,7 +35,7 @@ fn limiter(
     observe: Arc<Observe>,
 ) -> anyhow::Result<Arc<Limiter<Store>>> {
     let rules = match &operators.desk {
-        Some(desk) => Arc::clone(&desk.acting().rules),
+        Some(desk) => Arc::clone(&desk.active().rules),
         None => {
             let rules = Ruleset::load(&rule_sources::given(&config.rules)?, &config.rule_options());
             Arc::new(rules.map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))?)
@@ -69,7 +69,9 @@ fn limiter(
     };
     let limiter = operators.watched(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
     Ok(Arc::new(match &operators.control {
-        Some(control) => limiter.with_tenants(control.book()).with_emergencies(control.measures()),
+        Some(control) => {
+            limiter.with_tenants(control.quota_table()).with_emergencies(control.active_measures())
+        }
         None => limiter,
     }))
 }

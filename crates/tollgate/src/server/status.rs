@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tollgate_control::{Acting, Control, Desk, Heard};
+use tollgate_control::{ActiveRules, ChangeEvent, ControlPlane, RuleManager};
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_engine::{Limiter, Origin};
 use tollgate_observe::{Observe, Page, Status, rfc3339};
@@ -33,7 +33,7 @@ pub(crate) struct ServerStatus {
     /// Figures of whatever else runs in the process.
     more: std::sync::OnceLock<Figures>,
     /// What operators decide, where that is kept.
-    control: std::sync::OnceLock<(Arc<Control>, Arc<Desk>)>,
+    control: std::sync::OnceLock<(Arc<ControlPlane>, Arc<RuleManager>)>,
 }
 
 /// What can be changed while the process runs, each on its own.
@@ -73,7 +73,7 @@ impl ServerStatus {
     }
 
     /// Tells of what operators decide, too.
-    pub(crate) fn tell_of(&self, control: Arc<Control>, desk: Arc<Desk>) {
+    pub(crate) fn tell_of(&self, control: Arc<ControlPlane>, desk: Arc<RuleManager>) {
         let _ = self.control.set((control, desk));
     }
 
@@ -107,12 +107,12 @@ impl ServerStatus {
 
     /// Somebody has changed something, here or elsewhere: those who look on may want to look again. What it was is for those
     /// who may ask.
-    pub(crate) fn heard(&self, heard: Heard) {
+    pub(crate) fn heard(&self, heard: ChangeEvent) {
         let Some((control, _)) = self.control.get() else { return };
         let kind = match heard {
-            Heard::Quotas => "quota",
-            Heard::Emergencies => "emergency",
-            Heard::Rules => "rules",
+            ChangeEvent::Quotas => "quota",
+            ChangeEvent::Emergencies => "emergency",
+            ChangeEvent::Rules => "rules",
         };
         self.observe.tell(kind, &json!({"revision": control.revision()}));
     }
@@ -143,7 +143,7 @@ impl Status for ServerStatus {
 
     fn details(&self) -> Value {
         let rules = self.limiter.rules();
-        let acting = self.control.get().map(|(_, desk)| desk.acting());
+        let acting = self.control.get().map(|(_, desk)| desk.active());
         let refused = self.all_refused().clone();
         json!({
             "draining": self.draining.load(Ordering::Relaxed),
@@ -152,9 +152,9 @@ impl Status for ServerStatus {
                 "domains": rules.domains().map(tollgate_rules::Domain::name).collect::<Vec<_>>(),
                 "count": rules.rules().len(),
                 "paths": self.paths,
-                "source": acting.as_deref().map_or("files", Acting::source),
-                "rev": acting.as_deref().and_then(Acting::rev),
-                "guard": self.control.get().map(|(_, desk)| desk.guarding()),
+                "source": acting.as_deref().map_or("files", ActiveRules::source),
+                "rev": acting.as_deref().and_then(ActiveRules::rev),
+                "guard": self.control.get().map(|(_, desk)| desk.guard_state()),
                 "error": refused.get(&Part::Rules),
             },
             "keys": {"error": refused.get(&Part::Keys)},
@@ -221,7 +221,7 @@ impl Status for ServerStatus {
         json!({
             "rules_revision": self.limiter.rules().revision(),
             "rules_age_ms": self.rules_age_millis(),
-            "control_age_ms": control.map(|control| control.age_millis()),
+            "control_age_ms": control.map(|control| control.staleness_millis()),
             "propagation_lag_ms": control.and_then(|control| took(control)),
             "store": store.kind(),
             "breakers": store.breakers(),
@@ -245,8 +245,8 @@ impl Status for ServerStatus {
             "started_at": rfc3339(self.started),
             "revision": control.map(|(control, _)| control.revision()),
             "rules_revision": self.limiter.rules().revision(),
-            "rules_rev": control.and_then(|(_, desk)| desk.acting().rev()),
-            "control_age_ms": control.map(|(control, _)| control.age_millis()),
+            "rules_rev": control.and_then(|(_, desk)| desk.active().rev()),
+            "control_age_ms": control.map(|(control, _)| control.staleness_millis()),
             "lag_ms": control.and_then(|(control, _)| took(control)),
             "store": store.kind(),
             "breakers": breakers,
@@ -256,6 +256,6 @@ impl Status for ServerStatus {
 }
 
 /// How long the last change took to act here, if there was one since the start.
-fn took(control: &Control) -> Option<i64> {
+fn took(control: &ControlPlane) -> Option<i64> {
     (control.lag().count() > 0).then(|| control.lag().last_millis())
 }

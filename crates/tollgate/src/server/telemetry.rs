@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tollgate_control::Control;
+use tollgate_control::ControlPlane;
 use tollgate_observe::{HiddenAs, Hide, Mask, Observe, Output, Place, Settings};
 
 /// Decisions in memory, at the most.
@@ -83,12 +83,12 @@ impl DecisionLog {
         Ok(Some(Output::File { path: path.clone(), bytes: self.bytes()?, files: self.files.unwrap_or(5) }))
     }
 
-    fn mask(&self, control: Option<&Arc<Control>>) -> Mask {
+    fn mask(&self, control: Option<&Arc<ControlPlane>>) -> Mask {
         let mask = match control {
             // The same ids on all nodes, and those that quotas go by.
             Some(control) => {
                 let book = Arc::clone(control);
-                Mask::by(move |text| book.key_word(text))
+                Mask::by(move |text| book.key_id(text))
             }
             None => Mask::of_this_process(),
         };
@@ -102,7 +102,7 @@ impl DecisionLog {
 }
 
 /// Starts watching.
-pub(crate) fn start(config: &Config, control: Option<&Arc<Control>>) -> anyhow::Result<Arc<Observe>> {
+pub(crate) fn start(config: &Config, control: Option<&Arc<ControlPlane>>) -> anyhow::Result<Arc<Observe>> {
     let log = &config.decision_log;
     let defaults = Settings::default();
     let node = config.node.clone().or_else(machine).unwrap_or_else(|| "tollgate".to_owned());

@@ -21,18 +21,18 @@ fn read(value: &str) -> Option<(u64, &str)> {
 }
 
 /// The word that the book finds a hidden caller by.
-pub(crate) fn word(value: &str) -> Option<u64> {
+pub(crate) fn table_hash(value: &str) -> Option<u64> {
     read(value).map(|(word, _)| word)
 }
 
 /// The first characters of what a hidden value stands for.
-pub(crate) fn first(value: &str) -> Option<&str> {
+pub(crate) fn pseudonym_prefix(value: &str) -> Option<&str> {
     read(value).map(|(_, first)| first)
 }
 
 /// What stands for a value.
-pub(crate) fn stand_in(hasher: &KeyHasher, value: &str) -> String {
-    let word = hasher.hash(value).word().to_be_bytes();
+pub(crate) fn pseudonymize(hasher: &KeyHasher, value: &str) -> String {
+    let word = hasher.hash(value).table_hash().to_be_bytes();
     let digits = word.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(ZERO + digit));
     format!("{MARK}{}{}{MARK}", digits.collect::<String>(), prefix(value))
 }
