@@ -47,7 +47,7 @@ impl CallerPath {
             Problem::bad(detail).at("id")
         };
         let word = whole.map(|whole| whole.short_id()).or(word).ok_or_else(wrong)?;
-        if let Some(key) = admin.status.observe().and_then(|observe| observe.api_key(word)) {
+        if let Some(key) = admin.status.telemetry().and_then(|observe| observe.api_key(word)) {
             return Ok(Self::Listed(key));
         }
         let known = match (whole, &admin.control) {

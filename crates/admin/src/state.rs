@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tollgate_control::{ControlPlane, Role, RuleManager};
 use tollgate_http::problem::Problem;
-use tollgate_observe::{Observe, Status};
+use tollgate_observe::{ProcessStatus, Telemetry};
 use tollgate_rules::Ruleset;
 
 /// What every handler needs.
@@ -20,7 +20,7 @@ pub struct AdminState {
     /// Reads the counters.
     pub usage: Arc<dyn UsageReader>,
     /// The state of the process.
-    pub status: Arc<dyn Status>,
+    pub status: Arc<dyn ProcessStatus>,
     /// The log levels of the process.
     pub log: Arc<dyn LogLevels>,
     /// Whether a token is always needed.
@@ -52,8 +52,8 @@ impl AdminState {
     }
 
     /// What observes decisions.
-    pub(crate) fn observe(&self) -> Result<&Arc<Observe>, Problem> {
-        self.status.observe().ok_or_else(|| {
+    pub(crate) fn observe(&self) -> Result<&Arc<Telemetry>, Problem> {
+        self.status.telemetry().ok_or_else(|| {
             let detail = "this process does not watch its decisions";
             Problem::new(StatusCode::NOT_FOUND, "Nobody watches", detail)
         })

@@ -246,6 +246,6 @@ impl ControlPlane {
 
 impl std::fmt::Debug for ControlPlane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Control").field("db", &self.kind()).field("revision", &self.revision()).finish()
+        f.debug_struct("ControlPlane").field("db", &self.kind()).field("revision", &self.revision()).finish()
     }
 }

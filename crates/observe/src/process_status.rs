@@ -1,10 +1,10 @@
 //! What servers report of the process that they run in: on the HTTP address and on the admin address alike.
 
-use crate::{Format, Observe, Page};
+use crate::{ExpositionFormat, MetricsWriter, Telemetry};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// How much [`Status::readiness`] reports.
+/// How much [`ProcessStatus::readiness`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verbosity {
     /// Ready or not.
@@ -16,14 +16,14 @@ pub enum Verbosity {
 impl Verbosity {
     /// As the query of `/readyz` asks for it: `?verbose`, whatever its value.
     #[must_use]
-    pub fn of_query(query: &str) -> Self {
+    pub fn from_query(query: &str) -> Self {
         let verbose = query.split('&').any(|word| word == "verbose" || word.starts_with("verbose="));
         if verbose { Self::Verbose } else { Self::Brief }
     }
 }
 
 /// The state of the process, as far as callers may see it.
-pub trait Status: Send + Sync {
+pub trait ProcessStatus: Send + Sync {
     /// Whether new requests should still be sent here.
     fn is_ready(&self) -> bool;
 
@@ -31,11 +31,11 @@ pub trait Status: Send + Sync {
     fn details(&self) -> Value;
 
     /// Writes the figures of the process.
-    fn metrics(&self, page: &mut Page);
+    fn metrics(&self, page: &mut MetricsWriter);
 
     /// All figures in a format; slow where there are many rules, so not for the threads that decide.
-    fn metrics_text(&self, format: Format) -> String {
-        let mut page = Page::new(format);
+    fn metrics_text(&self, format: ExpositionFormat) -> String {
+        let mut page = MetricsWriter::new(format);
         self.metrics(&mut page);
         page.finish()
     }
@@ -52,7 +52,7 @@ pub trait Status: Send + Sync {
     }
 
     /// Who watches decisions, if anybody does.
-    fn observe(&self) -> Option<&Arc<Observe>> {
+    fn telemetry(&self) -> Option<&Arc<Telemetry>> {
         None
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tollgate_core::conformance::DeadStore;
 use tollgate_core::{Clock, Cost, CounterStore, Span, SystemClock};
 use tollgate_engine::{Act, Agreed, Check, Emergencies, Grant, Grants, Limiter, Measure, Target, Tenants};
-use tollgate_observe::{Format, Observe, Page, Search, Settings};
+use tollgate_observe::{DecisionQuery, ExpositionFormat, MetricsWriter, Telemetry, TelemetryConfig};
 use tollgate_rules::{Descriptor, Options, Ruleset, Source, Unit};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -15,8 +15,9 @@ fn memory() -> MemoryStore<SystemClock> {
 }
 
 /// A limiter whose every decision is in the log.
-fn watched<S: CounterStore>(text: &str, store: S) -> (Limiter<S>, Arc<Observe>) {
-    let observe = Observe::new(Settings { allowed: 1.0, ..Settings::default() }).expect("a watcher");
+fn watched<S: CounterStore>(text: &str, store: S) -> (Limiter<S>, Arc<Telemetry>) {
+    let observe = Telemetry::new(TelemetryConfig { allowed_sample: 1.0, ..TelemetryConfig::default() })
+        .expect("a watcher");
     let rules = Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules");
     let limiter = Limiter::new(Arc::new(rules), store, Arc::new(SystemClock::new()));
     (limiter.with_observer(Arc::clone(&observe) as _), observe)
@@ -27,18 +28,18 @@ fn ask<S: CounterStore>(limiter: &Limiter<S>, pairs: &[(&str, &str)]) -> bool {
 }
 
 /// The log, the latest first: each with its explanation, and when it would have passed.
-fn told(observe: &Observe) -> Vec<(Value, String, Option<String>)> {
-    observe.round();
-    let found = observe.search(&Search { limit: 100, ..Search::default() }).0;
+fn told(observe: &Telemetry) -> Vec<(Value, String, Option<String>)> {
+    observe.run_once();
+    let found = observe.search(&DecisionQuery { limit: 100, ..DecisionQuery::default() }).0;
     let all = found.iter().map(|entry| {
-        let (lines, passes) = entry.explanation(observe.place());
-        (entry.json(observe.place()), lines.join("\n"), passes)
+        let (lines, passes) = entry.explanation(observe.node_info());
+        (entry.json(observe.node_info()), lines.join("\n"), passes)
     });
     all.collect()
 }
 
 /// `allow`, `deny` and `shadow_deny` of a rule.
-fn rule(observe: &Observe, name: &str) -> [Value; 3] {
+fn rule(observe: &Telemetry, name: &str) -> [Value; 3] {
     let stats = observe.stats(1);
     let rules = stats["rules"].as_array().expect("rules");
     let found = rules.iter().find(|rule| rule["rule"] == name).unwrap_or_else(|| panic!("{name}: {stats}"));
@@ -54,7 +55,7 @@ fn a_rule_in_shadow_counts_once_for_each_request() {
     let (limiter, observe) = watched(text, memory());
     (0..4).for_each(|_| assert!(ask(&limiter, &[("a", "y")])));
     (0..4).for_each(|_| assert!(ask(&limiter, &[("a", "x")])));
-    let mut page = Page::new(Format::Prometheus);
+    let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
     observe.write(&mut page);
     let text = page.finish();
     for (name, count) in [("tried", 2), ("other", 1)] {
@@ -78,7 +79,7 @@ fn a_request_is_one_in_shadow_whatever_rules_it_meets() {
         {key: b, name: two, shadow: true, limit: 2/hour},
         {key: c, name: bites, limit: 1/hour, candidate: 0/hour}]}";
     let (limiter, observe) = watched(text, memory());
-    let shadowed = |observe: &Observe| {
+    let shadowed = |observe: &Telemetry| {
         observe.tick();
         let stats = observe.stats(3_600);
         let all = stats["series"]["shadow_deny"].as_array().expect("a column").iter();
@@ -116,7 +117,7 @@ fn costs_are_those_that_were_charged() {
         {key: c, name: permits, concurrency: 3},
         {key: e, name: hits, limit: 100/hour}]}";
     let (limiter, observe) = watched(text, memory());
-    let costs = |observe: &Observe| -> Vec<(Value, Value)> {
+    let costs = |observe: &Telemetry| -> Vec<(Value, Value)> {
         let all = told(observe).into_iter().rev();
         all.map(|(told, ..)| (told["cost"].clone(), told["used_before"].clone())).collect()
     };
@@ -238,7 +239,7 @@ fn what_no_rule_says_is_told_as_what_it_is() {
     assert_eq!(entry["rule"], denied.denied_by_name().expect("a name"), "{entry}");
     assert_eq!((&entry["verdict"], &entry["domain"]), (&json!("deny"), &json!("d")));
     assert!(lines.contains("Denied by the request's own limit: 1 of 1 units"), "{lines}");
-    let mut page = Page::new(Format::Prometheus);
+    let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
     observe.write(&mut page);
     let text = page.finish();
     for verdict in ["allow", "deny"] {

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tollgate_core::{SystemClock, Timestamp};
 use tollgate_engine::{Check, Limiter, Trace};
-use tollgate_observe::{Format, Observe, Page, Ruled, Search, Settings};
+use tollgate_observe::{
+    DecisionQuery, ExpositionFormat, LoggedVerdict, MetricsWriter, Telemetry, TelemetryConfig,
+};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -13,8 +15,8 @@ fn rules(text: &str) -> Arc<Ruleset> {
     Arc::new(Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules"))
 }
 
-fn watched(text: &str, settings: Settings) -> (Limiter<MemoryStore<SystemClock>>, Arc<Observe>) {
-    let observe = Observe::new(settings).expect("a watcher");
+fn watched(text: &str, settings: TelemetryConfig) -> (Limiter<MemoryStore<SystemClock>>, Arc<Telemetry>) {
+    let observe = Telemetry::new(settings).expect("a watcher");
     let clock = SystemClock::new();
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("memory");
     let limiter = Limiter::new(rules(text), store, Arc::new(clock)).with_observer(Arc::clone(&observe) as _);
@@ -27,8 +29,8 @@ fn decide(limiter: &Limiter<MemoryStore<SystemClock>>, pairs: &[(&str, &str)]) -
 }
 
 /// The counts of decisions, by rule and verdict.
-fn counted(observe: &Observe) -> BTreeMap<(String, String), u64> {
-    let mut page = Page::new(Format::Prometheus);
+fn counted(observe: &Telemetry) -> BTreeMap<(String, String), u64> {
+    let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
     observe.write(&mut page);
     let mut counts = BTreeMap::new();
     for line in page.finish().lines().filter_map(|line| line.strip_prefix("ratelimit_decisions_total{")) {
@@ -49,7 +51,7 @@ fn counts_are_what_was_decided_on_every_thread_and_over_changes_of_rules() {
         "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}, {key: b, name: b, limit: 7/hour}]}";
     let second =
         "{domain: d, descriptors: [{key: c, name: c, limit: 9/hour}, {key: b, name: b, limit: 700/hour}]}";
-    let (limiter, observe) = watched(first, Settings::default());
+    let (limiter, observe) = watched(first, TelemetryConfig::default());
     let mut exact: BTreeMap<(String, String), u64> = BTreeMap::new();
     for round in [first, second] {
         limiter.replace_rules(rules(round));
@@ -83,11 +85,12 @@ fn counts_are_what_was_decided_on_every_thread_and_over_changes_of_rules() {
 #[test]
 fn what_does_not_fit_is_dropped_and_counted() {
     let text = "{domain: d, descriptors: [{key: a, name: a, limit: 1/hour}]}";
-    let (limiter, observe) = watched(text, Settings { keep: 5_000, ..Settings::default() });
+    let (limiter, observe) =
+        watched(text, TelemetryConfig { max_records: 5_000, ..TelemetryConfig::default() });
     let denials = (0..20_001).filter(|_| decide(&limiter, &[("a", "x")]) == "deny").count();
     assert_eq!(denials, 20_000);
-    observe.round();
-    let mut page = Page::new(Format::Prometheus);
+    observe.run_once();
+    let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
     observe.write(&mut page);
     let text = page.finish();
     let figure = |name: &str| -> usize {
@@ -103,9 +106,13 @@ fn what_does_not_fit_is_dropped_and_counted() {
     // From now on somebody does.
     decide(&limiter, &[("a", "y")]);
     decide(&limiter, &[("a", "y")]);
-    observe.round();
-    let search =
-        Search { key: Some("y".to_owned()), ruled: Some(Ruled::Deny), limit: 10, ..Search::default() };
+    observe.run_once();
+    let search = DecisionQuery {
+        key: Some("y".to_owned()),
+        ruled: Some(LoggedVerdict::Deny),
+        limit: 10,
+        ..DecisionQuery::default()
+    };
     assert_eq!(observe.search(&search).0.len(), 1);
     assert!(figure("ratelimit_decision_log_entries") <= 5_000);
 }
@@ -114,16 +121,19 @@ fn what_does_not_fit_is_dropped_and_counted() {
 fn the_sample_of_what_is_allowed_has_its_size() {
     let text = "{domain: d, descriptors: [{key: a, name: a, limit: 1000000/hour}]}";
     for (allowed, least, most) in [(0.0, 0, 0), (1.0, 30_000, 30_000), (0.01, 200, 400)] {
-        let (limiter, observe) = watched(text, Settings { allowed, keep: 100_000, ..Settings::default() });
+        let (limiter, observe) = watched(
+            text,
+            TelemetryConfig { allowed_sample: allowed, max_records: 100_000, ..TelemetryConfig::default() },
+        );
         let names: Vec<String> = (0..500).map(|n| format!("k{n}")).collect();
         for n in 0..30_000 {
             decide(&limiter, &[("a", &names[n % 500])]);
             if n % 1_000 == 0 {
-                observe.round();
+                observe.run_once();
             }
         }
-        observe.round();
-        let found = observe.search(&Search { limit: 100_000, ..Search::default() }).0.len();
+        observe.run_once();
+        let found = observe.search(&DecisionQuery { limit: 100_000, ..DecisionQuery::default() }).0.len();
         assert!((least..=most).contains(&found), "{allowed}: {found}");
     }
 }
@@ -132,7 +142,7 @@ fn the_sample_of_what_is_allowed_has_its_size() {
 #[test]
 fn shares_are_right_under_load() {
     let text = "{domain: d, descriptors: [{key: api_key, name: a, limit: 100000000/hour}]}";
-    let (limiter, observe) = watched(text, Settings::default());
+    let (limiter, observe) = watched(text, TelemetryConfig::default());
     for round in 0..200 {
         for n in 0..2_000 {
             let name = if n % 4 == 0 {
@@ -142,7 +152,7 @@ fn shares_are_right_under_load() {
             };
             decide(&limiter, &[("api_key", &name)]);
         }
-        observe.round();
+        observe.run_once();
     }
     let top = observe.top_talkers(&limiter.rules());
     let share = top["by_rate"][0]["share"].as_f64().expect("a share");
@@ -153,7 +163,7 @@ fn shares_are_right_under_load() {
 /// A collector that is away, and callers who have everything sampled: memory has an end, and each span is accounted for.
 #[test]
 fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
-    let settings = Settings { traced_as: Some("t".to_owned()), ..Settings::default() };
+    let settings = TelemetryConfig { service_name: Some("t".to_owned()), ..TelemetryConfig::default() };
     let (limiter, observe) = watched("{domain: d, descriptors: [{key: a, limit: 9/hour}]}", settings);
     assert!(limiter.is_traced());
     std::thread::scope(|scope| {
@@ -170,7 +180,7 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
         }
     });
     let figures = || {
-        let mut page = Page::new(Format::Prometheus);
+        let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
         observe.write(&mut page);
         let text = page.finish();
         ["_total", "_sent_total", "_dropped_total{where=\"memory\"}", "_dropped_total{where=\"collector\"}"]
@@ -181,23 +191,23 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
             })
     };
     assert_eq!(figures(), [20_000, 0, 20_000 - 8_192, 0]);
-    let traces = observe.traces().expect("they are followed");
+    let traces = observe.spans().expect("they are followed");
     let mut taken = Vec::new();
-    while let Some(batch) = traces.take(1_000) {
+    while let Some(batch) = traces.drain(1_000) {
         assert!(batch.message.len() > 100 * batch.spans as usize);
         taken.push(batch.spans);
     }
     assert_eq!((taken.len(), taken.iter().sum::<u64>()), (9, 8_192));
     // `partial_success { rejected_spans: 3 }`; no answer at all; one that makes no sense.
-    traces.sent(taken[0], &[0x0a, 0x02, 0x08, 0x03]);
-    traces.sent(taken[1], &[]);
-    traces.sent(taken[2], b"<html>");
-    traces.lost(taken[3]);
+    traces.record_sent(taken[0], &[0x0a, 0x02, 0x08, 0x03]);
+    traces.record_sent(taken[1], &[]);
+    traces.record_sent(taken[2], b"<html>");
+    traces.record_dropped(taken[3]);
     assert_eq!(figures(), [20_000, 2_997, 20_000 - 8_192, 1_003]);
     // There is room again.
     let trace = Trace::new([1; 16], [1; 8], Timestamp::ZERO);
     pollster::block_on(limiter.check(&Check::attributes("d", &[("a", "x")]).traced(Some(&trace))));
-    assert_eq!(traces.take(10).map(|batch| batch.spans), Some(1));
+    assert_eq!(traces.drain(10).map(|batch| batch.spans), Some(1));
 }
 
 /// What is told of callers is worked out once and remembered: never for somebody else, and no secret with it.
@@ -205,7 +215,8 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
 fn callers_are_not_mistaken_for_each_other() {
     let text =
         "{domain: d, descriptors: [{key: a, name: a, limit: 0/hour}, {key: ab, name: ab, limit: 0/hour}]}";
-    let (limiter, observe) = watched(text, Settings { keep: 20_000, ..Settings::default() });
+    let (limiter, observe) =
+        watched(text, TelemetryConfig { max_records: 20_000, ..TelemetryConfig::default() });
     // The same letters in other places, and more callers than are remembered, each of them twice.
     let twins = [[("a", "bc"), ("x", "")], [("ab", "c"), ("x", "")], [("a", "b"), ("cx", "")]];
     for pairs in &twins {
@@ -218,14 +229,15 @@ fn callers_are_not_mistaken_for_each_other() {
             decide(&limiter, &[("a", "v"), ("api_key", &key), ("user", &user)]);
         }
         if n % 500 == 0 {
-            observe.round();
+            observe.run_once();
         }
     }
-    observe.round();
-    let found =
-        |key: &str| observe.search(&Search { key: Some(key.to_owned()), limit: 10, ..Search::default() }).0;
+    observe.run_once();
+    let found = |key: &str| {
+        observe.search(&DecisionQuery { key: Some(key.to_owned()), limit: 10, ..DecisionQuery::default() }).0
+    };
     let told = |key: &str| -> Vec<String> {
-        found(key).iter().map(|entry| entry.json(observe.place())["attributes"].to_string()).collect()
+        found(key).iter().map(|entry| entry.json(observe.node_info())["attributes"].to_string()).collect()
     };
     assert_eq!(told("bc"), ["{\"a\":\"bc\",\"x\":\"\"}"]);
     assert_eq!(told("c"), ["{\"ab\":\"c\",\"x\":\"\"}"]);
@@ -245,7 +257,8 @@ fn what_callers_bring_themselves_is_watched_too() {
     use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, Part, Quota, Scope, Span};
     let rules = "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}]}";
     for (share, logged_allows) in [(0.0, false), (1.0, true)] {
-        let (limiter, observe) = watched(rules, Settings { allowed: share, ..Settings::default() });
+        let (limiter, observe) =
+            watched(rules, TelemetryConfig { allowed_sample: share, ..TelemetryConfig::default() });
         let limit =
             LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(3_600))).build().expect("a limit");
         let scope = Scope::new("cl.throttle");
@@ -269,11 +282,11 @@ fn what_callers_bring_themselves_is_watched_too() {
             }
             // Rules are decided on the same thread, in between.
             decide(&limiter, &[("a", "x")]);
-            observe.round();
+            observe.run_once();
         }
         // The rule's own sixty decisions: one unit of fifty less each time, then none.
         (0..60_usize).for_each(|n| tenths[49_usize.saturating_sub(n).saturating_sub(1) / 5] += 1);
-        let mut page = Page::new(Format::Prometheus);
+        let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
         observe.write(&mut page);
         let text = page.finish();
         let told: Vec<u64> = (text.lines())
@@ -288,13 +301,17 @@ fn what_callers_bring_themselves_is_watched_too() {
         assert_eq!((count("allow"), count("deny")), (allowed, denied));
         let rule = Some("cl.throttle".to_owned());
         let all = |ruled| {
-            let search =
-                Search { rule: rule.clone(), ruled: Some(ruled), limit: 10_000, ..Search::default() };
+            let search = DecisionQuery {
+                rule: rule.clone(),
+                ruled: Some(ruled),
+                limit: 10_000,
+                ..DecisionQuery::default()
+            };
             observe.search(&search).0
         };
-        assert_eq!(all(Ruled::Deny).len() as u64, denied, "every denial is in the log");
-        assert_eq!(all(Ruled::Allow).len() as u64, if logged_allows { allowed } else { 0 });
-        let told = all(Ruled::Deny)[0].json(observe.place());
+        assert_eq!(all(LoggedVerdict::Deny).len() as u64, denied, "every denial is in the log");
+        assert_eq!(all(LoggedVerdict::Allow).len() as u64, if logged_allows { allowed } else { 0 });
+        let told = all(LoggedVerdict::Deny)[0].json(observe.node_info());
         assert_eq!((&told["front"], &told["used_before"]), (&"resp".into(), &5.into()), "{told}");
         // When everything passes, what would have been denied is told apart.
         let limiter = limiter.with_global_shadow(true);
@@ -303,8 +320,8 @@ fn what_callers_bring_themselves_is_watched_too() {
         let mut outcomes = Vec::new();
         limiter.try_charge_inline(&[charge], &mut outcomes);
         assert!(outcomes[0].verdict.is_allowed());
-        observe.round();
-        assert_eq!(all(Ruled::ShadowDeny).len(), 1);
+        observe.run_once();
+        assert_eq!(all(LoggedVerdict::ShadowDeny).len(), 1);
     }
 }
 
@@ -313,7 +330,7 @@ fn what_callers_bring_themselves_is_watched_too() {
 fn whoever_is_listed_can_be_acted_on_in_a_flood() {
     let text =
         "{domain: d, descriptors: [{key: api_key, name: a, limit: 1000/hour}, {key: bad, limit: 0/hour}]}";
-    let (limiter, observe) = watched(text, Settings::default());
+    let (limiter, observe) = watched(text, TelemetryConfig::default());
     let heavy = "sk_live_heavy_0123456789";
     for n in 0..100_000 {
         decide(&limiter, &[("api_key", &format!("sk_live_once_{n:08}"))]);
@@ -322,11 +339,11 @@ fn whoever_is_listed_can_be_acted_on_in_a_flood() {
             decide(&limiter, &[("api_key", heavy)]);
         }
         if n % 100 == 99 {
-            observe.round();
+            observe.run_once();
         }
     }
     assert!((0..2_000).any(|_| decide(&limiter, &[("api_key", heavy)]) == "deny"));
-    observe.round();
+    observe.run_once();
     let id = |value: &serde_json::Value| {
         u64::from_str_radix(value["key_id"].as_str().expect("an id"), 16).expect("a number")
     };
@@ -342,19 +359,19 @@ fn whoever_is_listed_can_be_acted_on_in_a_flood() {
     for n in 0..8_000 {
         decide(&limiter, &[("api_key", &format!("sk_live_denied_{n:08}")), ("bad", "")]);
         if n % 100 == 99 {
-            observe.round();
+            observe.run_once();
         }
     }
     let key = "sk_live_denied_00006000";
-    let search = Search { key: Some(key.to_owned()), limit: 1, ..Search::default() };
-    let logged = observe.search(&search).0.pop().expect("a denial").json(observe.place());
+    let search = DecisionQuery { key: Some(key.to_owned()), limit: 1, ..DecisionQuery::default() };
+    let logged = observe.search(&search).0.pop().expect("a denial").json(observe.node_info());
     assert_eq!(observe.api_key(id(&logged)).as_deref(), Some(key), "{logged}");
     assert!(!format!("{observe:?}").contains("sk_live_"), "it tells nobody");
 }
 
 /// The `top` of a limiter that has been asked so.
-fn top(limiter: &Limiter<MemoryStore<SystemClock>>, observe: &Observe) -> serde_json::Value {
-    observe.round();
+fn top(limiter: &Limiter<MemoryStore<SystemClock>>, observe: &Telemetry) -> serde_json::Value {
+    observe.run_once();
     observe.top_talkers(&limiter.rules())
 }
 
@@ -362,14 +379,14 @@ fn top(limiter: &Limiter<MemoryStore<SystemClock>>, observe: &Observe) -> serde_
 #[test]
 fn every_denial_of_a_caller_is_told_whatever_else_passes() {
     let text = "{domain: d, descriptors: [{key: user, name: many, limit: 100000000/hour}, {key: bad, limit: 0/hour}]}";
-    let (limiter, observe) = watched(text, Settings::default());
+    let (limiter, observe) = watched(text, TelemetryConfig::default());
     for n in 0..60_000 {
         decide(&limiter, &[("user", "busy")]);
         if n % 3_000 == 1_500 {
             assert_eq!(decide(&limiter, &[("user", "unlucky"), ("bad", "")]), "deny");
         }
         if n % 6_000 == 0 {
-            observe.round();
+            observe.run_once();
         }
     }
     let top = top(&limiter, &observe);
@@ -387,9 +404,9 @@ fn renamed_rules_are_counted_apart_from_nothing() {
         let each = |n| format!("\n  - {{key: k, value: v{n}, name: {prefix}{n}, limit: 1/hour}}");
         format!("domain: d\ndescriptors:{}\n", (0..600).map(each).collect::<String>())
     };
-    let (limiter, observe) = watched(&many("a"), Settings::default());
+    let (limiter, observe) = watched(&many("a"), TelemetryConfig::default());
     let ask = || (0..600).filter(|n| decide(&limiter, &[("k", &format!("v{n}"))]) == "allow").count();
-    let all = |observe: &Observe, prefix: &str| {
+    let all = |observe: &Telemetry, prefix: &str| {
         let counts = counted(observe);
         counts
             .iter()
@@ -397,7 +414,7 @@ fn renamed_rules_are_counted_apart_from_nothing() {
             .map(|(_, count)| *count)
             .collect::<Vec<u64>>()
     };
-    let total = |observe: &Observe| {
+    let total = |observe: &Telemetry| {
         observe.tick();
         let stats = observe.stats(3_600);
         ["allow", "deny"].map(|of| {

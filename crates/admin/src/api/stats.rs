@@ -32,7 +32,7 @@ use tokio::time::MissedTickBehavior;
 use tollgate_control::NodeRecord;
 use tollgate_core::Span;
 use tollgate_http::problem::Problem;
-use tollgate_observe::{Event, Observe, rfc3339};
+use tollgate_observe::{Event, Telemetry, rfc3339};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -82,7 +82,7 @@ async fn stats(
 ) -> ApiResult {
     let seconds = seconds.map_or(300, |seconds| usize::try_from(seconds.0).unwrap_or(usize::MAX));
     let status = Arc::clone(&admin.status);
-    let all = move |observe: &Observe| {
+    let all = move |observe: &Telemetry| {
         let mut stats = observe.stats(seconds);
         if let (Some(node), Value::Object(more)) = (stats["node"].as_object_mut(), status.node()) {
             node.extend(more);
@@ -98,7 +98,7 @@ async fn stats(
     extensions(("x-role" = json!("viewer"))))]
 async fn top(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
     let (rules, status) = ((admin.rules)(), Arc::clone(&admin.status));
-    let all = move |observe: &Observe| {
+    let all = move |observe: &Telemetry| {
         let (mut top, mut hot) = (observe.top_talkers(&rules), status.hot());
         top["hot"] = hot["hot"].take();
         top["hot_from_per_second"] = hot["threshold_per_second"].take();
@@ -227,7 +227,7 @@ fn said(heard: Result<Event, RecvError>) -> Option<Bytes> {
     responses((status = 200, description = "Events.", body = String, content_type = "text/event-stream")),
     extensions(("x-role" = json!("viewer"))))]
 async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) -> ApiResult {
-    let events = admin.observe()?.listen().ok_or_else(|| {
+    let events = admin.observe()?.subscribe().ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Ending", "this process is about to end")
     })?;
     let listener = EventSubscriber::new(auth::peer(&head), events)?;

@@ -252,7 +252,9 @@ impl Observer for TrafficSample {
 
 impl std::fmt::Debug for TrafficSample {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sample").field("mask", &self.mask.load(Ordering::Relaxed)).finish_non_exhaustive()
+        f.debug_struct("TrafficSample")
+            .field("mask", &self.mask.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
     }
 }
 

@@ -387,7 +387,7 @@ impl Drop for Import {
 
 impl std::fmt::Debug for Import {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Import").field("told", &self.report).finish_non_exhaustive()
+        f.debug_struct("Import").field("report", &self.report).finish_non_exhaustive()
     }
 }
 

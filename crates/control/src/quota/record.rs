@@ -15,9 +15,9 @@ const BUILT_IN_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
 /// do as well, but mistakes in it have no place.)
 macro_rules! quota_message {
     ($(#[$about:meta])* pub struct $name:ident { $($own:tt)* }) => {
-        $(#[$about])*
         #[derive(Clone, Debug, Default, Deserialize, utoipa::ToSchema)]
         #[serde(deny_unknown_fields)]
+        $(#[$about])*
         pub struct $name {
             $($own)*
             /// The caller's tier, whatever its requests say.

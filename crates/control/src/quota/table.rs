@@ -203,7 +203,7 @@ impl QuotaTable {
         Ok(())
     }
 
-    /// Takes in what [`Book::dump`] gave out, block by block.
+    /// Takes in what [`QuotaTable::dump`] gave out, block by block.
     pub(crate) fn restore(&self) -> impl FnMut(DumpBlock) + '_ {
         let mut known: Vec<Arc<CompiledTerms>> = Vec::new();
         move |block| {
@@ -309,7 +309,7 @@ impl Tenants for QuotaTable {
 
 impl std::fmt::Debug for QuotaTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Book").field("entries", &self.len()).finish()
+        f.debug_struct("QuotaTable").field("entries", &self.len()).finish()
     }
 }
 

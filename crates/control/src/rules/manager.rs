@@ -252,6 +252,6 @@ impl RuleManager {
 impl std::fmt::Debug for RuleManager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let acting = self.active.load();
-        f.debug_struct("Desk").field("source", &acting.source()).field("rev", &acting.rev()).finish()
+        f.debug_struct("RuleManager").field("source", &acting.source()).field("rev", &acting.rev()).finish()
     }
 }

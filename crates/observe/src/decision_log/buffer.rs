@@ -1,8 +1,8 @@
 //! The decision log: the last so many decisions in memory, to be searched, and all of them as lines for a file or the
 //! standard output ([`crate::sink`]).
 
-use crate::decision_log::record::Entry;
-use crate::recorder::capture::Ruled;
+use crate::decision_log::record::DecisionRecord;
+use crate::recorder::capture::LoggedVerdict;
 use crate::sink::Sink;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use tollgate_engine::DecisionId;
 
 /// What is searched for; what is not given is not asked for.
 #[derive(Clone, Debug, Default)]
-pub struct Search {
+pub struct DecisionQuery {
     /// This one.
     pub id: Option<DecisionId>,
     /// With this value of any attribute: the value itself, what is shown of it, or its id.
@@ -20,7 +20,7 @@ pub struct Search {
     /// By this rule.
     pub rule: Option<String>,
     /// That ended so.
-    pub ruled: Option<Ruled>,
+    pub ruled: Option<LoggedVerdict>,
     /// Not before.
     pub from: Option<Timestamp>,
     /// Not after.
@@ -32,25 +32,25 @@ pub struct Search {
 }
 
 /// Bytes in memory for each decision that is kept, on the average: who says much makes fewer be kept.
-const BYTES_EACH: usize = 1_024;
+const ENTRY_BYTES: usize = 1_024;
 
 /// The last decisions, and how many there have been.
 #[derive(Debug, Default)]
-struct Kept {
-    entries: VecDeque<Arc<Entry>>,
+struct LogRing {
+    entries: VecDeque<Arc<DecisionRecord>>,
     /// What they take.
     bytes: usize,
     logged: u64,
 }
 
-impl Kept {
-    fn push(&mut self, mut entry: Entry) -> &Arc<Entry> {
+impl LogRing {
+    fn push(&mut self, mut entry: DecisionRecord) -> &Arc<DecisionRecord> {
         self.logged += 1;
         entry.seq = self.logged;
-        self.bytes += Entry::BYTES;
+        self.bytes += DecisionRecord::BYTES;
         // Under the log's lock nobody else counts.
-        if entry.asker().kept.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.bytes += entry.asker().bytes();
+        if entry.caller().masked_key.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.bytes += entry.caller().bytes();
         }
         self.entries.push_back(Arc::new(entry));
         &self.entries[self.entries.len() - 1]
@@ -58,48 +58,48 @@ impl Kept {
 
     fn pop(&mut self) {
         let Some(entry) = self.entries.pop_front() else { return };
-        self.bytes -= Entry::BYTES;
-        if entry.asker().kept.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.bytes -= entry.asker().bytes();
+        self.bytes -= DecisionRecord::BYTES;
+        if entry.caller().masked_key.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.bytes -= entry.caller().bytes();
         }
     }
 }
 
 /// The last decisions.
 #[derive(Debug)]
-pub(crate) struct Log {
-    kept: Mutex<Kept>,
-    most: usize,
+pub(crate) struct DecisionLog {
+    ring: Mutex<LogRing>,
+    capacity: usize,
     pub(crate) sink: Option<Sink>,
 }
 
-impl Log {
+impl DecisionLog {
     pub(crate) fn new(most: usize, sink: Option<Sink>) -> Self {
-        Self { kept: Mutex::default(), most: most.max(1), sink }
+        Self { ring: Mutex::default(), capacity: most.max(1), sink }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ring(&self) -> MutexGuard<'_, LogRing> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.kept().entries.len()
+        self.ring().entries.len()
     }
 
     /// What those in memory take, as far as it is counted.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
-        self.kept().bytes
+        self.ring().bytes
     }
 
     /// All that were ever logged.
     pub(crate) fn logged(&self) -> u64 {
-        self.kept().logged
+        self.ring().logged
     }
 
     /// Keeps them, and hands them on to where else they are written, if anywhere.
-    pub(crate) fn push(&self, entries: Vec<Entry>) -> Vec<Arc<Entry>> {
-        let mut kept = self.kept();
+    pub(crate) fn push(&self, entries: Vec<DecisionRecord>) -> Vec<Arc<DecisionRecord>> {
+        let mut kept = self.ring();
         let mut written = Vec::new();
         for entry in entries {
             let entry = kept.push(entry);
@@ -107,7 +107,7 @@ impl Log {
                 written.push(Arc::clone(entry));
             }
         }
-        while kept.entries.len() > self.most || kept.bytes > self.most * BYTES_EACH {
+        while kept.entries.len() > self.capacity || kept.bytes > self.capacity * ENTRY_BYTES {
             kept.pop();
         }
         written
@@ -115,27 +115,27 @@ impl Log {
 
     /// The API key of a caller of one of them.
     pub(crate) fn key(&self, id: u64) -> Option<String> {
-        self.kept().entries.iter().rev().find_map(|entry| entry.key_of(id).map(str::to_owned))
+        self.ring().entries.iter().rev().find_map(|entry| entry.key_of(id).map(str::to_owned))
     }
 
     /// The latest that match, the latest first, and where to go on.
     pub(crate) fn search(
         &self,
-        search: &Search,
+        search: &DecisionQuery,
         id_of: impl Fn(&str) -> u64,
-    ) -> (Vec<Arc<Entry>>, Option<u64>) {
-        let key = search.key.as_deref().map(|key| (key, [Some(id_of(key)), id(key)]));
-        let kept = self.kept();
-        let matches = |entry: &&Arc<Entry>| {
+    ) -> (Vec<Arc<DecisionRecord>>, Option<u64>) {
+        let key = search.key.as_deref().map(|key| (key, [Some(id_of(key)), parse_id(key)]));
+        let kept = self.ring();
+        let matches = |entry: &&Arc<DecisionRecord>| {
             search.before.is_none_or(|before| entry.seq < before)
                 && search.id.is_none_or(|id| entry.id == id)
                 && search.rule.as_deref().is_none_or(|rule| entry.rule() == Some(rule))
-                && search.ruled.is_none_or(|ruled| entry.ruled == ruled)
+                && search.ruled.is_none_or(|ruled| entry.verdict == ruled)
                 && search.from.is_none_or(|from| entry.at >= from)
                 && search.to.is_none_or(|to| entry.at <= to)
-                && key.as_ref().is_none_or(|(key, ids)| entry.is_of(key, ids))
+                && key.as_ref().is_none_or(|(key, ids)| entry.concerns(key, ids))
         };
-        let mut found: Vec<Arc<Entry>> =
+        let mut found: Vec<Arc<DecisionRecord>> =
             kept.entries.iter().rev().filter(matches).take(search.limit + 1).map(Arc::clone).collect();
         let more = found.len() > search.limit;
         found.truncate(search.limit);
@@ -145,7 +145,7 @@ impl Log {
 }
 
 /// What is written as ids are told: sixteen digits, the letters small.
-fn id(text: &str) -> Option<u64> {
+fn parse_id(text: &str) -> Option<u64> {
     let digit = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
     let is_told_so = text.len() == 16 && text.bytes().all(digit);
     is_told_so.then(|| u64::from_str_radix(text, 16).ok()).flatten()
@@ -153,17 +153,17 @@ fn id(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::id;
+    use super::parse_id;
 
     #[test]
-    fn an_id_is_read_as_it_is_told_and_in_no_other_way() {
+    fn an_id_is_parsed_in_its_printed_form_only() {
         for number in [0, 1, 0x5a0b_e3f1, u64::MAX] {
-            assert_eq!(id(&format!("{number:016x}")), Some(number));
+            assert_eq!(parse_id(&format!("{number:016x}")), Some(number));
         }
         for other in
             ["", "1", "+000000000000001", "000000000000000G", "00000000000000FF", "00000000000000000"]
         {
-            assert_eq!(id(other), None, "{other}");
+            assert_eq!(parse_id(other), None, "{other}");
         }
     }
 }

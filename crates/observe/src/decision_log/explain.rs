@@ -1,16 +1,16 @@
 //! A decision in words: one sentence, and the whole story.
 
-use super::record::{Entry, Place, Told, rfc3339};
-use crate::decision_log::cache::ToldLimit;
-use crate::recorder::capture::Ruled;
+use super::record::{DecisionRecord, LimitDetail, NodeInfo, rfc3339};
+use crate::decision_log::cache::LimitDescription;
+use crate::recorder::capture::LoggedVerdict;
 use std::fmt::Write;
 use tollgate_core::Span;
 use tollgate_engine::{Act, OWN_LIMIT, Origin};
 use tollgate_rules::Role;
 
-impl Entry {
+impl DecisionRecord {
     /// What it is owed to, in words.
-    fn by(&self) -> String {
+    fn rule_text(&self) -> String {
         match self.rule() {
             Some(OWN_LIMIT) => "the request's own limit".to_owned(),
             Some(rule) => format!("rule `{rule}`"),
@@ -19,8 +19,8 @@ impl Entry {
     }
 
     /// Why something passed that a limit was over for.
-    fn shadow(&self) -> String {
-        let (by, role) = (self.by(), self.limit.as_ref().map(|told| told.role));
+    fn shadow_text(&self) -> String {
+        let (by, role) = (self.rule_text(), self.limit.as_ref().map(|told| told.role));
         match (role, &self.measure) {
             (Some(Role::Shadow), _) => format!("Allowed; {by} is in shadow and would have denied it"),
             (Some(Role::Candidate), _) => {
@@ -42,25 +42,29 @@ impl Entry {
 
     /// One sentence.
     #[must_use]
-    pub fn why(&self) -> String {
-        let by = self.by();
+    pub fn summary(&self) -> String {
+        let by = self.rule_text();
         let measure = self.measure.as_ref().map_or("emergency", |(measure, _)| measure);
-        let mut why = match (self.ruled, self.origin) {
-            (Ruled::Deny, Origin::FailClosed) => {
+        let mut why = match (self.verdict, self.origin) {
+            (LoggedVerdict::Deny, Origin::FailClosed) => {
                 format!("Denied: the store was away, and {by} turns requests away then")
             }
-            (Ruled::Deny, Origin::Emergency) => format!("Denied by `{measure}`, a measure of an operator"),
+            (LoggedVerdict::Deny, Origin::Emergency) => {
+                format!("Denied by `{measure}`, a measure of an operator")
+            }
             (_, Origin::Emergency) => format!("Allowed by `{measure}`, a measure of an operator"),
-            (Ruled::Allow, Origin::Grant) => format!("Allowed by {by} out of extra quota that was granted"),
-            (Ruled::Deny, _) => format!("Denied by {by}"),
-            (Ruled::ShadowDeny, _) => self.shadow(),
+            (LoggedVerdict::Allow, Origin::Grant) => {
+                format!("Allowed by {by} out of extra quota that was granted")
+            }
+            (LoggedVerdict::Deny, _) => format!("Denied by {by}"),
+            (LoggedVerdict::ShadowDeny, _) => self.shadow_text(),
             (_, Origin::FailOpen) => {
                 "Allowed: the store was away, and the rules let requests pass then".to_owned()
             }
             (_, Origin::Unmatched) => "Allowed: no limit applies".to_owned(),
-            (Ruled::Delay, _) => format!("Allowed by {by}, after a wait of {}", for_people(self.delay)),
-            (Ruled::Degrade, _) => format!("Allowed, to be served in a lesser way by {by}"),
-            (Ruled::Allow, _) => format!("Allowed; nearest to its limit was {by}"),
+            (LoggedVerdict::Delay, _) => format!("Allowed by {by}, after a wait of {}", humanize(self.delay)),
+            (LoggedVerdict::Degrade, _) => format!("Allowed, to be served in a lesser way by {by}"),
+            (LoggedVerdict::Allow, _) => format!("Allowed; nearest to its limit was {by}"),
         };
         if let Some(told) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
             let _ = write!(
@@ -72,22 +76,22 @@ impl Entry {
                 let _ = write!(why, "; {} of the extra quota were left", told.remaining);
             }
         }
-        match (self.ruled, self.retry_after) {
+        match (self.verdict, self.retry_after) {
             // Callers are told when to try again; nobody knows when it will help.
-            (Ruled::Deny, _) if self.origin == Origin::FailClosed => {
+            (LoggedVerdict::Deny, _) if self.origin == Origin::FailClosed => {
                 why.push_str("; the same request passes once the store is back, if its limits have room");
             }
-            (Ruled::Deny, Some(wait)) if self.is_held() => {
-                let wait = for_people(wait);
+            (LoggedVerdict::Deny, Some(wait)) if self.is_concurrency() => {
+                let wait = humanize(wait);
                 let _ = write!(
                     why,
                     "; it would have passed as soon as one of them had ended, {wait} later at the latest"
                 );
             }
-            (Ruled::Deny, Some(wait)) => {
-                let _ = write!(why, "; the same request would have passed {} later", for_people(wait));
+            (LoggedVerdict::Deny, Some(wait)) => {
+                let _ = write!(why, "; the same request would have passed {} later", humanize(wait));
             }
-            (Ruled::Deny, None) => {
+            (LoggedVerdict::Deny, None) => {
                 why.push_str("; it asks for more than the limit ever has, and can never pass");
             }
             _ => {}
@@ -97,29 +101,29 @@ impl Entry {
     }
 
     /// Whether it waits for others to end, and not for a time.
-    fn is_held(&self) -> bool {
-        self.limit.as_ref().is_some_and(|told| told.limit.is_held())
+    fn is_concurrency(&self) -> bool {
+        self.limit.as_ref().is_some_and(|told| told.limit.is_concurrency())
     }
 
     /// The whole story, line by line, and when the same request would have passed, where that is known.
     #[must_use]
-    pub fn explanation(&self, place: &Place) -> (Vec<String>, Option<String>) {
-        let mut lines = vec![self.why()];
+    pub fn explanation(&self, place: &NodeInfo) -> (Vec<String>, Option<String>) {
+        let mut lines = vec![self.summary()];
         let who: Vec<String> =
-            self.asker.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let asked = if self.front.is_empty() { "the program itself" } else { self.front };
+            self.caller.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let asked = if self.protocol.is_empty() { "the program itself" } else { self.protocol };
         lines.push(format!(
             "Asked at {} through {asked} in the domain `{}`, at a cost of {}: {}.",
             rfc3339(self.at),
-            self.asker.domain,
+            self.caller.domain,
             self.cost,
             if who.is_empty() { "no attributes".to_owned() } else { who.join(", ") }
         ));
-        if let Some(Told { limit, used_before, remaining, is_granted, .. }) = &self.limit {
+        if let Some(LimitDetail { limit, used_before, remaining, is_granted, .. }) = &self.limit {
             let of = if *is_granted { " of the extra quota" } else { "" };
             lines.push(format!(
                 "The limit of {} was {limit} then; its counter stood at {used_before} before this request and {remaining}{of} were left.",
-                self.by()
+                self.rule_text()
             ));
         }
         if let Some((measure, act)) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency) {
@@ -146,29 +150,29 @@ impl Entry {
             Some(revision) => format!("Rules {revision} on node {}: {decided}.", place.node),
             None => format!("The limit came with the call, on node {}: {decided}.", place.node),
         });
-        let is_known = self.ruled == Ruled::Deny && self.origin != Origin::FailClosed;
+        let is_known = self.verdict == LoggedVerdict::Deny && self.origin != Origin::FailClosed;
         let passes = self.retry_after.filter(|_| is_known).map(|wait| rfc3339(self.at + wait));
         if let Some(at) = &passes {
             lines.push(match self.origin {
                 Origin::Emergency => format!("The same request would have passed at {at}, when the measure ends."),
-                _ if self.is_held() => format!(
+                _ if self.is_concurrency() => format!(
                     "The same request would have passed as soon as one of those under way had ended, at the latest at {at}, if nobody else had taken its place."
                 ),
                 _ => format!("The same request would have passed at {at}, if nobody else had taken the units."),
             });
         }
-        (lines, passes.filter(|_| !self.is_held()))
+        (lines, passes.filter(|_| !self.is_concurrency()))
     }
 }
 
-impl ToldLimit {
+impl LimitDescription {
     /// Whether it is about what is under way at once.
-    fn is_held(&self) -> bool {
+    fn is_concurrency(&self) -> bool {
         self.window == "concurrent"
     }
 }
 
-impl std::fmt::Display for ToldLimit {
+impl std::fmt::Display for LimitDescription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.window.as_str() {
             "concurrent" => write!(f, "{} at once", self.limit)?,
@@ -182,7 +186,7 @@ impl std::fmt::Display for ToldLimit {
 }
 
 /// A wait as people say it: two units at most, and never more digits than anybody would wait by. Never less than it is.
-fn for_people(span: Span) -> String {
+fn humanize(span: Span) -> String {
     let micros = span.as_micros();
     if micros < 1_000 {
         return format!("{micros} µs");
@@ -219,7 +223,7 @@ mod tests {
 
     /// Whoever waits as long as they are told must not come too early, and can say the number aloud.
     #[test]
-    fn waits_are_told_as_people_say_them() {
+    fn durations_are_humanized() {
         for (micros, told) in [
             (0, "0 µs"),
             (730, "730 µs"),
@@ -236,7 +240,7 @@ mod tests {
             (90_000_000_000, "1 d 1 h"),
             (2_592_000_000_000, "30 d"),
         ] {
-            assert_eq!(for_people(Span::from_micros(micros)), told, "{micros}");
+            assert_eq!(humanize(Span::from_micros(micros)), told, "{micros}");
         }
     }
 }

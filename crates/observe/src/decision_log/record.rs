@@ -1,9 +1,9 @@
 //! One decision as it is told to people: in the log, in answers, in words.
 
-use crate::decision_log::cache::{Asker, ToldLimit};
+use crate::decision_log::cache::{CallerDescription, LimitDescription};
 use crate::mask::ApiKey;
-use crate::metrics::labels::Name;
-use crate::recorder::capture::{Buffer, Capture, Ruled};
+use crate::metrics::labels::RuleLabel;
+use crate::recorder::capture::{CaptureBuffer, CapturedDecision, LoggedVerdict};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_core::{Span, Timestamp};
@@ -12,7 +12,7 @@ use tollgate_rules::Role;
 
 /// A decision, with nothing in it that must not be told.
 #[derive(Debug)]
-pub struct Entry {
+pub struct DecisionRecord {
     /// Its place in the log, once it has one: later ones have higher numbers.
     pub seq: u64,
     /// Its name.
@@ -20,12 +20,12 @@ pub struct Entry {
     /// When it was made.
     pub at: Timestamp,
     /// What became of the request.
-    pub ruled: Ruled,
+    pub verdict: LoggedVerdict,
     pub(super) rule: Option<Arc<str>>,
-    pub(super) asker: Arc<Asker>,
+    pub(super) caller: Arc<CallerDescription>,
     pub(super) origin: Origin,
-    pub(super) front: &'static str,
-    pub(super) limit: Option<Told>,
+    pub(super) protocol: &'static str,
+    pub(super) limit: Option<LimitDetail>,
     pub(super) cost: u64,
     pub(super) measure: Option<(Box<str>, Act)>,
     pub(super) retry_after: Option<Span>,
@@ -36,8 +36,8 @@ pub struct Entry {
 
 /// The limit that a decision is about, and where its counter stood.
 #[derive(Debug)]
-pub(super) struct Told {
-    pub(super) limit: Arc<ToldLimit>,
+pub(super) struct LimitDetail {
+    pub(super) limit: Arc<LimitDescription>,
     pub(super) used_before: u64,
     pub(super) remaining: u64,
     pub(super) role: Role,
@@ -45,22 +45,22 @@ pub(super) struct Told {
     pub(super) is_granted: bool,
 }
 
-impl Entry {
-    pub(crate) fn of(
-        capture: &Capture,
-        buffer: &Buffer,
-        names: &[Name],
-        asker: Arc<Asker>,
-        limit: Option<Arc<ToldLimit>>,
+impl DecisionRecord {
+    pub(crate) fn from_capture(
+        capture: &CapturedDecision,
+        buffer: &CaptureBuffer,
+        names: &[RuleLabel],
+        asker: Arc<CallerDescription>,
+        limit: Option<Arc<LimitDescription>>,
     ) -> Self {
         let layout = buffer.layout(capture);
-        let noted = &capture.noted;
+        let noted = &capture.meta;
         let limit = limit.zip(noted.status).map(|(limit, status)| {
             let (remaining, is_granted) = (status.outcome.remaining, capture.is_granted);
             let used = limit.capacity.saturating_sub(remaining);
             let taken = if status.outcome.verdict.is_allowed() { capture.cost } else { 0 };
             let used_before = if is_granted { limit.capacity } else { used.saturating_sub(taken) };
-            Told { limit, used_before, remaining, role: status.role, is_granted }
+            LimitDetail { limit, used_before, remaining, role: status.role, is_granted }
         });
         // Under one number many may be counted together; here each has its own name.
         let counted = names.get(noted.slot as usize).map(|name| &name.rule);
@@ -78,11 +78,11 @@ impl Entry {
             seq: 0,
             id: capture.id,
             at: capture.at,
-            ruled: noted.ruled,
+            verdict: noted.verdict,
             rule,
-            asker,
+            caller: asker,
             origin: capture.origin,
-            front: capture.front,
+            protocol: capture.protocol,
             limit,
             cost: capture.cost,
             measure: capture.measure.clone(),
@@ -96,27 +96,27 @@ impl Entry {
     pub(crate) const BYTES: usize = size_of::<Self>() + size_of::<Arc<Self>>() + 2 * size_of::<usize>();
 
     /// Who asked: many may have the same.
-    pub(crate) fn asker(&self) -> &Asker {
-        &self.asker
+    pub(crate) fn caller(&self) -> &CallerDescription {
+        &self.caller
     }
 
     /// Whether one of its attributes has this value, or is shown so; `ids` are what it hashes to, and what it is as an id.
-    pub(crate) fn is_of(&self, key: &str, ids: &[Option<u64>]) -> bool {
-        self.asker.ids.iter().any(|id| ids.contains(&Some(*id)))
-            || self.asker.attributes.iter().any(|(_, shown)| shown == key)
+    pub(crate) fn concerns(&self, key: &str, ids: &[Option<u64>]) -> bool {
+        self.caller.ids.iter().any(|id| ids.contains(&Some(*id)))
+            || self.caller.attributes.iter().any(|(_, shown)| shown == key)
     }
 
     /// The API key of the caller with this id, if it is by that one. For acting on, never for telling.
     pub(crate) fn key_of(&self, id: u64) -> Option<&str> {
-        let caller = self.asker.caller.as_ref().filter(|caller| caller.id == id)?;
+        let caller = self.caller.caller.as_ref().filter(|caller| caller.id == id)?;
         caller.key.as_ref().map(ApiKey::expose)
     }
 
     /// As everyone gets it.
     #[must_use]
-    pub fn json(&self, place: &Place) -> Value {
+    pub fn json(&self, place: &NodeInfo) -> Value {
         let mut attributes = serde_json::Map::new();
-        for (name, value) in &self.asker.attributes {
+        for (name, value) in &self.caller.attributes {
             // A name that comes again, as in two descriptors, has all its values in a list.
             match attributes.get_mut(name) {
                 None => _ = attributes.insert(name.clone(), json!(value)),
@@ -127,18 +127,18 @@ impl Entry {
         let mut told = json!({
             "id": self.id.to_string(),
             "at": rfc3339(self.at),
-            "domain": self.asker.domain,
+            "domain": self.caller.domain,
             "attributes": attributes,
-            "front": self.front,
-            "verdict": self.ruled.name(),
+            "front": self.protocol,
+            "verdict": self.verdict.name(),
             "origin": self.origin.name(),
             "cost": self.cost,
             "revision": self.revision,
             "node": place.node,
-            "why": self.why(),
+            "why": self.summary(),
         });
         let more = [
-            ("key_id", self.asker.key_id.map(|id| json!(format!("{id:016x}")))),
+            ("key_id", self.caller.key_id.map(|id| json!(format!("{id:016x}")))),
             ("rule", self.rule.as_ref().map(|rule| json!(rule))),
             ("limit", self.limit.as_ref().map(|told| told.limit.json())),
             ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
@@ -162,7 +162,7 @@ impl Entry {
     }
 }
 
-impl ToldLimit {
+impl LimitDescription {
     fn json(&self) -> Value {
         let mut told = json!({"limit": self.limit, "window": self.window, "algorithm": self.algorithm});
         if self.capacity != self.limit {
@@ -174,7 +174,7 @@ impl ToldLimit {
 
 /// Where decisions are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct NodeInfo {
     /// The node's name.
     pub node: Arc<str>,
     /// Its region, if it is in one.

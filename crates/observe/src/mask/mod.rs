@@ -3,10 +3,10 @@
 
 mod secret;
 
-use crate::recorder::capture::LONGEST;
+use crate::recorder::capture::MAX_VALUE;
 use ring::hmac;
 use ring::rand::SystemRandom;
-use secret::Spelled;
+use secret::DecodedValue;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const CALLERS: [&str; 11] = [
 /// Attributes that are addresses.
 const ADDRESSES: [&str; 4] = ["remote_address", "ip", "client_ip", "source_address"];
 /// Attributes that tell what is asked for, and not by whom.
-const NOBODY: [&str; 5] = ["endpoint", "path", "method", "host", "route"];
+const ANONYMOUS: [&str; 5] = ["endpoint", "path", "method", "host", "route"];
 
 /// A keyed hash of a text.
 type Hash = dyn Fn(&str) -> u64 + Send + Sync;
@@ -39,13 +39,13 @@ type Hash = dyn Fn(&str) -> u64 + Send + Sync;
 #[derive(Clone)]
 pub struct Mask {
     hash: Arc<Hash>,
-    hide: Hide,
-    form: HiddenAs,
+    masked: MaskedAttributes,
+    style: MaskStyle,
 }
 
 /// What is hidden beside what may be a secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Hide {
+pub enum MaskedAttributes {
     /// Nothing.
     #[default]
     Secrets,
@@ -58,7 +58,7 @@ pub enum Hide {
 /// What stands for a hidden value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum HiddenAs {
+pub enum MaskStyle {
     /// Its first characters and a keyed hash, so that one caller can be told from another.
     #[default]
     Hash,
@@ -68,9 +68,9 @@ pub enum HiddenAs {
 
 /// Who asks.
 #[derive(Debug)]
-pub(crate) struct Caller {
+pub(crate) struct MaskedCaller {
     pub(crate) id: u64,
-    pub(crate) shown: String,
+    pub(crate) display: String,
     /// Its API key, if that is what it is known by and all of it was kept: so that an operator can act on somebody who is
     /// listed. Known to this process alone, told to nobody, and forgotten with the lists.
     pub(crate) key: Option<ApiKey>,
@@ -94,32 +94,32 @@ impl fmt::Debug for ApiKey {
 
 impl fmt::Debug for Mask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mask").field("hide", &self.hide).field("form", &self.form).finish()
+        f.debug_struct("Mask").field("masked", &self.masked).field("style", &self.style).finish()
     }
 }
 
 impl Mask {
     /// Hashes by a secret of this process: the same caller has another id after a restart.
     #[must_use]
-    pub fn of_this_process() -> Self {
+    pub fn random() -> Self {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         // Without randomness the key is known: values are then masked and not hashed.
         match key {
-            Ok(key) => Self::by(move |text| first_word(hmac::sign(&key, text.as_bytes()).as_ref())),
-            Err(_) => Self { form: HiddenAs::Mask, ..Self::by(|_| 0) },
+            Ok(key) => Self::with_hash(move |text| short_id(hmac::sign(&key, text.as_bytes()).as_ref())),
+            Err(_) => Self { style: MaskStyle::Mask, ..Self::with_hash(|_| 0) },
         }
     }
 
     /// Hashes by somebody else's secret.
     #[must_use]
-    pub fn by(hash: impl Fn(&str) -> u64 + Send + Sync + 'static) -> Self {
-        Self { hash: Arc::new(hash), hide: Hide::Secrets, form: HiddenAs::Hash }
+    pub fn with_hash(hash: impl Fn(&str) -> u64 + Send + Sync + 'static) -> Self {
+        Self { hash: Arc::new(hash), masked: MaskedAttributes::Secrets, style: MaskStyle::Hash }
     }
 
     /// Hides other things, in another way.
     #[must_use]
-    pub fn hiding(mut self, hide: Hide, form: HiddenAs) -> Self {
-        (self.hide, self.form) = (hide, form);
+    pub fn with_masked(mut self, hide: MaskedAttributes, form: MaskStyle) -> Self {
+        (self.masked, self.style) = (hide, form);
         self
     }
 
@@ -128,60 +128,60 @@ impl Mask {
     }
 
     /// Whether the log tells one hidden value from another.
-    pub(crate) fn tells_apart(&self) -> bool {
-        self.form == HiddenAs::Hash
+    pub(crate) fn is_injective(&self) -> bool {
+        self.style == MaskStyle::Hash
     }
 
-    pub(crate) fn hides(&self, name: &str) -> bool {
-        match &self.hide {
-            Hide::All => true,
-            Hide::Secrets => may_be_secret(name),
-            Hide::Also(names) => names.iter().any(|known| known == name) || may_be_secret(name),
+    pub(crate) fn is_masked(&self, name: &str) -> bool {
+        match &self.masked {
+            MaskedAttributes::All => true,
+            MaskedAttributes::Secrets => may_be_secret(name),
+            MaskedAttributes::Also(names) => names.iter().any(|known| known == name) || may_be_secret(name),
         }
     }
 
     /// What stands for each value; the ids of all, for searching.
-    pub(crate) fn shown(&self, pairs: &[(&str, &str)]) -> (Vec<(String, String)>, Vec<u64>) {
+    pub(crate) fn display(&self, pairs: &[(&str, &str)]) -> (Vec<(String, String)>, Vec<u64>) {
         let ids: Vec<u64> = pairs.iter().map(|(_, value)| self.id(value)).collect();
         // What a name that was cut said at its end is not known.
         let hides: SmallVec<[bool; 16]> =
-            pairs.iter().map(|(name, _)| is_cut(name) || self.hides(name)).collect();
+            pairs.iter().map(|(name, _)| is_truncated(name) || self.is_masked(name)).collect();
         let hidden = pairs.iter().zip(&hides).filter(|(_, hidden)| **hidden);
-        let secrets: SmallVec<[Spelled<'_>; 4]> =
-            hidden.filter_map(|((_, value), _)| Spelled::secret(value)).collect();
+        let secrets: SmallVec<[DecodedValue<'_>; 4]> =
+            hidden.filter_map(|((_, value), _)| DecodedValue::secret(value)).collect();
         let shown = pairs.iter().zip(&ids).zip(&hides).map(|(((name, value), id), hidden)| {
             // A secret is one under any name that it is sent by.
             let tells = |value| {
-                let value = Spelled::of(value);
-                secrets.iter().any(|secret| value.tells(secret))
+                let value = DecodedValue::new(value);
+                secrets.iter().any(|secret| value.reveals(secret))
             };
             let hidden = *hidden || tells(value);
             // What follows in an address may hold anything.
             let open = value.split('?').next().unwrap_or_default();
-            ((*name).to_owned(), if hidden { self.hidden(value, *id) } else { open.to_owned() })
+            ((*name).to_owned(), if hidden { self.mask_value(value, *id) } else { open.to_owned() })
         });
         (shown.collect(), ids)
     }
 
-    fn hidden(&self, value: &str, id: u64) -> String {
+    fn mask_value(&self, value: &str, id: u64) -> String {
         let first = beginning(value);
-        match self.form {
-            HiddenAs::Hash => format!("{first}…{:08x}", id >> 32),
-            HiddenAs::Mask => format!("{first}…"),
+        match self.style {
+            MaskStyle::Hash => format!("{first}…{:08x}", id >> 32),
+            MaskStyle::Mask => format!("{first}…"),
         }
     }
 
     /// What stands for a value of a counter's name, which does not tell of what: where more is hidden than secrets, all are.
-    pub(crate) fn part(&self, part: &Part<'_>) -> String {
+    pub(crate) fn mask_part(&self, part: &Part<'_>) -> String {
         match part {
-            Part::Secret(value) => self.hidden(value, self.id(value)),
-            _ if self.hide == Hide::Secrets => {
+            Part::Secret(value) => self.mask_value(value, self.id(value)),
+            _ if self.masked == MaskedAttributes::Secrets => {
                 let text = part.to_string();
                 text.split('?').next().unwrap_or_default().to_owned()
             }
             _ => {
                 let text = part.to_string();
-                self.hidden(&text, self.id(&text))
+                self.mask_value(&text, self.id(&text))
             }
         }
     }
@@ -192,11 +192,11 @@ impl Mask {
         pairs: &[(&str, &str)],
         shown: &[(String, String)],
         ids: &[u64],
-    ) -> Option<Caller> {
+    ) -> Option<MaskedCaller> {
         let at = caller_at(pairs)?;
         let (name, value) = pairs[at];
-        let key = (name == TENANT_KEY && value.len() < LONGEST).then(|| ApiKey(value.into()));
-        Some(Caller { id: ids[at], shown: shown[at].1.clone(), key })
+        let key = (name == TENANT_KEY && value.len() < MAX_VALUE).then(|| ApiKey(value.into()));
+        Some(MaskedCaller { id: ids[at], display: shown[at].1.clone(), key })
     }
 }
 
@@ -207,7 +207,7 @@ fn caller_at(pairs: &[(&str, &str)]) -> Option<usize> {
 }
 
 /// Whether an attribute of this name may tell who asks, or from where.
-pub(crate) fn tells_caller(name: &str) -> bool {
+pub(crate) fn identifies_caller(name: &str) -> bool {
     CALLERS.contains(&name) || ADDRESSES.contains(&name)
 }
 
@@ -215,13 +215,13 @@ pub(crate) fn tells_caller(name: &str) -> bool {
 pub(crate) fn caller_key<'p>(pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone) -> Option<&'p str> {
     let keys = pairs.map(|(key, _)| *key);
     let by_name = CALLERS.iter().find_map(|name| keys.clone().find(|key| key == name));
-    by_name.or_else(|| keys.clone().find(|key| !NOBODY.contains(key)))
+    by_name.or_else(|| keys.clone().find(|key| !ANONYMOUS.contains(key)))
 }
 
 /// Whether this may be the beginning of something longer, as it was captured.
-fn is_cut(text: &str) -> bool {
+fn is_truncated(text: &str) -> bool {
     // No character is longer than four bytes.
-    text.len() + 4 > LONGEST
+    text.len() + 4 > MAX_VALUE
 }
 
 /// The network that a request came from: none where its address is hidden, or is all that its caller is known by. What was
@@ -249,7 +249,7 @@ fn network_of(address: &str) -> Option<String> {
     })
 }
 
-fn first_word(bytes: &[u8]) -> u64 {
+fn short_id(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |word| u64::from_be_bytes(*word))
 }
 

@@ -1,5 +1,5 @@
 //! Figures as text: the Prometheus format, and OpenMetrics for those who ask for it. Whoever has figures writes them into
-//! a [`Page`]; nothing else in the program knows how a metric is spelled.
+//! a [`MetricsWriter`]; nothing else in the program knows how a metric is spelled.
 //!
 //! The two formats differ in little: OpenMetrics names a counter's family without `_total`, ends with `# EOF`, and wants
 //! bounds of buckets as fractions.
@@ -8,7 +8,7 @@ use std::fmt::{Display, Write};
 
 /// Which text is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
+pub enum ExpositionFormat {
     /// The Prometheus text format, version 0.0.4.
     #[default]
     Prometheus,
@@ -16,13 +16,13 @@ pub enum Format {
     OpenMetrics,
 }
 
-impl Format {
+impl ExpositionFormat {
     /// What a reader wants who sends this `Accept`.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
         // Who takes anything has not asked for it by name, and gets what everybody reads.
-        let open = wish(accept, &["application/openmetrics-text"]).filter(|wish| *wish > 0.0);
-        let plain = wish(accept, &["text/plain", "text/*", "*/*"]);
+        let open = quality(accept, &["application/openmetrics-text"]).filter(|wish| *wish > 0.0);
+        let plain = quality(accept, &["text/plain", "text/*", "*/*"]);
         if open.is_some() && open >= plain { Self::OpenMetrics } else { Self::Prometheus }
     }
 
@@ -38,7 +38,7 @@ impl Format {
 
 /// How much a reader wants one kind of answer, from 0 to 1: by the first of these ranges that its `Accept` names. Nothing,
 /// where it names none of them.
-fn wish(accept: &str, ranges: &[&str]) -> Option<f32> {
+fn quality(accept: &str, ranges: &[&str]) -> Option<f32> {
     let wish_for = |range: &&str| {
         let offers = accept.split(',').filter_map(|offer| {
             let mut parts = offer.split(';').map(str::trim);
@@ -55,7 +55,7 @@ fn wish(accept: &str, ranges: &[&str]) -> Option<f32> {
 
 /// What a family of figures is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum MetricKind {
     Counter,
     Gauge,
     Histogram,
@@ -64,28 +64,28 @@ enum Kind {
 /// Figures in the making.
 ///
 /// ```
-/// use tollgate_observe::{Format, Page};
-/// let mut page = Page::new(Format::Prometheus);
+/// use tollgate_observe::{ExpositionFormat, MetricsWriter};
+/// let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
 /// page.counters("shop_orders_total", "Orders.").add(&[("by", "card")], 3);
 /// assert_eq!(page.finish(), "# HELP shop_orders_total Orders.\n# TYPE shop_orders_total counter\nshop_orders_total{by=\"card\"} 3\n");
 /// ```
 #[derive(Debug)]
-pub struct Page {
-    format: Format,
+pub struct MetricsWriter {
+    format: ExpositionFormat,
     text: String,
 }
 
-impl Page {
+impl MetricsWriter {
     /// An empty page.
     #[must_use]
-    pub const fn new(format: Format) -> Self {
+    pub const fn new(format: ExpositionFormat) -> Self {
         Self { format, text: String::new() }
     }
 
     /// The text.
     #[must_use]
     pub fn finish(mut self) -> String {
-        if self.format == Format::OpenMetrics {
+        if self.format == ExpositionFormat::OpenMetrics {
             self.text.push_str("# EOF\n");
         }
         self.text
@@ -102,43 +102,45 @@ impl Page {
     }
 
     /// Counts that only grow.
-    pub fn counters<'p>(&'p mut self, name: &'p str, help: &str) -> Family<'p> {
-        self.family(name, Kind::Counter, help)
+    pub fn counters<'p>(&'p mut self, name: &'p str, help: &str) -> MetricFamily<'p> {
+        self.family(name, MetricKind::Counter, help)
     }
 
     /// Figures that go up and down.
-    pub fn gauges<'p>(&'p mut self, name: &'p str, help: &str) -> Family<'p> {
-        self.family(name, Kind::Gauge, help)
+    pub fn gauges<'p>(&'p mut self, name: &'p str, help: &str) -> MetricFamily<'p> {
+        self.family(name, MetricKind::Gauge, help)
     }
 
     /// Counts of values by size.
-    pub fn histograms<'p>(&'p mut self, name: &'p str, help: &str) -> Family<'p> {
-        self.family(name, Kind::Histogram, help)
+    pub fn histograms<'p>(&'p mut self, name: &'p str, help: &str) -> MetricFamily<'p> {
+        self.family(name, MetricKind::Histogram, help)
     }
 
-    fn family<'p>(&'p mut self, name: &'p str, kind: Kind, help: &str) -> Family<'p> {
+    fn family<'p>(&'p mut self, name: &'p str, kind: MetricKind, help: &str) -> MetricFamily<'p> {
         let told = match (self.format, kind) {
-            (Format::OpenMetrics, Kind::Counter) => name.strip_suffix("_total").unwrap_or(name),
+            (ExpositionFormat::OpenMetrics, MetricKind::Counter) => {
+                name.strip_suffix("_total").unwrap_or(name)
+            }
             _ => name,
         };
         let word = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         };
         let _ = writeln!(self.text, "# HELP {told} {}\n# TYPE {told} {word}", one_line(help));
-        Family { page: self, name }
+        MetricFamily { writer: self, name }
     }
 }
 
 /// The figures of one name.
 #[derive(Debug)]
-pub struct Family<'p> {
-    page: &'p mut Page,
+pub struct MetricFamily<'p> {
+    writer: &'p mut MetricsWriter,
     name: &'p str,
 }
 
-impl Family<'_> {
+impl MetricFamily<'_> {
     /// One figure.
     pub fn add(&mut self, labels: &[(&str, &str)], value: impl Display) {
         self.sample("", labels, None, value);
@@ -161,7 +163,7 @@ impl Family<'_> {
     }
 
     fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], bound: Option<&str>, value: impl Display) {
-        let text = &mut self.page.text;
+        let text = &mut self.writer.text;
         let _ = write!(text, "{}{suffix}", self.name);
         let all = labels.iter().copied().chain(bound.map(|bound| ("le", bound)));
         let mut before = "{";
@@ -193,7 +195,7 @@ mod tests {
     #[test]
     fn both_formats_are_as_their_specifications_have_them() {
         let write = |format| {
-            let mut page = Page::new(format);
+            let mut page = MetricsWriter::new(format);
             page.counter("a_total", "As.", 1);
             page.gauges("b", "Bs.").add(&[("c", "x\"y\\z\n")], 0.5);
             page.histograms("d_seconds", "Ds.").histogram(&[("f", "g")], &[0.5, 1.0], &[1, 2, 3], 4.5);
@@ -203,11 +205,11 @@ mod tests {
                     d_seconds_bucket{f=\"g\",le=\"0.5\"} 1\nd_seconds_bucket{f=\"g\",le=\"1.0\"} 3\n\
                     d_seconds_bucket{f=\"g\",le=\"+Inf\"} 6\nd_seconds_sum{f=\"g\"} 4.5\nd_seconds_count{f=\"g\"} 6\n";
         assert_eq!(
-            write(Format::Prometheus),
+            write(ExpositionFormat::Prometheus),
             format!("# HELP a_total As.\n# TYPE a_total counter\na_total 1\n{rest}")
         );
         assert_eq!(
-            write(Format::OpenMetrics),
+            write(ExpositionFormat::OpenMetrics),
             format!("# HELP a As.\n# TYPE a counter\na_total 1\n{rest}# EOF\n")
         );
     }
@@ -224,7 +226,7 @@ mod tests {
             "application/openmetrics-text,*/*",
             "text/plain;q=0,application/openmetrics-text;q=0.001",
         ] {
-            assert_eq!(Format::accepted(accept), Format::OpenMetrics, "{accept}");
+            assert_eq!(ExpositionFormat::accepted(accept), ExpositionFormat::OpenMetrics, "{accept}");
         }
         for accept in [
             "",
@@ -239,7 +241,7 @@ mod tests {
             "application/openmetrics-text;q=x",
             "application/openmetrics-textual",
         ] {
-            assert_eq!(Format::accepted(accept), Format::Prometheus, "{accept}");
+            assert_eq!(ExpositionFormat::accepted(accept), ExpositionFormat::Prometheus, "{accept}");
         }
     }
 }

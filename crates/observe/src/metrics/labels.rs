@@ -8,23 +8,23 @@ use tollgate_engine::OWN_LIMIT;
 use tollgate_rules::Ruleset;
 
 /// The most rules that are counted apart.
-pub(crate) const MOST_RULES: usize = 1_024;
+pub(crate) const MAX_RULES: usize = 1_024;
 /// The most tiers that are counted apart.
-pub(crate) const MOST_TIERS: usize = 32;
+pub(crate) const MAX_TIERS: usize = 32;
 /// The number of whatever has none of its own.
 pub(crate) const OTHER: u32 = 0;
 /// The number of limits that callers bring themselves.
-pub(crate) const THROTTLE: u32 = 1;
+pub(crate) const INLINE_SLOT: u32 = 1;
 /// How many numbers are nobody else's.
 const FIXED: usize = 2;
 /// What limits are called that callers bring themselves.
-pub(crate) const THROTTLE_NAME: &str = "cl.throttle";
+pub(crate) const INLINE_LABEL: &str = "cl.throttle";
 /// The number of callers without a tier.
 pub(crate) const NO_TIER: u16 = 1;
 
 /// A rule, by its name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Name {
+pub(crate) struct RuleLabel {
     pub(crate) domain: Arc<str>,
     /// Empty for requests that no rule limits.
     pub(crate) rule: Arc<str>,
@@ -32,26 +32,26 @@ pub(crate) struct Name {
 
 /// All names that are counted, and those that were as long as there is room.
 #[derive(Debug)]
-pub(crate) struct Names(Mutex<Known>);
+pub(crate) struct LabelRegistry(Mutex<LabelSlots>);
 
 #[derive(Debug)]
-struct Known {
-    rules: Vec<Name>,
-    by_name: HashMap<Name, u32>,
+struct LabelSlots {
+    rules: Vec<RuleLabel>,
+    by_name: HashMap<RuleLabel, u32>,
     /// Numbers that may be given to others, with what had been counted under them until then.
     free: Vec<u32>,
     before: HashMap<u32, [u64; CELLS]>,
     tiers: Vec<Arc<str>>,
     /// The last that was made: threads that come later have the same.
-    latest: Option<Arc<Layout>>,
+    latest: Option<Arc<LabelLayout>>,
 }
 
-impl Names {
+impl LabelRegistry {
     pub(crate) fn new() -> Self {
-        let other = Name { domain: "other".into(), rule: "other".into() };
-        let brought = Name { domain: THROTTLE_NAME.into(), rule: THROTTLE_NAME.into() };
-        Self(Mutex::new(Known {
-            by_name: HashMap::from([(brought.clone(), THROTTLE)]),
+        let other = RuleLabel { domain: "other".into(), rule: "other".into() };
+        let brought = RuleLabel { domain: INLINE_LABEL.into(), rule: INLINE_LABEL.into() };
+        Self(Mutex::new(LabelSlots {
+            by_name: HashMap::from([(brought.clone(), INLINE_SLOT)]),
             rules: vec![other, brought],
             free: Vec::new(),
             before: HashMap::new(),
@@ -61,12 +61,12 @@ impl Names {
     }
 
     /// What each rule and limit of a rule set is counted under.
-    pub(crate) fn layout(&self, rules: Arc<Ruleset>) -> Arc<Layout> {
+    pub(crate) fn layout(&self, rules: Arc<Ruleset>) -> Arc<LabelLayout> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(latest) = known.latest.as_ref().filter(|latest| Arc::ptr_eq(&latest.rules, &rules)) {
             return Arc::clone(latest);
         }
-        let layout = Arc::new(known.lay_out(rules));
+        let layout = Arc::new(known.build_layout(rules));
         known.latest = Some(Arc::clone(&layout));
         layout
     }
@@ -75,26 +75,26 @@ impl Names {
     /// had been counted under them, as `counted` tells it, is not their next owner's.
     ///
     /// A decision by the rules before that is still under way may be counted under a name that has taken the place of its own.
-    pub(crate) fn acts(&self, rules: &Arc<Ruleset>, counted: impl Fn(usize) -> [u64; CELLS]) {
+    pub(crate) fn on_rules_changed(&self, rules: &Arc<Ruleset>, counted: impl Fn(usize) -> [u64; CELLS]) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.make_room(rules, counted);
-        known.latest = Some(Arc::new(known.lay_out(Arc::clone(rules))));
+        known.reclaim(rules, counted);
+        known.latest = Some(Arc::new(known.build_layout(Arc::clone(rules))));
     }
 
     /// All rules by their numbers, with what had been counted under each before it was theirs.
-    pub(crate) fn since(&self) -> Vec<(Name, Option<[u64; CELLS]>)> {
+    pub(crate) fn since(&self) -> Vec<(RuleLabel, Option<[u64; CELLS]>)> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = |slot| known.before.get(&slot).copied();
         (0..).zip(&known.rules).map(|(slot, name)| (name.clone(), before(slot))).collect()
     }
 
     /// The number of limits that requests of this domain bring with them.
-    fn own(&self, domain: &Arc<str>) -> u32 {
+    fn inline_slot(&self, domain: &Arc<str>) -> u32 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).rule(domain, OWN_LIMIT)
     }
 
     /// All rules by their numbers.
-    pub(crate) fn rules(&self) -> Vec<Name> {
+    pub(crate) fn rules(&self) -> Vec<RuleLabel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).rules.clone()
     }
 
@@ -104,16 +104,16 @@ impl Names {
     }
 }
 
-impl Known {
-    fn make_room(&mut self, rules: &Ruleset, counted: impl Fn(usize) -> [u64; CELLS]) {
+impl LabelSlots {
+    fn reclaim(&mut self, rules: &Ruleset, counted: impl Fn(usize) -> [u64; CELLS]) {
         let mut needed = HashSet::new();
         for domain in rules.domains() {
             let name: Arc<str> = domain.name().into();
             let more = ["", OWN_LIMIT].into_iter().chain(domain.own_rules().map(|rule| rule.name.as_str()));
-            needed.extend(more.map(|rule| Name { domain: Arc::clone(&name), rule: rule.into() }));
+            needed.extend(more.map(|rule| RuleLabel { domain: Arc::clone(&name), rule: rule.into() }));
         }
         let fresh = needed.iter().filter(|name| !self.by_name.contains_key(name)).count();
-        if self.rules.len() + fresh <= MOST_RULES + self.free.len() {
+        if self.rules.len() + fresh <= MAX_RULES + self.free.len() {
             return;
         }
         for (slot, name) in (0..).zip(&self.rules).skip(FIXED) {
@@ -125,7 +125,7 @@ impl Known {
         }
     }
 
-    fn lay_out(&mut self, rules: Arc<Ruleset>) -> Layout {
+    fn build_layout(&mut self, rules: Arc<Ruleset>) -> LabelLayout {
         let mut slots = vec![OTHER; rules.rules().len()];
         let mut domains = Vec::new();
         let mut apart = vec![0; rules.rules().len()];
@@ -133,7 +133,7 @@ impl Known {
         for domain in rules.domains() {
             let name: Arc<str> = domain.name().into();
             let unmatched = self.rule(&name, "");
-            domains.push(DomainSlots { domain: Arc::clone(&name), unmatched, own: OnceLock::new() });
+            domains.push(DomainSlots { domain: Arc::clone(&name), unmatched, inline: OnceLock::new() });
             for rule in domain.own_rules() {
                 slots[rule.id as usize] = self.rule(&name, &rule.name);
             }
@@ -170,17 +170,17 @@ impl Known {
         let key_sets =
             key_sets.into_iter().map(|(keys, _)| keys.into_iter().map(Into::into).collect()).collect();
         let (slots, limits, apart) = (slots.into(), limits.into(), apart.into());
-        Layout { rules, revision, slots, limits, apart, key_sets, domains, tiers }
+        LabelLayout { rules, revision, slots, limits, per_value: apart, key_sets, domains, tiers }
     }
 
     fn rule(&mut self, domain: &Arc<str>, rule: &str) -> u32 {
-        let name = Name { domain: Arc::clone(domain), rule: rule.into() };
+        let name = RuleLabel { domain: Arc::clone(domain), rule: rule.into() };
         if let Some(known) = self.by_name.get(&name) {
             return *known;
         }
         let number = match self.free.pop() {
             Some(number) => number,
-            None if self.rules.len() >= MOST_RULES => return OTHER,
+            None if self.rules.len() >= MAX_RULES => return OTHER,
             None => u32::try_from(self.rules.len()).unwrap_or(OTHER),
         };
         match self.rules.get_mut(number as usize) {
@@ -194,7 +194,7 @@ impl Known {
     fn tier(&mut self, tier: &str) -> u16 {
         let known = self.tiers.iter().position(|known| **known == *tier);
         let number = known.unwrap_or_else(|| {
-            if self.tiers.len() >= MOST_TIERS {
+            if self.tiers.len() >= MAX_TIERS {
                 return 0;
             }
             self.tiers.push(tier.into());
@@ -211,7 +211,7 @@ pub(crate) fn part(capacity: u64) -> f32 {
 
 /// The numbers of one rule set.
 #[derive(Debug)]
-pub(crate) struct Layout {
+pub(crate) struct LabelLayout {
     pub(crate) rules: Arc<Ruleset>,
     pub(crate) revision: Arc<str>,
     /// By the rule's number in the rule set.
@@ -219,7 +219,7 @@ pub(crate) struct Layout {
     /// By the limit's number in the rule set.
     pub(crate) limits: Box<[LimitFacts]>,
     /// By the rule's number in the rule set: which of the key sets it has.
-    apart: Box<[u32]>,
+    per_value: Box<[u32]>,
     /// Keys of which every value has counters of its own.
     key_sets: Vec<Box<[Box<str>]>>,
     domains: Vec<DomainSlots>,
@@ -233,7 +233,7 @@ struct DomainSlots {
     /// For requests that no rule limits.
     unmatched: u32,
     /// For limits that requests bring with them, once one has.
-    own: OnceLock<u32>,
+    inline: OnceLock<u32>,
 }
 
 /// What is asked of a limit at every decision.
@@ -247,7 +247,7 @@ pub(crate) struct LimitFacts {
     pub(crate) scale: f32,
 }
 
-impl Layout {
+impl LabelLayout {
     fn domain(&self, domain: &str) -> Option<&DomainSlots> {
         self.domains.iter().find(|known| *known.domain == *domain)
     }
@@ -259,8 +259,9 @@ impl Layout {
 
     /// For limits that requests of this domain bring with them.
     #[cold]
-    pub(crate) fn own(&self, domain: &str, names: &Names) -> u32 {
-        self.domain(domain).map_or(OTHER, |known| *known.own.get_or_init(|| names.own(&known.domain)))
+    pub(crate) fn inline(&self, domain: &str, names: &LabelRegistry) -> u32 {
+        self.domain(domain)
+            .map_or(OTHER, |known| *known.inline.get_or_init(|| names.inline_slot(&known.domain)))
     }
 
     pub(crate) fn slot(&self, rule: u32) -> u32 {
@@ -268,8 +269,8 @@ impl Layout {
     }
 
     /// Whether a rule has counters of their own for those who are known by this key.
-    pub(crate) fn is_apart(&self, rule: u32, key: &str) -> bool {
-        let keys = self.apart.get(rule as usize).and_then(|set| self.key_sets.get(*set as usize));
+    pub(crate) fn is_per_value(&self, rule: u32, key: &str) -> bool {
+        let keys = self.per_value.get(rule as usize).and_then(|set| self.key_sets.get(*set as usize));
         keys.is_some_and(|keys| keys.iter().any(|known| **known == *key))
     }
 
@@ -291,8 +292,8 @@ mod tests {
 
     /// A graph that began anew with every change of the rules would hide what the change did.
     #[test]
-    fn numbers_carry_over_by_name() {
-        let names = Names::new();
+    fn slots_carry_over_by_name() {
+        let names = LabelRegistry::new();
         let first =
             names.layout(rules("{domain: d, descriptors: [{key: a, limit: 1/s}, {key: b, limit: 1/s}]}"));
         let second =
@@ -305,19 +306,19 @@ mod tests {
 
     /// Ten thousand rules must not make ten thousand series.
     #[test]
-    fn there_are_only_so_many_numbers() {
-        let names = Names::new();
+    fn slots_are_bounded() {
+        let names = LabelRegistry::new();
         let many: String = (0..2_000).map(|n| format!("\n  - {{key: k, value: v{n}, limit: 1/s}}")).collect();
         let layout = names.layout(rules(&format!("domain: d\ndescriptors:{many}\n")));
-        assert_eq!(names.rules().len(), MOST_RULES);
+        assert_eq!(names.rules().len(), MAX_RULES);
         assert_eq!(layout.slot(1_999), OTHER);
         assert_ne!(layout.slot(0), OTHER);
     }
 
     /// Rules may change for years: whoever renames all of them still sees each of the new ones.
     #[test]
-    fn numbers_are_given_back_when_there_are_too_few() {
-        let names = Names::new();
+    fn slots_are_reclaimed_when_they_run_out() {
+        let names = LabelRegistry::new();
         let many = |prefix: &str| {
             let each = |n| format!("\n  - {{key: k, value: {prefix}{n}, name: {prefix}{n}, limit: 1/s}}");
             rules(&format!("domain: d\ndescriptors:{}\n", (0..700).map(each).collect::<String>()))
@@ -325,14 +326,14 @@ mod tests {
         let (first, second, third) = (many("a"), many("b"), many("c"));
         let counted = |slot: usize| [slot as u64; CELLS];
         let layout = |rules: &Arc<Ruleset>| {
-            names.acts(rules, counted);
+            names.on_rules_changed(rules, counted);
             names.layout(Arc::clone(rules))
         };
-        let of = |layout: &Layout| (0..700).map(|rule| layout.slot(rule)).collect::<HashSet<u32>>();
+        let of = |layout: &LabelLayout| (0..700).map(|rule| layout.slot(rule)).collect::<HashSet<u32>>();
         let a = layout(&first);
         let b = layout(&second);
         assert_eq!((of(&a).len(), of(&b).len()), (700, 700), "each has its own");
-        assert!(!of(&b).contains(&OTHER) && !of(&b).contains(&THROTTLE));
+        assert!(!of(&b).contains(&OTHER) && !of(&b).contains(&INLINE_SLOT));
         assert_eq!(a.unmatched("d"), b.unmatched("d"), "what stays keeps its number");
         // What others had counted is not theirs; who has a number for the first time has counted nothing.
         let since = names.since();
@@ -346,6 +347,6 @@ mod tests {
         names.layout(Arc::clone(&first));
         assert_eq!(of(&names.layout(Arc::clone(&second))), of(&b));
         assert_eq!(of(&layout(&third)).len(), 700);
-        assert_eq!(names.rules().len(), MOST_RULES);
+        assert_eq!(names.rules().len(), MAX_RULES);
     }
 }

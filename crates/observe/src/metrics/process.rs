@@ -1,10 +1,10 @@
 //! What the operating system says of this process, in the words that Prometheus' own libraries use.
 
-use crate::metrics::exposition::Page;
+use crate::metrics::exposition::MetricsWriter;
 
 /// Adds the figures; those that cannot be had are left out.
-pub(crate) fn write(page: &mut Page) {
-    let Some(figures) = Figures::read() else { return };
+pub(crate) fn write(page: &mut MetricsWriter) {
+    let Some(figures) = ProcStats::read() else { return };
     let mut counter = |name, help, value: f64| page.counters(name, help).add(&[], value);
     counter("process_cpu_seconds_total", "Processor time in user and system mode.", figures.cpu_seconds);
     page.gauge("process_resident_memory_bytes", "Memory that is in the machine's.", figures.resident);
@@ -14,7 +14,7 @@ pub(crate) fn write(page: &mut Page) {
     if let Some(open) = figures.open_files {
         page.gauge("process_open_fds", "Open file descriptors.", open);
     }
-    if let Some(most) = figures.most_files {
+    if let Some(most) = figures.max_files {
         page.gauge("process_max_fds", "File descriptors that it may open.", most);
     }
 }
@@ -22,20 +22,20 @@ pub(crate) fn write(page: &mut Page) {
 /// How much memory of the machine's it takes.
 #[must_use]
 pub fn resident_bytes() -> Option<u64> {
-    Figures::read().map(|figures| figures.resident)
+    ProcStats::read().map(|figures| figures.resident)
 }
 
-struct Figures {
+struct ProcStats {
     cpu_seconds: f64,
     resident: u64,
     mapped: u64,
     started: f64,
     threads: u64,
     open_files: Option<usize>,
-    most_files: Option<u64>,
+    max_files: Option<u64>,
 }
 
-impl Figures {
+impl ProcStats {
     fn read() -> Option<Self> {
         let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
         // The name stands in parentheses, and may have some of its own.
@@ -54,7 +54,7 @@ impl Figures {
             mapped: number(23)?,
             resident: number(24)? * page,
             open_files: std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count),
-            most_files: files.and_then(|rest| rest.split_whitespace().next()?.parse().ok()),
+            max_files: files.and_then(|rest| rest.split_whitespace().next()?.parse().ok()),
         })
     }
 }
@@ -62,11 +62,11 @@ impl Figures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::exposition::Format;
+    use crate::metrics::exposition::ExpositionFormat;
 
     #[test]
-    fn the_figures_are_this_process() {
-        let mut page = Page::new(Format::Prometheus);
+    fn the_stats_are_those_of_this_process() {
+        let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
         write(&mut page);
         let text = page.finish();
         let figure = |name: &str| -> f64 {

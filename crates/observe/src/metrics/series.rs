@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use tollgate_core::Timestamp;
 
 /// Seconds that are kept.
-pub(crate) const KEPT: usize = 3_600;
+pub(crate) const MAX_STEPS: usize = 3_600;
 
 /// Everything that has been counted since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) struct Totals {
 
 /// What one second had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct SecondStats {
     t: u64,
     allow: u64,
     deny: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Step {
     p999: Option<u64>,
 }
 
-impl Step {
+impl SecondStats {
     pub(crate) fn json(&self) -> Value {
         json!({
             "t": self.t, "allow": self.allow, "deny": self.deny, "shadow_deny": self.shadow_deny,
@@ -46,16 +46,16 @@ impl Step {
 /// The last hour.
 #[derive(Debug, Default)]
 pub(crate) struct Series {
-    steps: VecDeque<Step>,
+    steps: VecDeque<SecondStats>,
     last: Totals,
 }
 
 impl Series {
     /// A second has passed.
-    pub(crate) fn tick(&mut self, now: Timestamp, totals: &Totals) -> Step {
+    pub(crate) fn tick(&mut self, now: Timestamp, totals: &Totals) -> SecondStats {
         let since = |now: u64, before: u64| now.saturating_sub(before);
         let latency = totals.latency.since(&self.last.latency);
-        let step = Step {
+        let step = SecondStats {
             t: now.as_secs(),
             allow: since(totals.allow, self.last.allow),
             deny: since(totals.deny, self.last.deny),
@@ -68,7 +68,7 @@ impl Series {
         };
         self.last = *totals;
         self.steps.push_back(step);
-        if self.steps.len() > KEPT {
+        if self.steps.len() > MAX_STEPS {
             self.steps.pop_front();
         }
         step
@@ -77,7 +77,7 @@ impl Series {
     /// The last so many seconds, as columns.
     pub(crate) fn columns(&self, seconds: usize) -> Value {
         let steps = self.steps.iter().skip(self.steps.len().saturating_sub(seconds));
-        let column = |of: fn(&Step) -> Value| steps.clone().map(of).collect::<Vec<Value>>();
+        let column = |of: fn(&SecondStats) -> Value| steps.clone().map(of).collect::<Vec<Value>>();
         json!({
             "t": column(|step| json!(step.t)),
             "allow": column(|step| json!(step.allow)),
@@ -97,12 +97,12 @@ const RATE: usize = 10;
 
 /// What rules have counted, second by second, for what they count in a second now.
 #[derive(Debug, Default)]
-pub(crate) struct Rates {
+pub(crate) struct RuleRates {
     /// The counts of each rule that has a number, at a time; the oldest first.
     past: VecDeque<(Timestamp, Vec<[u64; 2]>)>,
 }
 
-impl Rates {
+impl RuleRates {
     /// A second has passed.
     pub(crate) fn tick(&mut self, now: Timestamp, counts: Vec<[u64; 2]>) {
         self.past.push_back((now, counts));
@@ -112,7 +112,7 @@ impl Rates {
     }
 
     /// What the rule with this number has counted a second, lately.
-    pub(crate) fn of(&self, slot: usize) -> [f64; 2] {
+    pub(crate) fn rate(&self, slot: usize) -> [f64; 2] {
         let (Some(first), Some(last)) = (self.past.front(), self.past.back()) else { return [0.0; 2] };
         let seconds = last.0.since(first.0).as_micros() as f64 / 1e6;
         let at = |counts: &[[u64; 2]], of: usize| counts.get(slot).map_or(0, |counts| counts[of]);
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn rates_are_of_the_last_seconds_alone() {
-        let mut rates = Rates::default();
-        assert_eq!(rates.of(0), [0.0; 2]);
+        let mut rates = RuleRates::default();
+        assert_eq!(rates.rate(0), [0.0; 2]);
         for second in 0..100_u64 {
             // A hundred a second at first, then none; a rule that comes later has its number then.
             let mut counts = vec![[second.min(50) * 100, second]];
@@ -139,15 +139,15 @@ mod tests {
             }
             rates.tick(Timestamp::from_secs(1_000 + second), counts);
             if second == 40 {
-                assert_eq!((rates.of(0), rates.of(1)), ([100.0, 1.0], [0.0; 2]));
+                assert_eq!((rates.rate(0), rates.rate(1)), ([100.0, 1.0], [0.0; 2]));
             }
         }
-        assert_eq!((rates.of(0), rates.of(1), rates.of(2)), ([0.0, 1.0], [7.0, 0.0], [0.0; 2]));
+        assert_eq!((rates.rate(0), rates.rate(1), rates.rate(2)), ([0.0, 1.0], [7.0, 0.0], [0.0; 2]));
         assert_eq!(rates.past.len(), RATE + 1);
     }
 
     #[test]
-    fn steps_are_what_came_in_between_and_the_oldest_go() {
+    fn steps_are_differences_and_the_oldest_are_dropped() {
         let mut series = Series::default();
         let totals = |allow| Totals { allow, deny: allow / 10, ..Totals::default() };
         for second in 0..4_000_u64 {
@@ -155,7 +155,7 @@ mod tests {
             let expected = if second == 0 { 0 } else { 100 };
             assert_eq!((step.allow, step.deny, step.p50), (expected, expected / 10, None));
         }
-        assert_eq!(series.steps.len(), KEPT);
+        assert_eq!(series.steps.len(), MAX_STEPS);
         let columns = series.columns(3);
         assert_eq!(columns["t"], json!([3_997, 3_998, 3_999]));
         assert_eq!(columns["allow"], json!([100, 100, 100]));

@@ -1,14 +1,14 @@
 //! What has been counted, added up over all threads: for `/metrics`, and for those who look on.
 
 use crate::decision_log::record::rfc3339;
-use crate::metrics::exposition::Page;
-use crate::metrics::labels::Name;
+use crate::metrics::exposition::MetricsWriter;
+use crate::metrics::labels::RuleLabel;
 use crate::metrics::latency::Latency;
 use crate::metrics::process;
-use crate::metrics::series::{KEPT, Totals};
-use crate::recorder::stripe::{CELLS, FRONTS, Stripe, TENTHS};
-use crate::recorder::{MET_ALLOW, MET_DENY, MET_SPARED, ORIGINS, SHADOW_DENY, VERDICTS};
-use crate::telemetry::Observe;
+use crate::metrics::series::{MAX_STEPS, Totals};
+use crate::recorder::stripe::{CELLS, PROTOCOLS, Stripe, TENTHS};
+use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SPARED, SHADOW_DENY, VERDICTS};
+use crate::telemetry::Telemetry;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use tollgate_core::Clock;
 use tollgate_engine::Origin;
 use tollgate_rules::Ruleset;
 
-impl Observe {
+impl Telemetry {
     /// All that was ever counted under a number, whoever had it.
     pub(crate) fn raw_counts(&self, slot: usize) -> [u64; CELLS] {
         let mut sums = [0; CELLS];
@@ -25,8 +25,8 @@ impl Observe {
     }
 
     /// The counts of all rules, by their numbers.
-    fn all_counts(&self) -> Vec<(Name, [u64; CELLS])> {
-        let names = self.names.since().into_iter().enumerate();
+    fn all_counts(&self) -> Vec<(RuleLabel, [u64; CELLS])> {
+        let names = self.labels.since().into_iter().enumerate();
         let all = names.map(|(slot, (name, before))| {
             let mut sums = self.raw_counts(slot);
             if let Some(before) = before {
@@ -38,19 +38,19 @@ impl Observe {
     }
 
     /// The counts of every rule that has any.
-    fn counts(&self) -> Vec<(Name, [u64; CELLS])> {
+    fn counts(&self) -> Vec<(RuleLabel, [u64; CELLS])> {
         let mut all = self.all_counts();
         all.retain(|(_, sums)| sums.iter().any(|sum| *sum > 0));
         all
     }
 
     /// How often rules were asked about, by their numbers: how often they let pass and turned away.
-    pub(crate) fn met(&self) -> Vec<[u64; 2]> {
-        self.all_counts().iter().map(|(_, sums)| passed_and_not(sums)).collect()
+    pub(crate) fn rule_results(&self) -> Vec<[u64; 2]> {
+        self.all_counts().iter().map(|(_, sums)| allowed_and_denied(sums)).collect()
     }
 
-    fn latency(&self) -> [Latency; FRONTS.len()] {
-        let mut sums = [Latency::default(); FRONTS.len()];
+    fn latency(&self) -> [Latency; PROTOCOLS.len()] {
+        let mut sums = [Latency::default(); PROTOCOLS.len()];
         for stripe in self.stripes.all().iter() {
             for (front, sums) in sums.iter_mut().enumerate() {
                 stripe.latencies(front).add_to(sums);
@@ -61,7 +61,7 @@ impl Observe {
 
     fn tiers(&self) -> Vec<(Arc<str>, [u64; TENTHS + 1])> {
         let stripes = self.stripes.all().clone();
-        let all = self.names.tiers().into_iter().enumerate().map(|(tier, name)| {
+        let all = self.labels.tiers().into_iter().enumerate().map(|(tier, name)| {
             let mut sums = [0; TENTHS + 1];
             stripes.iter().for_each(|stripe| stripe.add_tier(tier, &mut sums));
             (name, sums)
@@ -71,7 +71,7 @@ impl Observe {
 
     pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for slot in 0..self.names.rules().len() {
+        for slot in 0..self.labels.rules().len() {
             let sums = self.raw_counts(slot);
             let verdict = |at: usize| sums[at * ORIGINS.len()..][..ORIGINS.len()].iter().sum::<u64>();
             totals.allow += verdict(0) + verdict(2) + verdict(3);
@@ -88,7 +88,7 @@ impl Observe {
     }
 
     /// Writes its figures.
-    pub fn write(&self, page: &mut Page) {
+    pub fn write(&self, page: &mut MetricsWriter) {
         let counts = self.counts();
         let help = "Decisions, by the rule that they are owed to: the one that denied, else the one nearest its limit. Those with \
                     shadow true are what a rule in shadow would have denied.";
@@ -114,7 +114,8 @@ impl Observe {
         let help = "Requests that a rule's limits were asked about, whoever decided in the end.";
         let mut family = page.counters("ratelimit_rule_checks_total", help);
         for (name, sums) in &counts {
-            for (verdict, count) in [("allow", sums[MET_ALLOW]), ("deny", sums[MET_DENY] + sums[MET_SPARED])]
+            for (verdict, count) in
+                [("allow", sums[RULE_ALLOW]), ("deny", sums[RULE_DENY] + sums[RULE_SPARED])]
             {
                 if count > 0 {
                     let labels = [("domain", &*name.domain), ("rule", &*name.rule), ("verdict", verdict)];
@@ -131,7 +132,7 @@ impl Observe {
         }
         let help = "The time from when a request had been read until it was decided, by front.";
         let mut family = page.histograms("ratelimit_check_duration_seconds", help);
-        for (front, latency) in FRONTS.iter().zip(self.latency()) {
+        for (front, latency) in PROTOCOLS.iter().zip(self.latency()) {
             if latency.counts.iter().any(|count| *count > 0) {
                 let (bounds, counts, sum) = latency.coarse();
                 family.histogram(&[("front", front)], &bounds, &counts, sum);
@@ -149,13 +150,13 @@ impl Observe {
         let mut family = page.counters("ratelimit_decision_log_dropped_total", help);
         family.add(&[("where", "memory")], self.dropped());
         family.add(&[("where", "output")], unwritten);
-        if let Some(traces) = &self.traces {
+        if let Some(traces) = &self.spans {
             traces.write(page);
         }
         page.gauges("ratelimit_node_info", "What this node is.").add(
             &[
-                ("node", &self.place.node),
-                ("region", self.place.region.as_deref().unwrap_or("")),
+                ("node", &self.node.node),
+                ("region", self.node.region.as_deref().unwrap_or("")),
                 ("version", env!("CARGO_PKG_VERSION")),
             ],
             1,
@@ -166,7 +167,7 @@ impl Observe {
     /// The last so many seconds, and the counts of all rules.
     #[must_use]
     pub fn stats(&self, seconds: usize) -> Value {
-        let seconds = seconds.clamp(1, KEPT);
+        let seconds = seconds.clamp(1, MAX_STEPS);
         let rates = self.rates();
         let rules: Vec<Value> = self
             .all_counts()
@@ -174,8 +175,8 @@ impl Observe {
             .enumerate()
             .filter(|(_, (name, sums))| !name.rule.is_empty() && sums.iter().any(|sum| *sum > 0))
             .map(|(slot, (name, sums))| {
-                let [allowed, denied] = rates.of(slot);
-                let [allow, deny] = passed_and_not(sums);
+                let [allowed, denied] = rates.rate(slot);
+                let [allow, deny] = allowed_and_denied(sums);
                 json!({
                     "rule": name.rule, "domain": name.domain, "allow": allow, "deny": deny,
                     "shadow_deny": sums[SHADOW_DENY],
@@ -201,8 +202,8 @@ impl Observe {
             "rules": rules,
             "tiers": tiers,
             "node": {
-                "name": self.place.node,
-                "region": self.place.region,
+                "name": self.node.node,
+                "region": self.node.region,
                 "version": env!("CARGO_PKG_VERSION"),
                 "started_at": rfc3339(self.started),
             },
@@ -213,7 +214,7 @@ impl Observe {
     #[must_use]
     pub fn top_talkers(&self, rules: &Arc<Ruleset>) -> Value {
         let now = self.clock.now();
-        let (top, layout, tiers) = (self.top(), self.layout_of(rules), self.names.tiers());
+        let (top, layout, tiers) = (self.top(), self.layout_of(rules), self.labels.tiers());
         let (window, all) = top.window(now);
         let seconds = (window.as_micros() as f64 / 1e6).max(1.0);
         let by_rate: Vec<Value> = top
@@ -221,7 +222,7 @@ impl Observe {
             .iter()
             .map(|by| {
                 json!({
-                    "key_masked": by.caller.shown, "key_id": format!("{:016x}", by.caller.id),
+                    "key_masked": by.caller.display, "key_id": format!("{:016x}", by.caller.id),
                     "actionable": by.caller.key.is_some(), "rate": by.requests as f64 / seconds, "share": by.requests as f64 / all.max(1) as f64,
                 })
             })
@@ -231,7 +232,7 @@ impl Observe {
             .iter()
             .map(|by| {
                 json!({
-                    "key_masked": by.caller.shown, "key_id": format!("{:016x}", by.caller.id),
+                    "key_masked": by.caller.display, "key_id": format!("{:016x}", by.caller.id),
                     "actionable": by.caller.key.is_some(), "domain": by.name.domain, "rule": by.name.rule,
                     "denied": by.denied,
                 })
@@ -248,7 +249,7 @@ impl Observe {
                     .position(|slot| *slot == near.slot)
                     .and_then(|at| rules.rules().get(at));
                 json!({
-                    "key_masked": near.caller.shown, "key_id": format!("{:016x}", near.caller.id),
+                    "key_masked": near.caller.display, "key_id": format!("{:016x}", near.caller.id),
                     "actionable": near.caller.key.is_some(), "domain": near.name.domain, "rule": near.name.rule,
                     "utilisation": near.used, "minutes": near.minutes, "tier": tier,
                     "tier_above": rule.and_then(|rule| tier_above(rule, tier.map(|tier| &**tier))),
@@ -268,8 +269,8 @@ impl Observe {
 }
 
 /// How often a rule let pass, and how often it turned away.
-const fn passed_and_not(sums: &[u64; CELLS]) -> [u64; 2] {
-    [sums[MET_ALLOW] + sums[MET_SPARED], sums[MET_DENY]]
+const fn allowed_and_denied(sums: &[u64; CELLS]) -> [u64; 2] {
+    [sums[RULE_ALLOW] + sums[RULE_SPARED], sums[RULE_DENY]]
 }
 
 /// The tier of a rule with the least that is more than this one has.

@@ -4,8 +4,8 @@
 //! Buffers are of bounded size. When the worker is behind, what does not fit is dropped and counted: a decision never waits
 //! for whoever wants to read about it.
 
-use crate::mask::{Mask, tells_caller};
-use crate::metrics::labels::{Layout, THROTTLE_NAME};
+use crate::mask::{Mask, identifies_caller};
+use crate::metrics::labels::{INLINE_LABEL, LabelLayout};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use tollgate_core::{Charge, Cost, Limit, Outcome, Part, Span, Timestamp, Verdict
 use tollgate_engine::{Act, Check, Decision, DecisionId, LimitStatus, Origin, Request, RulingBy};
 
 /// Decisions that one buffer holds.
-pub(crate) const MOST: usize = 2_048;
+pub(crate) const MAX_CAPTURES: usize = 2_048;
 /// Bytes of attributes that one buffer holds, and of one request.
-const MOST_TEXT: usize = 1024 * 1024;
-const MOST_OF_ONE: usize = 2 * 1024;
+const MAX_TEXT: usize = 1024 * 1024;
+const MAX_TEXT_PER_DECISION: usize = 2 * 1024;
 /// Attributes of one request that are kept, and bytes of each.
-const MOST_PAIRS: usize = 16;
-pub(crate) const LONGEST: usize = 256;
+const MAX_PAIRS: usize = 16;
+pub(crate) const MAX_VALUE: usize = 256;
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ruled {
+pub enum LoggedVerdict {
     /// It passed.
     Allow,
     /// It was turned away.
@@ -36,10 +36,10 @@ pub enum Ruled {
     Degrade,
 }
 
-impl Ruled {
+impl LoggedVerdict {
     /// What a decision says, whatever rules in shadow would have said.
     #[inline]
-    pub(crate) fn of(decision: &Decision) -> Self {
+    pub(crate) fn from_decision(decision: &Decision) -> Self {
         match () {
             () if !decision.is_allowed() => Self::Deny,
             () if decision.delay() > Span::ZERO => Self::Delay,
@@ -62,7 +62,7 @@ impl Ruled {
 
     /// The other way round.
     #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         [Self::Allow, Self::Deny, Self::ShadowDeny, Self::Delay, Self::Degrade]
             .into_iter()
             .find(|ruled| ruled.name() == name)
@@ -71,15 +71,15 @@ impl Ruled {
 
 /// What was noted while counting.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Noted {
+pub(crate) struct DecisionMeta {
     pub(crate) slot: u32,
-    pub(crate) ruled: Ruled,
+    pub(crate) verdict: LoggedVerdict,
     /// The rule that it is about, or what else.
     pub(crate) by: Option<RulingBy>,
     /// The limit that it is about: the one that denied, else the one nearest its end.
     pub(crate) status: Option<LimitStatus>,
     /// How much the caller has used of its own.
-    pub(crate) own: Option<OwnUse>,
+    pub(crate) caller_utilization: Option<CallerUtilization>,
     /// Whether it goes to the log.
     pub(crate) log: bool,
     /// How many decisions it stands for in the sketches; none, if it is not shown to them.
@@ -88,7 +88,7 @@ pub(crate) struct Noted {
 
 /// How much a caller has used of the limit nearest its end, of those that can turn it away and that it shares with nobody.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OwnUse {
+pub(crate) struct CallerUtilization {
     pub(crate) slot: u32,
     /// The tier that the limit is of.
     pub(crate) tier: u16,
@@ -96,8 +96,8 @@ pub(crate) struct OwnUse {
     pub(crate) used: f32,
 }
 
-impl OwnUse {
-    pub(crate) fn of(slot: u32, tier: u16, outcome: &Outcome, capacity: u64) -> Self {
+impl CallerUtilization {
+    pub(crate) fn from_outcome(slot: u32, tier: u16, outcome: &Outcome, capacity: u64) -> Self {
         // One that denies is at its limit, whatever odd units are left.
         let used = if outcome.verdict.is_denied() {
             1.0
@@ -120,17 +120,17 @@ pub(crate) fn pairs<'c>(check: &Check<'c>) -> impl Iterator<Item = &'c (&'c str,
 
 /// Bytes that are kept of an attribute, at most.
 fn size((key, value): &(&str, &str)) -> usize {
-    key.len().min(LONGEST) + value.len().min(LONGEST)
+    key.len().min(MAX_VALUE) + value.len().min(MAX_VALUE)
 }
 
 /// One decision, set aside.
 #[derive(Debug)]
-pub(crate) struct Capture {
+pub(crate) struct CapturedDecision {
     pub(crate) id: DecisionId,
     pub(crate) at: Timestamp,
-    pub(crate) noted: Noted,
+    pub(crate) meta: DecisionMeta,
     pub(crate) origin: Origin,
-    pub(crate) front: &'static str,
+    pub(crate) protocol: &'static str,
     /// What it cost by that limit.
     pub(crate) cost: u64,
     /// The measure of an emergency that made a difference.
@@ -155,17 +155,17 @@ fn taken(cost: Cost) -> u64 {
 
 /// Decisions that were set aside.
 #[derive(Debug, Default)]
-pub(crate) struct Buffer {
-    pub(crate) captures: Vec<Capture>,
+pub(crate) struct CaptureBuffer {
+    pub(crate) captures: Vec<CapturedDecision>,
     text: String,
     ends: Vec<usize>,
-    layouts: Vec<Arc<Layout>>,
+    layouts: Vec<Arc<LabelLayout>>,
 }
 
-impl Buffer {
+impl CaptureBuffer {
     /// Whether another decision can be set aside.
     pub(crate) const fn has_room(&self) -> bool {
-        self.captures.len() < MOST
+        self.captures.len() < MAX_CAPTURES
     }
 
     /// Sets a decision aside, where there is room.
@@ -173,8 +173,8 @@ impl Buffer {
         &mut self,
         check: &Check<'_>,
         decision: &Decision,
-        layout: &Arc<Layout>,
-        noted: Noted,
+        layout: &Arc<LabelLayout>,
+        noted: DecisionMeta,
         mask: &Mask,
         at: Timestamp,
     ) {
@@ -188,12 +188,12 @@ impl Buffer {
         self.put_pairs(pairs(check), mask, room);
         let own = noted.status.filter(|status| status.number().is_none());
         let own = own.and_then(|status| decision.limit(&status)).map(|limit| Box::new(limit.limit.clone()));
-        self.captures.push(Capture {
+        self.captures.push(CapturedDecision {
             id: decision.id,
             at,
-            noted,
+            meta: noted,
             origin: decision.origin,
-            front: check.front,
+            protocol: check.front,
             cost: taken(noted.status.map_or(check.cost, |status| decision.cost(check, &status))),
             measure: decision.emergency().map(Into::into).zip(decision.emergency_act()),
             is_granted: noted.status.is_some_and(|status| decision.is_granted(&status)),
@@ -207,29 +207,29 @@ impl Buffer {
     }
 
     /// Sets the decision about a limit aside that came with its call, if there is room.
-    pub(crate) fn push_brought(&mut self, charge: &Charge<'_>, noted: Noted, at: Timestamp) -> bool {
+    pub(crate) fn push_inline(&mut self, charge: &Charge<'_>, noted: DecisionMeta, at: Timestamp) -> bool {
         if !self.has_room() {
             return false;
         }
         let (start, first) = (self.text.len(), self.ends.len());
         let room = self.room();
-        self.put(THROTTLE_NAME, room);
+        self.put(INLINE_LABEL, room);
         if let Some(Part::Text(key)) = charge.key.parts.first()
-            && size(&("key", key)) + THROTTLE_NAME.len() <= room
+            && size(&("key", key)) + INLINE_LABEL.len() <= room
         {
-            self.put("key", LONGEST);
-            self.put(key, LONGEST);
+            self.put("key", MAX_VALUE);
+            self.put(key, MAX_VALUE);
         }
         let retry_after = noted.status.and_then(|status| match status.outcome.verdict {
             Verdict::Denied { retry_after } => retry_after,
             _ => None,
         });
-        self.captures.push(Capture {
+        self.captures.push(CapturedDecision {
             id: DecisionId::fresh(),
             at,
-            noted,
+            meta: noted,
             origin: Origin::Store,
-            front: "resp",
+            protocol: "resp",
             cost: taken(charge.cost),
             measure: None,
             is_granted: false,
@@ -246,9 +246,9 @@ impl Buffer {
     /// How many bytes the next decision may take: as many as any, while there is much room; then no more than its part of what
     /// is left. So a few who say much never take the places of those who say little.
     fn room(&self) -> usize {
-        let left = MOST_TEXT - self.text.len();
-        let part = left / (MOST - self.captures.len()).max(1);
-        if left > MOST_TEXT / 2 { MOST_OF_ONE } else { part.min(MOST_OF_ONE) }
+        let left = MAX_TEXT - self.text.len();
+        let part = left / (MAX_CAPTURES - self.captures.len()).max(1);
+        if left > MAX_TEXT / 2 { MAX_TEXT_PER_DECISION } else { part.min(MAX_TEXT_PER_DECISION) }
     }
 
     /// Attributes, as many as are kept, each of them whole or not at all. Where there are too many, what is hidden goes first,
@@ -262,11 +262,11 @@ impl Buffer {
     ) {
         let (count, bytes) =
             pairs.clone().fold((0, 0), |(count, bytes), pair| (count + 1, bytes + size(pair)));
-        if count <= MOST_PAIRS && bytes <= room {
+        if count <= MAX_PAIRS && bytes <= room {
             pairs.for_each(|pair| self.put_pair(pair));
             return;
         }
-        let mut places = MOST_PAIRS;
+        let mut places = MAX_PAIRS;
         let mut put = |pair: &(&str, &str)| {
             let fits = places > 0 && size(pair) <= room;
             if fits {
@@ -276,7 +276,7 @@ impl Buffer {
             }
             fits
         };
-        let hides: SmallVec<[bool; 32]> = pairs.clone().map(|(key, _)| mask.hides(key)).collect();
+        let hides: SmallVec<[bool; 32]> = pairs.clone().map(|(key, _)| mask.is_masked(key)).collect();
         let known = || pairs.clone().zip(&hides);
         let mut all_hidden = true;
         for (pair, _) in known().filter(|(_, hidden)| **hidden) {
@@ -284,18 +284,18 @@ impl Buffer {
         }
         if all_hidden {
             let open = || known().filter(|(_, hidden)| !**hidden).map(|(pair, _)| pair);
-            open().filter(|(key, _)| tells_caller(key)).for_each(|pair| _ = put(pair));
-            open().filter(|(key, _)| !tells_caller(key)).for_each(|pair| _ = put(pair));
+            open().filter(|(key, _)| identifies_caller(key)).for_each(|pair| _ = put(pair));
+            open().filter(|(key, _)| !identifies_caller(key)).for_each(|pair| _ = put(pair));
         }
     }
 
     fn put_pair(&mut self, (key, value): &(&str, &str)) {
-        self.put(key, LONGEST);
-        self.put(value, LONGEST);
+        self.put(key, MAX_VALUE);
+        self.put(value, MAX_VALUE);
     }
 
     fn put(&mut self, text: &str, most: usize) {
-        let mut end = text.len().min(LONGEST).min(most);
+        let mut end = text.len().min(MAX_VALUE).min(most);
         while !text.is_char_boundary(end) {
             end -= 1;
         }
@@ -304,14 +304,14 @@ impl Buffer {
     }
 
     /// All of a decision's words together, and where each ends: the same for the same request.
-    pub(crate) fn said(&self, capture: &Capture) -> (&str, SmallVec<[usize; 16]>) {
+    pub(crate) fn attributes(&self, capture: &CapturedDecision) -> (&str, SmallVec<[usize; 16]>) {
         let ends = &self.ends[capture.ends.clone()];
         let end = ends.last().copied().unwrap_or(capture.start);
         (&self.text[capture.start..end], ends.iter().map(|end| end - capture.start).collect())
     }
 
     /// The domain and the attributes of one.
-    pub(crate) fn words<'b>(&'b self, capture: &Capture) -> (&'b str, Vec<(&'b str, &'b str)>) {
+    pub(crate) fn values<'b>(&'b self, capture: &CapturedDecision) -> (&'b str, Vec<(&'b str, &'b str)>) {
         let mut start = capture.start;
         let mut words = self.ends[capture.ends.clone()].iter().map(|end| {
             let word = &self.text[start..*end];
@@ -327,7 +327,7 @@ impl Buffer {
     }
 
     /// The rules that one is by; none, for a limit that a caller brought.
-    pub(crate) fn layout(&self, capture: &Capture) -> Option<&Arc<Layout>> {
+    pub(crate) fn layout(&self, capture: &CapturedDecision) -> Option<&Arc<LabelLayout>> {
         self.layouts.get(capture.layout?)
     }
 

@@ -4,11 +4,11 @@
 //! over its outcomes and a few additions for each; whatever more there is to do is done for the whole batch at once, so that a
 //! flood of denials takes one lock and reads one clock a batch.
 
-use crate::metrics::labels::{NO_TIER, THROTTLE, part};
-use crate::recorder::capture::{Noted, OwnUse, Ruled};
-use crate::recorder::stripe::{Local, add};
-use crate::recorder::{MET_ALLOW, MET_DENY, MET_SPARED, ORIGINS, SHADOW_DENY};
-use crate::telemetry::Observe;
+use crate::metrics::labels::{INLINE_SLOT, NO_TIER, part};
+use crate::recorder::capture::{CallerUtilization, DecisionMeta, LoggedVerdict};
+use crate::recorder::stripe::{ThreadState, add};
+use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SPARED, SHADOW_DENY};
+use crate::telemetry::Telemetry;
 use std::sync::TryLockError;
 use tollgate_core::{Charge, Clock, Outcome, Verdict};
 use tollgate_engine::{Bites, LimitStatus};
@@ -17,8 +17,8 @@ use tollgate_engine::{Bites, LimitStatus};
 const ALLOW: usize = 1;
 const DENY: usize = ORIGINS.len() + 1;
 
-impl Observe {
-    pub(crate) fn note_throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
+impl Telemetry {
+    pub(crate) fn record_inline(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
         let count = outcomes.len();
         self.stripes.with(|local| {
             let mut denied = 0;
@@ -28,36 +28,36 @@ impl Observe {
                 let share = outcome.remaining as i64 as f32 * part(charge.limit.capacity());
                 local.stripe.remains(NO_TIER, share.min(1.0));
             }
-            let cells = local.stripe.cells(THROTTLE);
+            let cells = local.stripe.cells(INLINE_SLOT);
             let (allowed, refused) = match bites {
                 Bites::Yes => (count - denied, denied),
                 Bites::No => (count, 0),
             };
             add(&cells[ALLOW], allowed as u64);
-            add(&cells[MET_ALLOW], (count - denied) as u64);
+            add(&cells[RULE_ALLOW], (count - denied) as u64);
             if denied > 0 {
                 add(&cells[DENY], refused as u64);
                 add(&cells[SHADOW_DENY], (denied - refused) as u64);
-                add(&cells[MET_DENY], refused as u64);
-                add(&cells[MET_SPARED], (denied - refused) as u64);
+                add(&cells[RULE_DENY], refused as u64);
+                add(&cells[RULE_SPARED], (denied - refused) as u64);
                 add(&local.stripe.shadowed, (denied - refused) as u64);
             }
             let few = u32::try_from(count).unwrap_or(u32::MAX);
             let quiet = denied == 0 && (self.allows == 0 || local.until_log > few);
-            if quiet && local.sampling.pass(few, &local.stripe.pace) {
+            if quiet && local.sampling.pass(few, &local.stripe.sample_rate) {
                 // Where none is logged it stays as it is.
                 local.until_log = local.until_log.saturating_sub(few);
             } else {
-                self.set_aside_throttled(local, charges, outcomes, bites);
+                self.capture_inline(local, charges, outcomes, bites);
             }
         });
     }
 
     /// Sets those aside that are to be logged or shown to the sketches.
     #[cold]
-    fn set_aside_throttled(
+    fn capture_inline(
         &self,
-        local: &mut Local,
+        local: &mut ThreadState,
         charges: &[Charge<'_>],
         outcomes: &[Outcome],
         bites: Bites,
@@ -78,16 +78,25 @@ impl Observe {
                 continue;
             }
             let ruled = match (outcome.verdict, bites) {
-                (Verdict::Denied { .. }, Bites::Yes) => Ruled::Deny,
-                (Verdict::Denied { .. }, Bites::No) => Ruled::ShadowDeny,
-                _ => Ruled::Allow,
+                (Verdict::Denied { .. }, Bites::Yes) => LoggedVerdict::Deny,
+                (Verdict::Denied { .. }, Bites::No) => LoggedVerdict::ShadowDeny,
+                _ => LoggedVerdict::Allow,
             };
             let status = Some(LimitStatus::brought(*outcome));
-            let own = Some(OwnUse::of(THROTTLE, NO_TIER, outcome, charge.limit.capacity()));
-            let noted = Noted { slot: THROTTLE, ruled, by: None, status, own, log, weight };
+            let own =
+                Some(CallerUtilization::from_outcome(INLINE_SLOT, NO_TIER, outcome, charge.limit.capacity()));
+            let noted = DecisionMeta {
+                slot: INLINE_SLOT,
+                verdict: ruled,
+                by: None,
+                status,
+                caller_utilization: own,
+                log,
+                weight,
+            };
             let mut kept = false;
             while let Some(room) = &mut buffer {
-                kept = room.push_brought(charge, noted, now);
+                kept = room.push_inline(charge, noted, now);
                 if kept {
                     break;
                 }
@@ -99,8 +108,8 @@ impl Observe {
     }
 
     /// Whether it goes to the log, and how many it stands for in the sketches.
-    fn is_wanted(&self, local: &mut Local, outcome: &Outcome) -> (bool, u32) {
-        let weight = local.sampling.count(&local.stripe.pace, &mut local.dice);
+    fn is_wanted(&self, local: &mut ThreadState, outcome: &Outcome) -> (bool, u32) {
+        let weight = local.sampling.count(&local.stripe.sample_rate, &mut local.rng);
         if outcome.verdict.is_denied() {
             return (true, weight);
         }

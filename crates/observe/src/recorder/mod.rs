@@ -7,10 +7,10 @@ pub(crate) mod sampling;
 pub(crate) mod stripe;
 
 use crate::mask::caller_key;
-use crate::metrics::labels::{Layout, LimitFacts, NO_TIER, OTHER, part};
-use crate::recorder::capture::{Noted, OwnUse, Ruled, pairs};
-use crate::recorder::stripe::{FRONTS, Local, add};
-use crate::telemetry::Observe;
+use crate::metrics::labels::{LabelLayout, LimitFacts, NO_TIER, OTHER, part};
+use crate::recorder::capture::{CallerUtilization, DecisionMeta, LoggedVerdict, pairs};
+use crate::recorder::stripe::{PROTOCOLS, ThreadState, add};
+use crate::telemetry::Telemetry;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, TryLockError};
 use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
@@ -31,11 +31,11 @@ pub(crate) const ORIGINS: [Origin; 7] = [
 ];
 /// Cells beside those of decisions.
 pub(crate) const SHADOW_DENY: usize = VERDICTS.len() * ORIGINS.len();
-pub(crate) const MET_ALLOW: usize = SHADOW_DENY + 1;
-pub(crate) const MET_DENY: usize = SHADOW_DENY + 2;
+pub(crate) const RULE_ALLOW: usize = SHADOW_DENY + 1;
+pub(crate) const RULE_DENY: usize = SHADOW_DENY + 2;
 /// Over its limit, without turning anybody away.
-pub(crate) const MET_SPARED: usize = SHADOW_DENY + 3;
-const _: () = assert!(MET_SPARED < crate::recorder::stripe::CELLS);
+pub(crate) const RULE_SPARED: usize = SHADOW_DENY + 3;
+const _: () = assert!(RULE_SPARED < crate::recorder::stripe::CELLS);
 
 const fn origin(origin: Origin) -> usize {
     match origin {
@@ -49,69 +49,69 @@ const fn origin(origin: Origin) -> usize {
     }
 }
 
-impl Observer for Observe {
+impl Observer for Telemetry {
     #[inline]
     fn decided(&self, check: &Check<'_>, decision: &Decision) {
-        self.stripes.with(|local| self.note(local, check, decision));
-        if let (Some(trace), Some(traces)) = (check.trace, &self.traces) {
-            traces.decided(trace, self.clock.now(), check, decision);
+        self.stripes.with(|local| self.record(local, check, decision));
+        if let (Some(trace), Some(traces)) = (check.trace, &self.spans) {
+            traces.record_decision(trace, self.clock.now(), check, decision);
         }
     }
 
     fn acts(&self, rules: &Arc<Ruleset>) {
-        self.names.acts(rules, |slot| self.raw_counts(slot));
+        self.labels.on_rules_changed(rules, |slot| self.raw_counts(slot));
     }
 
     fn follows_traces(&self) -> bool {
-        self.traces.is_some()
+        self.spans.is_some()
     }
 
     fn passed(&self, passed: &Passed<'_>) {
-        if let Some(traces) = &self.traces {
-            traces.passed(passed, self.clock.now());
+        if let Some(traces) = &self.spans {
+            traces.record_forwarded(passed, self.clock.now());
         }
     }
 
     #[inline]
     fn throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
-        self.note_throttled(charges, outcomes, bites);
+        self.record_inline(charges, outcomes, bites);
     }
 
     fn took(&self, front: &'static str, requests: u64, each: Span) {
-        let at = FRONTS.iter().position(|known| *known == front).unwrap_or(FRONTS.len() - 1);
+        let at = PROTOCOLS.iter().position(|known| *known == front).unwrap_or(PROTOCOLS.len() - 1);
         self.stripes.with(|local| local.stripe.latencies(at).record(each.as_micros(), requests));
     }
 }
 
-impl Observe {
+impl Telemetry {
     #[inline]
-    fn note(&self, local: &mut Local, check: &Check<'_>, decision: &Decision) {
+    fn record(&self, local: &mut ThreadState, check: &Check<'_>, decision: &Decision) {
         if !local.layout.as_ref().is_some_and(|layout| decision.is_by(&layout.rules)) {
-            self.lay_out(local, decision);
+            self.layout(local, decision);
         }
         let Some(layout) = &local.layout else { return };
         let stripe = &local.stripe;
         let allowed = decision.is_allowed();
         // The limit nearest its end, of those that decide; the rule whose limits are being gone through.
         let (mut least, mut nearest, mut tier) = (f32::INFINITY, None, NO_TIER);
-        let (mut rule, mut met) = (None, Met::default());
+        let (mut rule, mut met) = (None, RuleResult::default());
         let mut shadowed: Option<(u32, &LimitStatus)> = None;
         let mut unanswered = None;
         for status in &decision.limits {
             let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
-            let facts = facts.unwrap_or_else(|| self.facts_of(status, check, decision, layout));
+            let facts = facts.unwrap_or_else(|| self.scan(status, check, decision, layout));
             let LimitFacts { slot, tier: own_tier, is_live, scale } = facts;
             if rule != Some(status.rule) {
                 if rule.is_some() {
                     met.count(stripe.cells(met.slot));
                 }
-                (rule, met) = (Some(status.rule), Met { slot, ..Met::default() });
+                (rule, met) = (Some(status.rule), RuleResult { slot, ..RuleResult::default() });
             }
             let denied = match status.outcome.verdict {
                 Verdict::Unanswered => {
                     unanswered = unanswered.or(Some(slot).filter(|_| is_live));
                     if status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own))) {
-                        met.became = MET_DENY;
+                        met.became = RULE_DENY;
                     }
                     continue;
                 }
@@ -120,9 +120,9 @@ impl Observe {
             };
             if denied {
                 if !allowed && decision.is_enforced(status) {
-                    met.became = MET_DENY;
-                } else if met.became == MET_ALLOW {
-                    met.became = MET_SPARED;
+                    met.became = RULE_DENY;
+                } else if met.became == RULE_ALLOW {
+                    met.became = RULE_SPARED;
                 }
                 if is_shadow(status.role, allowed, decision) {
                     met.shadowed = true;
@@ -142,12 +142,12 @@ impl Observe {
         if nearest.is_some() {
             stripe.remains(tier, least.min(1.0));
         }
-        let ruled = Ruled::of(decision);
+        let ruled = LoggedVerdict::from_decision(decision);
         let verdict = match ruled {
-            Ruled::Allow | Ruled::ShadowDeny => 0,
-            Ruled::Deny => 1,
-            Ruled::Delay => 2,
-            Ruled::Degrade => 3,
+            LoggedVerdict::Allow | LoggedVerdict::ShadowDeny => 0,
+            LoggedVerdict::Deny => 1,
+            LoggedVerdict::Delay => 2,
+            LoggedVerdict::Degrade => 3,
         };
         let owed = match decision.denied_by {
             Some(RulingBy::Rule(rule)) => Some(layout.slot(rule)),
@@ -162,40 +162,52 @@ impl Observe {
             add(&stripe.shadowed, 1);
         }
         let log = !allowed || shadowed.is_some();
-        self.maybe_set_aside(local, check, decision, Found { slot, ruled, nearest, shadowed, log });
+        self.maybe_capture(
+            local,
+            check,
+            decision,
+            ScanResult { slot, verdict: ruled, nearest, shadowed, log },
+        );
     }
 
     /// Sets a decision aside if it is to be logged or shown to the sketches.
     #[inline]
-    fn maybe_set_aside(&self, local: &mut Local, check: &Check<'_>, decision: &Decision, found: Found<'_>) {
-        let Local { stripe, sampling, dice, .. } = local;
-        let weight = if sampling.pass(1, &stripe.pace) { 0 } else { sampling.count(&stripe.pace, dice) };
+    fn maybe_capture(
+        &self,
+        local: &mut ThreadState,
+        check: &Check<'_>,
+        decision: &Decision,
+        found: ScanResult<'_>,
+    ) {
+        let ThreadState { stripe, sampling, rng: dice, .. } = local;
+        let weight =
+            if sampling.pass(1, &stripe.sample_rate) { 0 } else { sampling.count(&stripe.sample_rate, dice) };
         let log = found.log || self.is_logged_allow(local);
         if log || weight > 0 {
-            self.set_aside(local, check, decision, found, log, weight);
+            self.capture(local, check, decision, found, log, weight);
         }
     }
 
     /// Whether an allowed decision is one of those that are logged.
     #[inline]
-    pub(crate) fn is_logged_allow(&self, local: &mut Local) -> bool {
+    pub(crate) fn is_logged_allow(&self, local: &mut ThreadState) -> bool {
         if self.allows == 0 {
             return false;
         }
         if local.until_log == 0 {
-            local.until_log = local.dice.about(self.allows);
+            local.until_log = local.rng.jitter(self.allows);
         }
         local.until_log -= 1;
         local.until_log == 0
     }
 
     #[cold]
-    fn set_aside(
+    fn capture(
         &self,
-        local: &Local,
+        local: &ThreadState,
         check: &Check<'_>,
         decision: &Decision,
-        found: Found<'_>,
+        found: ScanResult<'_>,
         log: bool,
         weight: u32,
     ) {
@@ -206,11 +218,11 @@ impl Observe {
             decision.limits.iter().filter(of).max_by_key(|status| retry(status))
         });
         let (slot, status, ruled) = match (denied, found.shadowed) {
-            (Some(status), _) => (found.slot, Some(status), found.ruled),
-            (None, Some((slot, status))) if found.ruled == Ruled::Allow => {
-                (slot, Some(status), Ruled::ShadowDeny)
+            (Some(status), _) => (found.slot, Some(status), found.verdict),
+            (None, Some((slot, status))) if found.verdict == LoggedVerdict::Allow => {
+                (slot, Some(status), LoggedVerdict::ShadowDeny)
             }
-            _ => (found.slot, found.nearest.map(|(_, status)| status), found.ruled),
+            _ => (found.slot, found.nearest.map(|(_, status)| status), found.verdict),
         };
         let Some(layout) = &local.layout else { return };
         // Else one that nobody answered for.
@@ -229,8 +241,16 @@ impl Observe {
             };
             // In a flood of denials most find none, and are not to cost more for what nobody keeps.
             if buffer.has_room() {
-                let own = self.nearest_own(check, decision, layout);
-                let noted = Noted { slot, ruled, by, status: status.copied(), own, log, weight };
+                let own = self.nearest_caller_limit(check, decision, layout);
+                let noted = DecisionMeta {
+                    slot,
+                    verdict: ruled,
+                    by,
+                    status: status.copied(),
+                    caller_utilization: own,
+                    log,
+                    weight,
+                };
                 buffer.push(check, decision, layout, noted, &self.mask, now);
                 return;
             }
@@ -244,19 +264,19 @@ impl Observe {
     /// the usual case is short.
     #[cold]
     #[inline(never)]
-    fn lay_out(&self, local: &mut Local, decision: &Decision) {
-        local.layout = Some(self.names.layout(decision.shared_rules()));
+    fn layout(&self, local: &mut ThreadState, decision: &Decision) {
+        local.layout = Some(self.labels.layout(decision.shared_rules()));
     }
 
     /// What there is to know of a limit that is not the rule set's.
     #[cold]
     #[inline(never)]
-    fn facts_of(
+    fn scan(
         &self,
         status: &LimitStatus,
         check: &Check<'_>,
         decision: &Decision,
-        layout: &Layout,
+        layout: &LabelLayout,
     ) -> LimitFacts {
         let capacity = decision.limit(status).map_or(1, |limit| limit.limit.capacity());
         LimitFacts {
@@ -270,25 +290,30 @@ impl Observe {
     /// The number of what denied, where that is no rule.
     #[cold]
     #[inline(never)]
-    fn slot_without_rule(&self, by: RulingBy, check: &Check<'_>, layout: &Layout) -> u32 {
+    fn slot_without_rule(&self, by: RulingBy, check: &Check<'_>, layout: &LabelLayout) -> u32 {
         match by {
             RulingBy::Rule(rule) => layout.slot(rule),
-            RulingBy::Own => layout.own(check.domain, &self.names),
+            RulingBy::Own => layout.inline(check.domain, &self.labels),
             // No rule of the rule set: its origin says what it was.
             RulingBy::Emergency => layout.unmatched(check.domain),
         }
     }
 
     /// The number of a limit that is not the rule set's.
-    fn slot_of(&self, status: &LimitStatus, check: &Check<'_>, layout: &Layout) -> u32 {
-        status.rule.map_or_else(|| layout.own(check.domain, &self.names), |rule| layout.slot(rule))
+    fn slot_of(&self, status: &LimitStatus, check: &Check<'_>, layout: &LabelLayout) -> u32 {
+        status.rule.map_or_else(|| layout.inline(check.domain, &self.labels), |rule| layout.slot(rule))
     }
 
     /// What a caller has used of its own. What all share says nothing of any of them, nor does what is only tried out.
-    fn nearest_own(&self, check: &Check<'_>, decision: &Decision, layout: &Layout) -> Option<OwnUse> {
+    fn nearest_caller_limit(
+        &self,
+        check: &Check<'_>,
+        decision: &Decision,
+        layout: &LabelLayout,
+    ) -> Option<CallerUtilization> {
         let key = caller_key(pairs(check))?;
         let is_own = |status: &LimitStatus| match (status.rule, check.request) {
-            (Some(rule), _) => layout.is_apart(rule, key),
+            (Some(rule), _) => layout.is_per_value(rule, key),
             // What came with a descriptor has counters by all that the descriptor says.
             (None, Request::Descriptors(all)) => {
                 let own = all.get(usize::from(status.descriptor));
@@ -298,12 +323,12 @@ impl Observe {
         };
         let used = |status: &LimitStatus| {
             let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
-            let facts = facts.unwrap_or_else(|| self.facts_of(status, check, decision, layout));
+            let facts = facts.unwrap_or_else(|| self.scan(status, check, decision, layout));
             let LimitFacts { slot, tier, .. } = facts;
             let capacity = decision.limit(status)?.limit.capacity();
-            let own = OwnUse::of(slot, tier, &status.outcome, capacity);
+            let own = CallerUtilization::from_outcome(slot, tier, &status.outcome, capacity);
             // Who lives on extra quota has used up what it has.
-            Some(if decision.is_granted(status) { OwnUse { used: 1.0, ..own } } else { own })
+            Some(if decision.is_granted(status) { CallerUtilization { used: 1.0, ..own } } else { own })
         };
         let deciding = decision
             .limits
@@ -315,7 +340,7 @@ impl Observe {
 
 /// What became of a request by one rule, over all its limits: each rule that is met counts once.
 #[derive(Clone, Copy)]
-struct Met {
+struct RuleResult {
     slot: u32,
     /// What it counts as: met and within its limits, over them, or over them and the one that turned the request away.
     became: usize,
@@ -323,13 +348,13 @@ struct Met {
     shadowed: bool,
 }
 
-impl Default for Met {
+impl Default for RuleResult {
     fn default() -> Self {
-        Self { slot: OTHER, became: MET_ALLOW, shadowed: false }
+        Self { slot: OTHER, became: RULE_ALLOW, shadowed: false }
     }
 }
 
-impl Met {
+impl RuleResult {
     #[inline]
     fn count(self, cells: &[AtomicU64]) {
         add(&cells[self.became], 1);
@@ -341,9 +366,9 @@ impl Met {
 
 /// What was found while counting.
 #[derive(Clone, Copy)]
-struct Found<'d> {
+struct ScanResult<'d> {
     slot: u32,
-    ruled: Ruled,
+    verdict: LoggedVerdict,
     nearest: Option<(u32, &'d LimitStatus)>,
     shadowed: Option<(u32, &'d LimitStatus)>,
     log: bool,

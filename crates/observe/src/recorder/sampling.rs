@@ -8,25 +8,25 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// So many are shown between two visits of the worker before steps become longer.
-const MANY: u32 = 256;
+const MAX_SHOWN: u32 = 256;
 /// From fewer than this on they become shorter.
-const FEW: usize = 64;
+const MIN_SHOWN: usize = 64;
 /// The longest step is two to the power of this.
-const LONGEST: u32 = 20;
+const MAX_INTERVAL: u32 = 20;
 
 /// How long a thread's steps are: what it has in common with the worker.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct SampleRate {
     /// Two to the power of this. The thread makes it more, the worker less.
     shift: AtomicU32,
     /// How often the worker has come.
     visits: AtomicU32,
 }
 
-impl Pace {
+impl SampleRate {
     /// The worker has come, and found so many.
     pub(crate) fn visit(&self, found: usize) {
-        if found < FEW {
+        if found < MIN_SHOWN {
             let less = |shift: u32| shift.checked_sub(1);
             let _ = self.shift.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
@@ -42,15 +42,15 @@ impl Pace {
 
 /// A generator of numbers that nobody needs to be unable to guess.
 #[derive(Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct FastRng(u64);
 
-impl Dice {
+impl FastRng {
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed | 1)
     }
 
     /// A number from one to twice `mean` less one.
-    pub(crate) fn about(&mut self, mean: u32) -> u32 {
+    pub(crate) fn jitter(&mut self, mean: u32) -> u32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -77,7 +77,7 @@ impl Sampling {
 
     /// Goes past so many decisions, if none of them is to be shown.
     #[inline]
-    pub(crate) fn pass(&mut self, count: u32, pace: &Pace) -> bool {
+    pub(crate) fn pass(&mut self, count: u32, pace: &SampleRate) -> bool {
         let passes = self.until > count && pace.shift.load(Ordering::Relaxed) >= self.shift;
         if passes {
             self.until -= count;
@@ -86,11 +86,11 @@ impl Sampling {
     }
 
     /// Counts one decision; how many it stands for, none if it is not to be shown.
-    pub(crate) fn count(&mut self, pace: &Pace, dice: &mut Dice) -> u32 {
+    pub(crate) fn count(&mut self, pace: &SampleRate, dice: &mut FastRng) -> u32 {
         let shift = pace.shift.load(Ordering::Relaxed);
         if shift < self.shift {
             self.shift = shift;
-            self.until = self.until.min(dice.about(1 << shift));
+            self.until = self.until.min(dice.jitter(1 << shift));
         }
         self.until -= 1;
         if self.until > 0 {
@@ -104,12 +104,12 @@ impl Sampling {
         }
         self.shown += 1;
         self.shift = self.shift.max(shift);
-        if self.shown >= MANY {
+        if self.shown >= MAX_SHOWN {
             self.shown = 0;
-            self.shift = (self.shift + 1).min(LONGEST);
+            self.shift = (self.shift + 1).min(MAX_INTERVAL);
             pace.shift.store(self.shift, Ordering::Relaxed);
         }
-        self.until = dice.about(1 << self.shift);
+        self.until = dice.jitter(1 << self.shift);
         weight
     }
 }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     /// What is shown of so many decisions: how many, and how many they stand for.
-    fn shown(sampling: &mut Sampling, pace: &Pace, dice: &mut Dice, decisions: u32) -> (usize, u64) {
+    fn shown(sampling: &mut Sampling, pace: &SampleRate, dice: &mut FastRng, decisions: u32) -> (usize, u64) {
         let mut told = (0, 0);
         for _ in 0..decisions {
             if sampling.pass(1, pace) {
@@ -132,26 +132,26 @@ mod tests {
     }
 
     #[test]
-    fn a_rush_after_a_quiet_time_shows_little_and_stands_for_all() {
-        let (pace, mut sampling, mut dice) = (Pace::default(), Sampling::new(), Dice::new(7));
+    fn a_burst_after_a_quiet_time_is_sampled_little_and_weighted_fully() {
+        let (pace, mut sampling, mut dice) = (SampleRate::default(), Sampling::new(), FastRng::new(7));
         for _ in 0..3 {
             let (count, weight) = shown(&mut sampling, &pace, &mut dice, 1_000_000);
-            assert!(count < 14 * MANY as usize, "{count} were shown");
+            assert!(count < 14 * MAX_SHOWN as usize, "{count} were shown");
             assert!((900_000..1_100_000).contains(&weight), "they stand for {weight}");
             // Long enough that steps are short again.
-            (0..LONGEST).for_each(|_| pace.visit(0));
+            (0..MAX_INTERVAL).for_each(|_| pace.visit(0));
             assert_eq!(shown(&mut sampling, &pace, &mut dice, 50), (50, 50), "little traffic is shown whole");
         }
     }
 
     #[test]
-    fn a_rush_that_lasts_shows_as_much_between_any_two_visits() {
-        let (pace, mut sampling, mut dice) = (Pace::default(), Sampling::new(), Dice::new(7));
+    fn a_sustained_burst_is_sampled_evenly() {
+        let (pace, mut sampling, mut dice) = (SampleRate::default(), Sampling::new(), FastRng::new(7));
         for round in 0..50 {
             let (count, weight) = shown(&mut sampling, &pace, &mut dice, 100_000);
             pace.visit(count);
             if round > 10 {
-                assert!((FEW / 2..2 * MANY as usize).contains(&count), "{count} were shown");
+                assert!((MIN_SHOWN / 2..2 * MAX_SHOWN as usize).contains(&count), "{count} were shown");
                 assert!((70_000..130_000).contains(&weight), "they stand for {weight}");
             }
         }

@@ -3,10 +3,10 @@
 //!
 //! A stripe outlives its thread, since its counts do; the next thread takes it over.
 
-use crate::metrics::labels::{Layout, MOST_RULES, MOST_TIERS};
+use crate::metrics::labels::{LabelLayout, MAX_RULES, MAX_TIERS};
 use crate::metrics::latency::Latencies;
-use crate::recorder::capture::Buffer;
-use crate::recorder::sampling::{Dice, Pace, Sampling};
+use crate::recorder::capture::CaptureBuffer;
+use crate::recorder::sampling::{FastRng, SampleRate, Sampling};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -16,7 +16,7 @@ pub(crate) const CELLS: usize = 32;
 /// Rules whose cells are made together.
 const TOGETHER: usize = 16;
 /// The names of fronts that are timed apart; what says none of them is `other`.
-pub(crate) const FRONTS: [&str; 6] = ["http", "rls", "resp", "gateway", "sdk", "other"];
+pub(crate) const PROTOCOLS: [&str; 6] = ["http", "rls", "resp", "gateway", "sdk", "other"];
 /// Tenths of a limit that remain, and a sum in thousandths.
 pub(crate) const TENTHS: usize = 10;
 
@@ -36,12 +36,12 @@ struct Chunk([AtomicU64; TOGETHER * CELLS]);
 #[repr(align(128))]
 pub(crate) struct Stripe {
     taken: AtomicBool,
-    pub(crate) pace: Pace,
-    chunks: [OnceLock<Box<Chunk>>; MOST_RULES / TOGETHER],
-    tiers: [[AtomicU64; TENTHS + 1]; MOST_TIERS],
-    latencies: [Latencies; FRONTS.len()],
+    pub(crate) sample_rate: SampleRate,
+    chunks: [OnceLock<Box<Chunk>>; MAX_RULES / TOGETHER],
+    tiers: [[AtomicU64; TENTHS + 1]; MAX_TIERS],
+    latencies: [Latencies; PROTOCOLS.len()],
     /// What is set aside: the thread takes the one that is not being emptied.
-    pub(crate) buffers: [Mutex<Buffer>; 2],
+    pub(crate) buffers: [Mutex<CaptureBuffer>; 2],
     /// Decisions that should have been logged and did not fit.
     pub(crate) dropped: AtomicU64,
     /// Requests that something in shadow would have denied, whatever was decided.
@@ -52,10 +52,10 @@ impl Stripe {
     fn new() -> Self {
         Self {
             taken: AtomicBool::new(true),
-            pace: Pace::default(),
-            chunks: [const { OnceLock::new() }; MOST_RULES / TOGETHER],
-            tiers: [const { [const { AtomicU64::new(0) }; TENTHS + 1] }; MOST_TIERS],
-            latencies: [const { Latencies::new() }; FRONTS.len()],
+            sample_rate: SampleRate::default(),
+            chunks: [const { OnceLock::new() }; MAX_RULES / TOGETHER],
+            tiers: [const { [const { AtomicU64::new(0) }; TENTHS + 1] }; MAX_TIERS],
+            latencies: [const { Latencies::new() }; PROTOCOLS.len()],
             buffers: [Mutex::default(), Mutex::default()],
             dropped: AtomicU64::new(0),
             shadowed: AtomicU64::new(0),
@@ -79,13 +79,13 @@ impl Stripe {
         let whole = scaled as i32;
         let tenth = if whole as f32 == scaled { whole - 1 } else { whole };
         let tenth = tenth.clamp(0, TENTHS as i32 - 1) as usize;
-        let cells = &self.tiers[usize::from(tier) % MOST_TIERS];
+        let cells = &self.tiers[usize::from(tier) % MAX_TIERS];
         add(&cells[tenth], 1);
         add(&cells[TENTHS], u64::from((share * 1_000.0) as u16));
     }
 
     pub(crate) fn latencies(&self, front: usize) -> &Latencies {
-        &self.latencies[front % FRONTS.len()]
+        &self.latencies[front % PROTOCOLS.len()]
     }
 
     /// Adds its counts of one rule.
@@ -112,24 +112,24 @@ pub(crate) struct Stripes {
 }
 
 /// What a thread knows of its own stripe; nobody else sees it.
-pub(crate) struct Local {
+pub(crate) struct ThreadState {
     owner: u64,
     pub(crate) stripe: Arc<Stripe>,
-    pub(crate) layout: Option<Arc<Layout>>,
+    pub(crate) layout: Option<Arc<LabelLayout>>,
     pub(crate) sampling: Sampling,
     /// Allowed decisions until the next that is logged.
     pub(crate) until_log: u32,
-    pub(crate) dice: Dice,
+    pub(crate) rng: FastRng,
 }
 
-impl Drop for Local {
+impl Drop for ThreadState {
     fn drop(&mut self) {
         self.stripe.taken.store(false, Ordering::Release);
     }
 }
 
 thread_local! {
-    static LOCALS: RefCell<Vec<Local>> = const { RefCell::new(Vec::new()) };
+    static LOCALS: RefCell<Vec<ThreadState>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Stripes {
@@ -140,7 +140,7 @@ impl Stripes {
 
     /// With this thread's own.
     #[inline]
-    pub(crate) fn with(&self, run: impl FnOnce(&mut Local)) {
+    pub(crate) fn with(&self, run: impl FnOnce(&mut ThreadState)) {
         LOCALS.with_borrow_mut(|locals| {
             let at = match locals.first() {
                 Some(first) if first.owner == self.owner => 0,
@@ -151,7 +151,7 @@ impl Stripes {
     }
 
     #[cold]
-    fn find(&self, locals: &mut Vec<Local>) -> usize {
+    fn find(&self, locals: &mut Vec<ThreadState>) -> usize {
         // Whom a thread has worked for it mostly goes on working for: that one is looked at first.
         if let Some(at) = locals.iter().position(|local| local.owner == self.owner) {
             locals.swap(0, at);
@@ -170,14 +170,14 @@ impl Stripes {
                 Arc::clone(&all[all.len() - 1])
             }
         };
-        let dice = Dice::new(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(all.len() as u64 + self.owner));
-        locals.push(Local {
+        let dice = FastRng::new(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(all.len() as u64 + self.owner));
+        locals.push(ThreadState {
             owner: self.owner,
             stripe,
             layout: None,
             sampling: Sampling::new(),
             until_log: 0,
-            dice,
+            rng: dice,
         });
         let last = locals.len() - 1;
         locals.swap(0, last);
@@ -195,7 +195,7 @@ mod tests {
 
     /// Threads that come and go must neither lose counts nor pile up memory.
     #[test]
-    fn a_stripe_is_taken_over_with_its_counts() {
+    fn a_stripe_is_reused_with_its_counts() {
         let stripes = Stripes::new();
         for _ in 0..10 {
             std::thread::scope(|scope| {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_works_for_two_keeps_them_apart() {
+    fn a_thread_that_records_for_two_has_a_stripe_for_each() {
         let (one, two) = (Stripes::new(), Stripes::new());
         for _ in 0..3 {
             one.with(|local| add(&local.stripe.cells(0)[0], 1));

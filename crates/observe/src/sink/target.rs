@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-pub(super) enum Place {
+pub(super) enum SinkTarget {
     Stdout,
     /// Its own, not the library's: who holds that one's lock and waits for a reader would stop all others.
     Stderr(File),
@@ -22,7 +22,7 @@ pub(super) enum Place {
     },
 }
 
-impl Place {
+impl SinkTarget {
     pub(super) fn open(output: Output) -> std::io::Result<Self> {
         Ok(match output {
             Output::Stdout => Self::Stdout,
@@ -41,7 +41,7 @@ impl Place {
     }
 
     /// Opens a file anew that somebody has moved away, if that can be: whether it was.
-    pub(super) fn follow(&mut self) -> bool {
+    pub(super) fn reopen_if_moved(&mut self) -> bool {
         let Self::File { path, file, which: Some(own), bytes, files, .. } = self else { return false };
         if std::fs::metadata(&*path).is_ok_and(|about| which(&about) == Some(*own)) {
             return false;
@@ -50,7 +50,7 @@ impl Place {
     }
 
     /// Whether somebody was ended while it wrote.
-    pub(super) fn ends_in_half_a_line(&self) -> bool {
+    pub(super) fn ends_in_partial_line(&self) -> bool {
         let Self::File { path, file, length: 1.., .. } = self else { return false };
         if !file.metadata().is_ok_and(|about| about.is_file()) {
             return false;

@@ -15,47 +15,47 @@ mod shared_network;
 mod sketch;
 
 pub(crate) use near_limit::NearLimit;
-pub(crate) use shared_network::SharedAddress;
+pub(crate) use shared_network::SharedNetwork;
 pub(crate) use sketch::Sketch;
 
-use crate::mask::{ApiKey, Caller};
-use crate::metrics::labels::Name;
-use crate::recorder::capture::OwnUse;
+use crate::mask::{ApiKey, MaskedCaller};
+use crate::metrics::labels::RuleLabel;
+use crate::recorder::capture::CallerUtilization;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tollgate_core::{Span, Timestamp};
 
 /// How long is counted in one piece, and how many pieces are kept.
-const PIECE: Span = Span::from_secs(10);
-const PIECES: usize = 6;
+const SLICE: Span = Span::from_secs(10);
+const SLICES: usize = 6;
 /// From this part of a limit on a caller is near it.
-pub(crate) const NEAR: f32 = 0.8;
+pub(crate) const NEAR_THRESHOLD: f32 = 0.8;
 /// The longest lists.
-const MOST: usize = 50;
+const MAX_LISTED: usize = 50;
 
 /// One decision, as far as it concerns who asks.
 #[derive(Debug)]
-pub(crate) struct Seen<'a> {
-    pub(crate) caller: &'a Arc<Caller>,
+pub(crate) struct CallerSample<'a> {
+    pub(crate) caller: &'a Arc<MaskedCaller>,
     pub(crate) network: Option<&'a str>,
     pub(crate) slot: u32,
-    pub(crate) name: &'a Name,
+    pub(crate) name: &'a RuleLabel,
     pub(crate) denied: bool,
     /// What the caller has used of its own, and the name of that rule.
-    pub(crate) own: Option<(OwnUse, &'a Name)>,
+    pub(crate) utilization: Option<(CallerUtilization, &'a RuleLabel)>,
     /// How many decisions it stands for; none, where it was kept for another reason.
     pub(crate) weight: u32,
 }
 
 /// Counts of one stretch of time.
 #[derive(Debug)]
-struct Piece {
+struct WindowSlice {
     since: Timestamp,
-    by_rate: Sketch<u64, Arc<Caller>>,
-    by_denials: Sketch<(u64, u32), (Arc<Caller>, Name)>,
+    by_rate: Sketch<u64, Arc<MaskedCaller>>,
+    by_denials: Sketch<(u64, u32), (Arc<MaskedCaller>, RuleLabel)>,
 }
 
-impl Piece {
+impl WindowSlice {
     fn new(since: Timestamp) -> Self {
         Self { since, by_rate: Sketch::new(), by_denials: Sketch::new() }
     }
@@ -63,32 +63,32 @@ impl Piece {
 
 /// All that is known of who asks.
 #[derive(Debug, Default)]
-pub(crate) struct Top {
+pub(crate) struct TopCallers {
     now: Timestamp,
-    pieces: VecDeque<Piece>,
-    near: near_limit::Near,
-    shared: shared_network::Shared,
+    slices: VecDeque<WindowSlice>,
+    near: near_limit::NearLimitTracker,
+    shared: shared_network::SharedNetworkTracker,
 }
 
 /// A caller by its rate.
 #[derive(Debug)]
 pub(crate) struct ByRate {
-    pub(crate) caller: Arc<Caller>,
+    pub(crate) caller: Arc<MaskedCaller>,
     pub(crate) requests: u64,
 }
 
 /// A caller by its denials.
 #[derive(Debug)]
 pub(crate) struct ByDenials {
-    pub(crate) caller: Arc<Caller>,
-    pub(crate) name: Name,
+    pub(crate) caller: Arc<MaskedCaller>,
+    pub(crate) name: RuleLabel,
     pub(crate) denied: u64,
 }
 
-impl Top {
-    pub(crate) fn see(&mut self, seen: &Seen<'_>) {
+impl TopCallers {
+    pub(crate) fn record(&mut self, seen: &CallerSample<'_>) {
         let (caller, id) = (seen.caller, seen.caller.id);
-        if let Some(piece) = self.pieces.back_mut() {
+        if let Some(piece) = self.slices.back_mut() {
             if seen.weight > 0 {
                 piece.by_rate.add(id, u64::from(seen.weight), || Arc::clone(caller));
             }
@@ -97,13 +97,13 @@ impl Top {
                 piece.by_denials.add((id, seen.slot), 1, || (Arc::clone(caller), seen.name.clone()));
             }
         }
-        if let Some((own, name)) = &seen.own {
-            self.near.see(caller, name, own);
+        if let Some((own, name)) = &seen.utilization {
+            self.near.record(caller, name, own);
         }
         if let Some(network) = seen.network {
             // Who has nothing of its own is there, too, and is not near.
-            let near = seen.own.is_some_and(|(own, _)| own.used >= NEAR);
-            self.shared.see(network, id, near, self.now);
+            let near = seen.utilization.is_some_and(|(own, _)| own.used >= NEAR_THRESHOLD);
+            self.shared.record(network, id, near, self.now);
         }
     }
 
@@ -111,62 +111,62 @@ impl Top {
     ///
     /// Once a round, by the clock of whoever gathers, and never by the times of what is seen: threads are looked through one
     /// after the other, so that these go back and forth.
-    pub(crate) fn turn(&mut self, now: Timestamp) {
+    pub(crate) fn rotate(&mut self, now: Timestamp) {
         if now < self.now {
             return;
         }
         self.now = now;
-        if self.pieces.back().is_none_or(|last| now.since(last.since) >= PIECE) {
-            self.pieces.push_back(Piece::new(now));
+        if self.slices.back().is_none_or(|last| now.since(last.since) >= SLICE) {
+            self.slices.push_back(WindowSlice::new(now));
         }
-        let whole = Span::from_micros(PIECE.as_micros() * PIECES as u64);
-        while self.pieces.len() > PIECES
-            || self.pieces.front().is_some_and(|first| now.since(first.since) > whole)
+        let whole = Span::from_micros(SLICE.as_micros() * SLICES as u64);
+        while self.slices.len() > SLICES
+            || self.slices.front().is_some_and(|first| now.since(first.since) > whole)
         {
-            if self.pieces.len() == 1 {
+            if self.slices.len() == 1 {
                 break;
             }
-            self.pieces.pop_front();
+            self.slices.pop_front();
         }
-        self.near.turn(now);
-        self.shared.turn(now);
+        self.near.rotate(now);
+        self.shared.rotate(now);
     }
 
     /// How long is looked back, and all requests in that time.
     pub(crate) fn window(&self, now: Timestamp) -> (Span, u64) {
-        let since = self.pieces.front().map_or(now, |first| first.since);
-        (now.since(since), self.pieces.iter().map(|piece| piece.by_rate.total()).sum())
+        let since = self.slices.front().map_or(now, |first| first.since);
+        (now.since(since), self.slices.iter().map(|piece| piece.by_rate.total()).sum())
     }
 
     pub(crate) fn by_rate(&self) -> Vec<ByRate> {
-        let all = merged(self.pieces.iter().map(|piece| &piece.by_rate));
+        let all = merged(self.slices.iter().map(|piece| &piece.by_rate));
         all.into_iter().map(|(_, caller, requests)| ByRate { caller, requests }).collect()
     }
 
     pub(crate) fn by_denials(&self) -> Vec<ByDenials> {
-        let all = merged(self.pieces.iter().map(|piece| &piece.by_denials));
+        let all = merged(self.slices.iter().map(|piece| &piece.by_denials));
         all.into_iter().map(|(_, (caller, name), denied)| ByDenials { caller, name, denied }).collect()
     }
 
     /// The API key of somebody who is listed: it is kept with the place in the list, so that whoever has one can be acted on.
     pub(crate) fn key(&self, id: u64) -> Option<&str> {
-        let rates = self.pieces.iter().filter_map(|piece| piece.by_rate.told(&id));
-        let denials = self.pieces.iter().flat_map(|piece| piece.by_denials.counts());
+        let rates = self.slices.iter().filter_map(|piece| piece.by_rate.top_n(&id));
+        let denials = self.slices.iter().flat_map(|piece| piece.by_denials.counts());
         let denials = denials.map(|(_, (caller, _), _)| caller);
         let mut listed = rates.chain(denials).chain(self.near.callers()).filter(|caller| caller.id == id);
         listed.find_map(|caller| caller.key.as_ref()).map(ApiKey::expose)
     }
 
     pub(crate) fn near(&self) -> Vec<NearLimit> {
-        self.near.told(MOST)
+        self.near.top_n(MAX_LISTED)
     }
 
     pub(crate) fn near_keys(&self) -> usize {
-        self.near.told(usize::MAX).len()
+        self.near.top_n(usize::MAX).len()
     }
 
-    pub(crate) fn shared(&self, now: Timestamp) -> Vec<SharedAddress> {
-        self.shared.told(now, MOST)
+    pub(crate) fn shared(&self, now: Timestamp) -> Vec<SharedNetwork> {
+        self.shared.top_n(now, MAX_LISTED)
     }
 }
 
@@ -180,6 +180,6 @@ fn merged<'s, K: Copy + Eq + std::hash::Hash + 's, T: Clone + 's>(
     }
     let mut all: Vec<(K, T, u64)> = sums.into_iter().map(|(key, (told, count))| (key, told, count)).collect();
     all.sort_by_key(|(.., count)| std::cmp::Reverse(*count));
-    all.truncate(MOST);
+    all.truncate(MAX_LISTED);
     all
 }

@@ -7,11 +7,11 @@ use http::header::ACCEPT;
 use std::sync::Arc;
 use tollgate_http::fields::Fields;
 use tollgate_http::h1;
-use tollgate_observe::{Format, Status, Verbosity};
+use tollgate_observe::{ExpositionFormat, ProcessStatus, Verbosity};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-pub(super) async fn told(status: &Arc<dyn Status>, request: &Request<'_>) -> h1::Answer {
+pub(super) async fn told(status: &Arc<dyn ProcessStatus>, request: &Request<'_>) -> h1::Answer {
     let accept = request.fields.all(&ACCEPT).next().and_then(|accept| std::str::from_utf8(accept).ok());
     let (code, kind, text) = said(status, request.path, request.query, accept.unwrap_or_default()).await;
     h1::Answer::new(code, kind, text)
@@ -19,16 +19,16 @@ pub(super) async fn told(status: &Arc<dyn Status>, request: &Request<'_>) -> h1:
 
 type Said = (StatusCode, &'static str, String);
 
-async fn said(status: &Arc<dyn Status>, path: &str, query: &str, accept: &str) -> Said {
+async fn said(status: &Arc<dyn ProcessStatus>, path: &str, query: &str, accept: &str) -> Said {
     match path {
         "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/v1/hot" => aside(status, |status| ("application/json", status.hot().to_string())).await,
         "/metrics" => {
-            let format = Format::accepted(accept);
+            let format = ExpositionFormat::accepted(accept);
             aside(status, move |status| (format.media_type(), status.metrics_text(format))).await
         }
         _ => {
-            let (ready, text) = status.readiness(Verbosity::of_query(query));
+            let (ready, text) = status.readiness(Verbosity::from_query(query));
             let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
             (code, "application/json", text)
         }
@@ -37,8 +37,8 @@ async fn said(status: &Arc<dyn Status>, path: &str, query: &str, accept: &str) -
 
 /// Where there are many rules figures take long: they are worked out beside the threads that decide.
 async fn aside(
-    status: &Arc<dyn Status>,
-    tell: impl FnOnce(&dyn Status) -> (&'static str, String) + Send + 'static,
+    status: &Arc<dyn ProcessStatus>,
+    tell: impl FnOnce(&dyn ProcessStatus) -> (&'static str, String) + Send + 'static,
 ) -> Said {
     let status = Arc::clone(status);
     match tokio::task::spawn_blocking(move || tell(&*status)).await {
@@ -52,12 +52,12 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
     use std::thread;
-    use tollgate_observe::Page;
+    use tollgate_observe::MetricsWriter;
 
     /// Tells which thread was asked.
     struct Thread;
 
-    impl Status for Thread {
+    impl ProcessStatus for Thread {
         fn is_ready(&self) -> bool {
             true
         }
@@ -66,7 +66,7 @@ mod tests {
             json!({})
         }
 
-        fn metrics(&self, page: &mut Page) {
+        fn metrics(&self, page: &mut MetricsWriter) {
             let asked = format!("{:?}", thread::current().id());
             page.gauge(&format!("thread_{}", asked.replace(['(', ')'], "_")), "Which was asked.", 1);
         }
@@ -79,7 +79,7 @@ mod tests {
     /// Whoever scrapes must not hold up whoever is decided upon.
     #[tokio::test]
     async fn figures_are_not_worked_out_by_those_who_decide() {
-        let status: Arc<dyn Status> = Arc::new(Thread);
+        let status: Arc<dyn ProcessStatus> = Arc::new(Thread);
         let own = format!("{:?}", thread::current().id());
         for (path, own) in [("/metrics", own.replace(['(', ')'], "_")), ("/v1/hot", own)] {
             let (code, _, text) = said(&status, path, "", "").await;

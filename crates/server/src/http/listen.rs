@@ -17,7 +17,7 @@ use tollgate_http::h1::{Answer, Scan};
 use tollgate_http::problem::Problem;
 use tollgate_http::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
 use tollgate_http::server::{self, BodyMode, Io, NoStream, Rejection, Response, Scope, Service, Settings};
-use tollgate_observe::Status;
+use tollgate_observe::ProcessStatus;
 
 /// The largest body that is read.
 const MAX_BODY: usize = 64 * 1024;
@@ -108,7 +108,7 @@ impl<S: CounterStore + 'static> Service for Session<S> {
 pub async fn serve<S: CounterStore + 'static>(
     listener: TcpListener,
     limiter: Arc<Limiter<S>>,
-    status: Arc<dyn Status>,
+    status: Arc<dyn ProcessStatus>,
     config: HttpConfig,
     drain: impl Future<Output = ()> + Send,
 ) {

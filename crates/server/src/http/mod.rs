@@ -31,12 +31,12 @@ use tollgate_core::{CounterStore, Timestamp};
 use tollgate_engine::{Limiter, Trace};
 use tollgate_http::answer::AnswerSettings;
 use tollgate_http::{body, h1, problem, trace};
-use tollgate_observe::Status;
+use tollgate_observe::ProcessStatus;
 
 /// What every handler needs.
 pub(crate) struct App<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
-    pub(crate) status: Arc<dyn Status>,
+    pub(crate) status: Arc<dyn ProcessStatus>,
     pub(crate) answers: AnswerSettings,
     pub(crate) forward: Forward,
 }

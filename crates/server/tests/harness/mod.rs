@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_http::who::WhoSettings;
-use tollgate_observe::{Page, Status};
+use tollgate_observe::{MetricsWriter, ProcessStatus};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_server::http::{self, Forward, ForwardSettings, HttpConfig};
 use tollgate_server::resp::{self, RespConfig};
@@ -44,7 +44,7 @@ impl Settings {
 /// The process, as far as these servers ask for it.
 struct Process<S>(Arc<Limiter<S>>);
 
-impl<S: CounterStore + 'static> Status for Process<S> {
+impl<S: CounterStore + 'static> ProcessStatus for Process<S> {
     fn is_ready(&self) -> bool {
         true
     }
@@ -53,7 +53,7 @@ impl<S: CounterStore + 'static> Status for Process<S> {
         json!({"rules": {"revision": self.0.rules().revision()}})
     }
 
-    fn metrics(&self, _: &mut Page) {}
+    fn metrics(&self, _: &mut MetricsWriter) {}
 }
 
 pub(crate) fn memory() -> MemoryStore<SystemClock> {

@@ -23,7 +23,7 @@ use tollgate_admin::{
 use tollgate_control::{ControlPlane, DenialCounts, Role, RuleManager, SyncConfig};
 use tollgate_core::SystemClock;
 use tollgate_engine::{Counters, Limiter};
-use tollgate_observe::{Page, Status};
+use tollgate_observe::{MetricsWriter, ProcessStatus};
 
 /// Where operators come in if nothing else is said.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
@@ -253,7 +253,7 @@ pub(crate) fn details(control: &ControlPlane) -> Value {
 }
 
 /// What `/metrics` says of it.
-pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut Page) {
+pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut MetricsWriter) {
     let help = "Published rules that this node has rolled back by itself.";
     page.counter("ratelimit_rules_rollbacks_total", help, desk.rollbacks());
     let help = "Agreements with single callers that this node knows of.";

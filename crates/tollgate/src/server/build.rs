@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
-use tollgate_observe::Observe;
+use tollgate_observe::Telemetry;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
 
@@ -32,7 +32,7 @@ pub(crate) struct Built {
 fn limiter(
     config: &Config,
     operators: &Operators,
-    observe: Arc<Observe>,
+    observe: Arc<Telemetry>,
 ) -> anyhow::Result<Arc<Limiter<Store>>> {
     let rules = match &operators.desk {
         Some(desk) => Arc::clone(&desk.active().rules),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tollgate_core::PermitId;
 use tollgate_engine::{DecisionId, Limiter};
-use tollgate_observe::{Observe, Page};
+use tollgate_observe::{MetricsWriter, Telemetry};
 use tollgate_store::LeaseFigures;
 
 /// How often idle leases are looked for.
@@ -54,14 +54,14 @@ pub(crate) async fn say_farewell(limiter: &Arc<Limiter<Store>>) {
 }
 
 /// For `GET /v1/hot`, and with who asks most.
-pub(crate) fn hot(leases: &Far, observe: &Observe) -> Value {
+pub(crate) fn hot(leases: &Far, observe: &Telemetry) -> Value {
     let keys: Vec<Value> = leases
         .hot_keys(HOTTEST)
         .iter()
         .map(|key| {
             json!({
                 "counter": key.scope,
-                "values": key.values.iter().map(|part| observe.shown(&part.borrowed())).collect::<Vec<_>>(),
+                "values": key.values.iter().map(|part| observe.mask_part(&part.borrowed())).collect::<Vec<_>>(),
                 "per_second": key.rate,
                 "state": if key.promoted { "promoted" } else { "leased" },
                 "in_hand": key.in_hand,
@@ -80,7 +80,7 @@ pub(crate) fn told(figures: &LeaseFigures) -> Value {
 }
 
 /// Writes the figures.
-pub(crate) fn metrics(figures: &LeaseFigures, page: &mut Page) {
+pub(crate) fn metrics(figures: &LeaseFigures, page: &mut MetricsWriter) {
     let gauges = [
         ("ratelimit_leases", "Keys with a lease at this node.", figures.leases),
         ("ratelimit_hot_keys", "Keys that are leased because they are hot.", figures.hot),

@@ -70,7 +70,7 @@ pub(crate) fn end(why: Option<&anyhow::Error>) {
             if let Some(why) = why {
                 messages.write(why, 1);
             }
-            messages.end(FAREWELL);
+            messages.flush(FAREWELL);
         }
         (None, Some(why)) => eprint!("{why}"),
         (None, None) => {}

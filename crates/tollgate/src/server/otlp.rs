@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tollgate_observe::{Observe, Traces};
+use tollgate_observe::{SpanBuffer, Telemetry};
 
 /// How often what waits is taken away.
 const EVERY: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub(crate) struct Sending {
 
 impl Sending {
     /// Begins to send, where that is asked for.
-    pub(crate) fn start(otlp: Option<&Otlp>, observe: &Arc<Observe>) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn start(otlp: Option<&Otlp>, observe: &Arc<Telemetry>) -> anyhow::Result<Option<Self>> {
         let Some(otlp) = otlp else { return Ok(None) };
         tracing::info!("traces go to {}", otlp.uri);
         let (stop, stopped) = watch::channel(false);
@@ -78,27 +78,27 @@ enum Trouble {
 }
 
 impl Collector {
-    async fn run(mut self, observe: Arc<Observe>, mut stop: watch::Receiver<bool>) {
-        let Some(traces) = observe.traces() else { return };
+    async fn run(mut self, observe: Arc<Telemetry>, mut stop: watch::Receiver<bool>) {
+        let Some(traces) = observe.spans() else { return };
         while !wait(EVERY, &mut stop).await {
             self.round(traces, &mut stop).await;
         }
         self.round(traces, &mut stop).await;
     }
 
-    async fn round(&mut self, traces: &Traces, stop: &mut watch::Receiver<bool>) {
+    async fn round(&mut self, traces: &SpanBuffer, stop: &mut watch::Receiver<bool>) {
         for _ in 0..ROUND {
-            let Some(batch) = traces.take(BATCH) else { return };
+            let Some(batch) = traces.drain(BATCH) else { return };
             let message = Bytes::from(batch.message);
             match self.send(&message, stop).await {
                 Ok(answer) => {
-                    traces.sent(batch.spans, &answer);
+                    traces.record_sent(batch.spans, &answer);
                     if std::mem::take(&mut self.is_away) {
                         tracing::info!("the collector at {} takes spans again", self.otlp.uri);
                     }
                 }
                 Err(error) => {
-                    traces.lost(batch.spans);
+                    traces.record_dropped(batch.spans);
                     if !std::mem::replace(&mut self.is_away, true) {
                         let uri = &self.otlp.uri;
                         tracing::warn!(

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_engine::Limiter;
 use tollgate_http::who::Tokens;
-use tollgate_observe::Status;
+use tollgate_observe::ProcessStatus;
 use tollgate_server::{http, resp, rls};
 
 const GRPC: SocketAddr = local(8081);
@@ -99,7 +99,7 @@ impl Fronts {
         self,
         config: &Config,
         limiter: &Arc<Limiter<Store>>,
-        status: Arc<dyn Status>,
+        status: Arc<dyn ProcessStatus>,
         drain: impl Fn() -> D,
     ) -> Serving {
         let Self { grpc, http, resp, forward } = self;

@@ -13,14 +13,14 @@ use std::time::Duration;
 use tollgate_control::{ActiveRules, ChangeEvent, ControlPlane, RuleManager};
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_engine::{Limiter, Origin};
-use tollgate_observe::{Observe, Page, Status, rfc3339};
+use tollgate_observe::{MetricsWriter, ProcessStatus, Telemetry, rfc3339};
 
 /// How long the end waits for the last decisions to be written.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 pub(crate) struct ServerStatus {
     limiter: Arc<Limiter<Store>>,
-    observe: Arc<Observe>,
+    observe: Arc<Telemetry>,
     clock: SystemClock,
     started: Timestamp,
     /// Since when the rules act, in microseconds.
@@ -46,10 +46,10 @@ pub(crate) enum Part {
     Settings,
 }
 
-type Figures = Box<dyn Fn(&mut Page) + Send + Sync>;
+type Figures = Box<dyn Fn(&mut MetricsWriter) + Send + Sync>;
 
 impl ServerStatus {
-    pub(crate) fn new(limiter: Arc<Limiter<Store>>, observe: Arc<Observe>, config: &Config) -> Self {
+    pub(crate) fn new(limiter: Arc<Limiter<Store>>, observe: Arc<Telemetry>, config: &Config) -> Self {
         let clock = SystemClock::new();
         Self {
             limiter,
@@ -68,7 +68,7 @@ impl ServerStatus {
     }
 
     /// Adds figures to those that are told already.
-    pub(crate) fn tell_also(&self, figures: impl Fn(&mut Page) + Send + Sync + 'static) {
+    pub(crate) fn tell_also(&self, figures: impl Fn(&mut MetricsWriter) + Send + Sync + 'static) {
         let _ = self.more.set(Box::new(figures));
     }
 
@@ -86,7 +86,7 @@ impl ServerStatus {
     /// Writes the last decisions to the log's output. Nobody decides any more.
     pub(crate) async fn end(&self) {
         let observe = Arc::clone(&self.observe);
-        let lost = tokio::task::spawn_blocking(move || observe.end(FAREWELL)).await;
+        let lost = tokio::task::spawn_blocking(move || observe.flush(FAREWELL)).await;
         if let Ok(lost @ 1..) = lost {
             tracing::warn!(lost, "the output of the decision log did not take the last decisions in time");
         }
@@ -101,7 +101,7 @@ impl ServerStatus {
     pub(crate) fn reloaded(&self) {
         self.reloads.fetch_add(1, Ordering::Relaxed);
         self.rules_since.store(self.clock.now().as_micros(), Ordering::Relaxed);
-        self.observe.tell("rules", &json!({"revision": self.limiter.rules().revision()}));
+        self.observe.broadcast("rules", &json!({"revision": self.limiter.rules().revision()}));
         self.accepted(Part::Rules);
     }
 
@@ -114,7 +114,7 @@ impl ServerStatus {
             ChangeEvent::Emergencies => "emergency",
             ChangeEvent::Rules => "rules",
         };
-        self.observe.tell(kind, &json!({"revision": control.revision()}));
+        self.observe.broadcast(kind, &json!({"revision": control.revision()}));
     }
 
     /// A change was refused; what was good before still acts.
@@ -135,7 +135,7 @@ impl ServerStatus {
     }
 }
 
-impl Status for ServerStatus {
+impl ProcessStatus for ServerStatus {
     fn is_ready(&self) -> bool {
         let known = self.control.get().is_none_or(|(control, _)| control.is_loaded());
         known && !self.draining.load(Ordering::Relaxed)
@@ -172,7 +172,7 @@ impl Status for ServerStatus {
         }
     }
 
-    fn metrics(&self, page: &mut Page) {
+    fn metrics(&self, page: &mut MetricsWriter) {
         self.observe.write(page);
         self.limiter.store().metrics(page);
         let fallbacks = self.limiter.fallbacks();
@@ -211,7 +211,7 @@ impl Status for ServerStatus {
         }
     }
 
-    fn observe(&self) -> Option<&Arc<Observe>> {
+    fn telemetry(&self) -> Option<&Arc<Telemetry>> {
         Some(&self.observe)
     }
 
@@ -232,7 +232,7 @@ impl Status for ServerStatus {
     }
 
     fn presence(&self) -> Value {
-        let (store, place) = (self.limiter.store(), self.observe.place());
+        let (store, place) = (self.limiter.store(), self.observe.node_info());
         let mut breakers = BTreeMap::<String, u64>::new();
         for breaker in store.breakers() {
             *breakers.entry(breaker["state"].as_str().unwrap_or_default().to_owned()).or_default() += 1;

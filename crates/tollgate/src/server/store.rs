@@ -7,7 +7,7 @@
 
 use serde_json::{Value, json};
 use tollgate_core::{Charge, CounterStore, GiveBack, Outcome, Outcomes, Permit, StoreError, SystemClock};
-use tollgate_observe::Page;
+use tollgate_observe::MetricsWriter;
 use tollgate_store::{BreakerState, DenyCache, LeaseConfig, Leased, MemoryFigures, MemoryStore, RedisStore};
 
 /// Denials that are remembered, 64 bytes each.
@@ -66,7 +66,7 @@ impl Store {
     }
 
     /// Writes its figures.
-    pub(crate) fn metrics(&self, page: &mut Page) {
+    pub(crate) fn metrics(&self, page: &mut MetricsWriter) {
         match self {
             Self::Memory(memory) => memory_metrics(&memory.figures(), page),
             Self::Redis(far) => {
@@ -140,7 +140,7 @@ impl CounterStore for Store {
     }
 }
 
-fn redis_metrics(redis: &RedisStore, page: &mut Page) {
+fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     let shards = redis.status();
     let help = "State of each shard's breaker: 0 closed, 1 half open, 2 open.";
     let mut family = page.gauges("ratelimit_circuit_state", help);
@@ -180,7 +180,7 @@ fn redis_metrics(redis: &RedisStore, page: &mut Page) {
     page.counter("ratelimit_redis_disagreements_total", help, disagreements);
 }
 
-fn memory_metrics(figures: &MemoryFigures, page: &mut Page) {
+fn memory_metrics(figures: &MemoryFigures, page: &mut MetricsWriter) {
     let gauges = [
         ("ratelimit_memory_cap_bytes", "The most bytes that counters can take.", figures.bytes_cap),
         ("ratelimit_memory_slots", "Slots of the counter table.", figures.slots),

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tollgate_control::ControlPlane;
-use tollgate_observe::{HiddenAs, Hide, Mask, Observe, Output, Place, Settings};
+use tollgate_observe::{Mask, MaskStyle, MaskedAttributes, NodeInfo, Output, Telemetry, TelemetryConfig};
 
 /// Decisions in memory, at the most.
 const MOST_KEPT: usize = 1_000_000;
@@ -31,7 +31,7 @@ pub(crate) struct DecisionLog {
     hide: Vec<String>,
     /// What stands for values that are not told.
     #[serde(default)]
-    hidden_as: HiddenAs,
+    hidden_as: MaskStyle,
 }
 
 /// Flags over the file, held to bounds.
@@ -88,34 +88,34 @@ impl DecisionLog {
             // The same ids on all nodes, and those that quotas go by.
             Some(control) => {
                 let book = Arc::clone(control);
-                Mask::by(move |text| book.key_id(text))
+                Mask::with_hash(move |text| book.key_id(text))
             }
-            None => Mask::of_this_process(),
+            None => Mask::random(),
         };
         let hide = match &self.hide[..] {
-            [] => Hide::Secrets,
-            names if names.iter().any(|name| name == "*") => Hide::All,
-            names => Hide::Also(names.to_vec()),
+            [] => MaskedAttributes::Secrets,
+            names if names.iter().any(|name| name == "*") => MaskedAttributes::All,
+            names => MaskedAttributes::Also(names.to_vec()),
         };
-        mask.hiding(hide, self.hidden_as)
+        mask.with_masked(hide, self.hidden_as)
     }
 }
 
 /// Starts watching.
-pub(crate) fn start(config: &Config, control: Option<&Arc<ControlPlane>>) -> anyhow::Result<Arc<Observe>> {
+pub(crate) fn start(config: &Config, control: Option<&Arc<ControlPlane>>) -> anyhow::Result<Arc<Telemetry>> {
     let log = &config.decision_log;
-    let defaults = Settings::default();
+    let defaults = TelemetryConfig::default();
     let node = config.node.clone().or_else(machine).unwrap_or_else(|| "tollgate".to_owned());
-    let settings = Settings {
-        place: Place { node: node.into(), region: config.region.clone().map(Into::into) },
-        allowed: log.allowed.unwrap_or(defaults.allowed),
-        keep: log.keep.unwrap_or(defaults.keep),
+    let settings = TelemetryConfig {
+        node: NodeInfo { node: node.into(), region: config.region.clone().map(Into::into) },
+        allowed_sample: log.allowed.unwrap_or(defaults.allowed_sample),
+        max_records: log.keep.unwrap_or(defaults.max_records),
         output: log.output()?,
         mask: log.mask(control),
-        traced_as: config.otlp.as_ref().map(|otlp| otlp.service.clone()),
+        service_name: config.otlp.as_ref().map(|otlp| otlp.service.clone()),
     };
     let told = || format!("--decision-log {}", log.output.as_deref().unwrap_or("".as_ref()).display());
-    let observe = Observe::new(settings).with_context(told)?;
+    let observe = Telemetry::new(settings).with_context(told)?;
     observe.start()?;
     Ok(observe)
 }
