@@ -4,8 +4,8 @@ use crate::response;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue};
-use tollgate_control::{ControlError, QuotaProblem};
-use tollgate_edge::problem::{MEDIA_TYPE, Problem};
+use tollgate_control::{ControlError, ValidationError};
+use tollgate_http::problem::{MEDIA_TYPE, Problem};
 
 /// What a handler returns.
 pub(crate) type ApiResult = Result<Response, ApiError>;
@@ -27,8 +27,8 @@ impl From<ControlError> for ApiError {
 }
 
 /// What was sent is well formed and cannot take effect.
-impl From<QuotaProblem> for ApiError {
-    fn from(wrong: QuotaProblem) -> Self {
+impl From<ValidationError> for ApiError {
+    fn from(wrong: ValidationError) -> Self {
         Self(unprocessable("It cannot act", wrong.detail).at(wrong.place))
     }
 }
@@ -52,13 +52,13 @@ pub(crate) fn unprocessable(title: &'static str, detail: impl Into<String>) -> P
 /// An error of the control plane. The words of a database go to the log: they may name hosts.
 pub(crate) fn control_problem(error: ControlError) -> Problem {
     match error {
-        ControlError::Changed => {
+        ControlError::Conflict => {
             Problem::new(StatusCode::PRECONDITION_FAILED, "Changed meanwhile", error.to_string())
         }
-        ControlError::NeverActed { .. } => {
+        ControlError::NeverActive { .. } => {
             Problem::new(StatusCode::CONFLICT, "It has never acted", error.to_string())
         }
-        ControlError::Unknown(_) => Problem::new(StatusCode::NOT_FOUND, "Not found", error.to_string()),
+        ControlError::NotFound(_) => Problem::new(StatusCode::NOT_FOUND, "Not found", error.to_string()),
         error => {
             tracing::warn!(%error, "the admin API could not answer");
             database_unavailable()

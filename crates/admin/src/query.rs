@@ -9,7 +9,7 @@ use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use serde_json::Value;
 use std::fmt;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 
 const MAX_KEY: usize = 512;
 

@@ -29,7 +29,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 
 /// How long a response may take to begin: a database that hangs must not hold operators up.

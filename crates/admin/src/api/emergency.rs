@@ -12,7 +12,7 @@ use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tollgate_control::{Emergency, EmergencyDraft};
+use tollgate_control::{EmergencyRecord, EmergencySpec};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -23,7 +23,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 
 #[derive(Serialize, ToSchema)]
 struct Emergencies {
-    active: Vec<Emergency>,
+    active: Vec<EmergencyRecord>,
 }
 
 /// What acts in an emergency.
@@ -36,15 +36,15 @@ async fn list(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<No
 }
 
 /// Block, tighten or exempt; disable a rule; let all through, or only count.
-#[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency", request_body = EmergencyDraft,
-    responses((status = 201, description = "It acts.", body = Emergency)),
+#[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency", request_body = EmergencySpec,
+    responses((status = 201, description = "It acts.", body = EmergencyRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn declare(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
-    Json(draft): Json<EmergencyDraft>,
+    Json(draft): Json<EmergencySpec>,
 ) -> ApiResult {
-    let declared = admin.control()?.declare_emergency(draft, &(admin.rules)(), &actor).await??;
+    let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;
     Ok(json_response(StatusCode::CREATED, &declared))
 }
 
@@ -57,7 +57,7 @@ struct Renewal {
 /// Let one act for longer.
 #[utoipa::path(post, path = "/admin/v1/emergency/{id}/renew", operation_id = "POST_emergency_id_renew",
     params(IdParameter), request_body = Option<Renewal>,
-    responses((status = 200, description = "What was asked for.", body = Emergency)),
+    responses((status = 200, description = "What was asked for.", body = EmergencyRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn renew(
     State(admin): State<Arc<AdminState>>,

@@ -11,7 +11,7 @@ use http::StatusCode;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use utoipa_axum::router::OpenApiRouter;

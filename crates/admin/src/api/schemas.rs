@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tollgate_control::{Report, RuleFile, RuleRevision, RuleStatus};
+use tollgate_control::{PreviewReport, RevisionStatus, RuleFile, RuleRevision};
 use utoipa::{IntoParams, ToSchema};
 
 /// A problem (RFC 9457).
@@ -103,7 +103,7 @@ pub(crate) struct PublishedRevision {
     #[serde(flatten)]
     revision: RuleRevision,
     #[serde(flatten)]
-    report: Report,
+    report: PreviewReport,
 }
 
 /// The rules that act now; what is known of their revision, if they were published.
@@ -121,7 +121,7 @@ pub(crate) struct ActingRules {
     #[schema(required = false)]
     created_at: String,
     #[schema(required = false)]
-    status: RuleStatus,
+    status: RevisionStatus,
     base_rev: Option<i64>,
     #[schema(required = false)]
     active_since_ms: i64,

@@ -15,7 +15,7 @@ use http::request::Parts;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tollgate_control::Role;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;

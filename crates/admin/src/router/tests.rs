@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use tollgate_control::Role;
 use tollgate_engine::UsageError;
-use tollgate_observe::{Page, Status};
+use tollgate_observe::{MetricsWriter, ProcessStatus};
 use tollgate_rules::{Options, Ruleset};
 use tower::ServiceExt;
 
 struct Process;
 
-impl Status for Process {
+impl ProcessStatus for Process {
     fn is_ready(&self) -> bool {
         true
     }
@@ -27,7 +27,7 @@ impl Status for Process {
         json!({})
     }
 
-    fn metrics(&self, _: &mut Page) {}
+    fn metrics(&self, _: &mut MetricsWriter) {}
 }
 
 impl LogLevels for Process {
