@@ -7,12 +7,12 @@ class Emergencies {
   problem = $state.raw<Problem | null>(null);
   loaded = $state(false);
   /** When the list was last told, if ever. */
-  toldAt = $state<string | null>(null);
+  updatedAt = $state<string | null>(null);
 
   async load(): Promise<void> {
     try {
       this.active = (await get<{ active: Emergency[] }>('/admin/v1/emergency')).active;
-      this.toldAt = new Date().toISOString();
+      this.updatedAt = new Date().toISOString();
       this.problem = null;
     } catch (error) {
       const problem = asProblem(error);
@@ -24,8 +24,8 @@ class Emergencies {
   }
 
   /** Whether what is shown is what was last known, and no more. */
-  get isOld(): boolean {
-    return this.problem !== null && this.toldAt !== null;
+  get isStale(): boolean {
+    return this.problem !== null && this.updatedAt !== null;
   }
 }
 

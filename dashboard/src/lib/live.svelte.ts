@@ -2,7 +2,7 @@
 // server, and each stream is one: a tab that nobody sees lets go of its own and fills the gap when it is seen again, and of
 // windows side by side only a few have one; the others ask every few seconds until there is a seat for them.
 import { asProblem, get, type Problem } from './api';
-import { setClock } from './now.svelte';
+import { setClock } from './clock.svelte';
 import type { Series, Stats, Tick } from './types';
 
 const FIELDS = ['t', 'allow', 'deny', 'shadow_deny', 'fail_open', 'delayed', 'p50_us', 'p99_us', 'p999_us'] as const;
@@ -21,9 +21,9 @@ class Live {
   series = $state.raw<Series>(none());
   stats = $state.raw<Stats | null>(null);
   problem = $state.raw<Problem | null>(null);
-  status = $state<'off' | 'connecting' | 'live' | 'asking' | 'broken'>('off');
+  status = $state<'off' | 'connecting' | 'live' | 'polling' | 'broken'>('off');
   /** When the server last told something, by its clock. */
-  toldAt = $state<string | null>(null);
+  updatedAt = $state<string | null>(null);
   /** Each counts up when the server says that something of its kind has changed. */
   changed = $state({ rules: 0, emergency: 0, quota: 0 });
 
@@ -77,7 +77,7 @@ class Live {
       // Somebody may have turned away meanwhile, or another call been quicker.
       if (!this.reload || this.leave || this.source) return seat?.();
       if (!seat) {
-        this.status = 'asking';
+        this.status = 'polling';
         return;
       }
       this.leave = seat;
@@ -119,7 +119,7 @@ class Live {
       // Somebody has chosen another stretch meanwhile, and its answer is on its way.
       if (seconds !== this.seconds) return;
       setClock(stats.now, asked, Date.now());
-      this.toldAt = stats.now;
+      this.updatedAt = stats.now;
       this.stats = stats;
       this.series = stats.series;
       this.problem = null;

@@ -18,7 +18,7 @@ class Route {
   }
 
   /** Changes the words of this view without a step in the history. */
-  say(words: Record<string, string>): void {
+  replace(words: Record<string, string>): void {
     const set = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== ''));
     const text = set.toString();
     history.replaceState(null, '', `#/${this.view}${text ? `?${text}` : ''}`);

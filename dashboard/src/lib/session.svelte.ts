@@ -3,7 +3,7 @@ import type { Session } from './types';
 
 const ranks = { viewer: 1, operator: 2, admin: 3 } as const;
 
-class Who {
+class SessionStore {
   state = $state<Session | null>(null);
   failed = $state<string | null>(null);
 
@@ -22,10 +22,10 @@ class Who {
     this.state = { name: null, role: null, needs_login: true };
   }
 
-  may(role: 'viewer' | 'operator' | 'admin'): boolean {
+  can(role: 'viewer' | 'operator' | 'admin'): boolean {
     const own = this.state?.role;
     return own !== null && own !== undefined && ranks[own] >= ranks[role];
   }
 }
 
-export const session = new Who();
+export const session = new SessionStore();

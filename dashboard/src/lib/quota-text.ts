@@ -1,6 +1,6 @@
 // What is agreed with one caller, in words.
 import { date, exact } from './format';
-import type { Present } from './present';
+import type { Present } from './current-limit';
 import type { Override, Quota } from './types';
 
 export function limitInWords(own: Override): string {
