@@ -131,7 +131,7 @@ impl Entry {
             "at": rfc3339(self.at),
             "domain": self.asker.domain,
             "attributes": attributes,
-            "front": self.front,
+            "protocol": self.front,
             "verdict": self.ruled.name(),
             "origin": self.origin.name(),
             "cost": self.cost,

@@ -2,13 +2,13 @@
 
 use crate::entry::rfc3339;
 use crate::latency::Latency;
-use crate::names::Name;
+use crate::names::{Name, OTHER};
 use crate::observe::Observe;
 use crate::page::Page;
 use crate::process;
 use crate::series::{KEPT, Totals};
 use crate::stripe::{CELLS, FRONTS, Stripe, TENTHS};
-use crate::watch::{MET_ALLOW, MET_DENY, MET_SPARED, ORIGINS, SHADOW_DENY, VERDICTS};
+use crate::watch::{MET_ALLOW, MET_DENY, MET_SPARED, ORIGINS, SHADOW_DENY, UNMATCHED, VERDICTS};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -77,6 +77,7 @@ impl Observe {
             totals.allow += verdict(0) + verdict(2) + verdict(3);
             totals.deny += verdict(1);
             totals.delayed += verdict(2);
+            totals.unmatched += sums[UNMATCHED];
             totals.fail_open +=
                 (0..VERDICTS.len()).map(|verdict| sums[verdict * ORIGINS.len() + 3]).sum::<u64>();
         }
@@ -185,6 +186,18 @@ impl Observe {
             })
             .collect();
         drop(rates);
+        let counts = self.all_counts();
+        let unmatched: Vec<Value> = counts
+            .iter()
+            .filter(|(name, sums)| name.rule.is_empty() && sums[UNMATCHED] > 0)
+            .map(|(name, sums)| json!({"domain": name.domain, "requests": sums[UNMATCHED]}))
+            .collect();
+        let unknown = counts.get(OTHER as usize).map_or(0, |(_, sums)| sums[UNMATCHED]);
+        let names: Vec<Value> = self
+            .unknown_domains()
+            .iter()
+            .map(|(domain, requests)| json!({"domain": domain, "requests": requests}))
+            .collect();
         let tiers: Vec<Value> = self
             .tiers()
             .iter()
@@ -199,6 +212,8 @@ impl Observe {
             "step_ms": 1_000,
             "series": self.series().columns(seconds),
             "rules": rules,
+            "unmatched": unmatched,
+            "unknown_domains": {"requests": unknown, "domains": names},
             "tiers": tiers,
             "node": {
                 "name": self.place.node,

@@ -5,7 +5,7 @@ use crate::capture::{Buffer, Ruled};
 use crate::entry::{Entry, Place};
 use crate::log::{Log, Search};
 use crate::mask::Mask;
-use crate::names::{Layout, Name, Names};
+use crate::names::{Layout, Name, Names, OTHER};
 use crate::recall::Recall;
 use crate::series::{Rates, Series};
 use crate::sink::{Output, Sink};
@@ -13,17 +13,20 @@ use crate::stripe::Stripes;
 use crate::top::{Seen, Top};
 use crate::traces::Traces;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::broadcast;
 use tollgate_core::{Clock, Span, SystemClock, Timestamp};
-use tollgate_engine::DecisionId;
+use tollgate_engine::{DecisionId, Origin};
 
 /// How often what was set aside is looked through.
 const ROUND: Duration = Duration::from_millis(100);
 /// Events that one who listens may be behind before some are skipped.
 const BEHIND: usize = 16;
+/// Domains without rules that are listed by name; requests of the others are counted all the same.
+const MAX_UNKNOWN_DOMAINS: usize = 20;
 
 /// What is to be observed, and how.
 #[derive(Debug)]
@@ -81,6 +84,8 @@ pub struct Observe {
     pub(crate) started: Timestamp,
     pub(crate) traces: Option<Traces>,
     recall: Mutex<Recall>,
+    /// Sampled requests of domains without rules, by the domain; at most [`MAX_UNKNOWN_DOMAINS`].
+    unknown: Mutex<BTreeMap<Box<str>, u64>>,
     /// What rules without a number of their own are called.
     other: Name,
     events: Mutex<Option<broadcast::Sender<Event>>>,
@@ -112,6 +117,7 @@ impl Observe {
             rates: Mutex::default(),
             started: clock.now(),
             recall: Mutex::default(),
+            unknown: Mutex::default(),
             other: Name { domain: "other".into(), rule: "other".into() },
             events: Mutex::new(Some(broadcast::channel(BEHIND).0)),
             gathering: Mutex::default(),
@@ -270,6 +276,9 @@ impl Observe {
             if noted.weight > 0 {
                 samples += 1;
             }
+            if noted.slot == OTHER && capture.origin == Origin::Unmatched {
+                self.record_unknown_domain(&asker.domain, u64::from(noted.weight));
+            }
             if let Some(caller) = &asker.caller {
                 let name = |slot: u32| names.get(slot as usize).unwrap_or(&self.other);
                 top.see(&Seen {
@@ -288,6 +297,22 @@ impl Observe {
             }
         }
         samples
+    }
+
+    /// Counts sampled requests of a domain without rules. Names come from clients: only so many are kept.
+    fn record_unknown_domain(&self, domain: &str, weight: u64) {
+        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        if unknown.len() < MAX_UNKNOWN_DOMAINS || unknown.contains_key(domain) {
+            *unknown.entry(domain.into()).or_default() += weight;
+        }
+    }
+
+    /// Returns the domains without rules that requests named, with the number of those requests, estimated.
+    pub(crate) fn unknown_domains(&self) -> Vec<(Box<str>, u64)> {
+        let unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = unknown.iter().map(|(domain, requests)| (domain.clone(), *requests)).collect();
+        all.sort_by_key(|(_, requests)| std::cmp::Reverse(*requests));
+        all
     }
 
     /// Takes the figures of a second. The worker does so by itself.

@@ -3,7 +3,7 @@
 //! Few are ever on at once, so a node reads all of them again whenever anything has changed, before anything else: that is
 //! one short query, and nothing can be missed.
 
-use crate::audit::record;
+use crate::audit::{reason_only, record};
 use crate::auth::key_hash::KeyHash;
 use crate::control_plane::{Control, Heard};
 use crate::db::on;
@@ -188,13 +188,26 @@ impl Control {
     /// # Errors
     /// [`ControlError::Unknown`] if it is not on; or the database's own.
     pub async fn end_emergency(&self, id: &str, actor: &Actor) -> Result<(), ControlError> {
-        self.change_emergency(id, Change::End, "emergency.end", actor).await.map(drop)
+        self.end_emergency_with_reason(id, "", actor).await
+    }
+
+    /// Ends a measure and records the reason in the audit log.
+    ///
+    /// # Errors
+    /// As [`Control::end_emergency`].
+    pub async fn end_emergency_with_reason(
+        &self,
+        id: &str,
+        reason: &str,
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
+        self.change_emergency(id, Change::End(reason), "emergency.end", actor).await.map(drop)
     }
 
     async fn change_emergency(
         &self,
         id: &str,
-        change: Change,
+        change: Change<'_>,
         action: &'static str,
         actor: &Actor,
     ) -> Result<Emergency, ControlError> {
@@ -205,7 +218,7 @@ impl Control {
             let row = row.ok_or(ControlError::Unknown("emergency with this id that is on"))?;
             let before = emergency(&row)?;
             let (ended, until) = match change {
-                Change::End => (1_i64, row.9),
+                Change::End(_) => (1_i64, row.9),
                 Change::Until(until) => (0, until),
             };
             sqlx::query("UPDATE emergencies SET ended = $2, expires_at = $3, revision = $4 WHERE id = $1")
@@ -216,7 +229,10 @@ impl Control {
                 .execute(&mut *tx)
                 .await?;
             let after = Emergency { expires_at: tell_millis(until), revision: head.0, ..before.clone() };
-            let told_after = if ended == 1 { String::new() } else { told(&after) };
+            let told_after = match change {
+                Change::End(reason) => reason_only(reason),
+                Change::Until(_) => told(&after),
+            };
             let changed = Changed { action, target: id, before: told(&before), after: told_after };
             record!(tx, head, now, actor, &changed);
             after
@@ -254,7 +270,8 @@ impl Control {
     }
 }
 
-enum Change {
-    End,
+enum Change<'r> {
+    /// For this reason, if any was given.
+    End(&'r str),
     Until(i64),
 }

@@ -70,6 +70,7 @@ pub struct Report {
     /// What they change.
     pub diff: Vec<Change>,
     /// What they would have done to the last traffic.
+    #[serde(rename = "impact")]
     #[schema(required = true)]
     pub rehearsal: Option<Rehearsal>,
 }

@@ -10,7 +10,7 @@ pub(crate) mod record;
 pub(crate) mod row;
 pub(crate) mod table;
 
-use crate::audit::record;
+use crate::audit::{reason_only, record};
 use crate::auth::key_hash::{Caller, KeyHash, prefix};
 use crate::control_plane::Control;
 use crate::db::on;
@@ -170,6 +170,20 @@ impl Control {
         expected: Expected,
         actor: &Actor,
     ) -> Result<(), ControlError> {
+        self.delete_quota_with_reason(caller, expected, "", actor).await
+    }
+
+    /// Deletes a quota and records the reason in the audit log.
+    ///
+    /// # Errors
+    /// As [`Control::delete_quota`].
+    pub async fn delete_quota_with_reason(
+        &self,
+        caller: impl Into<Caller<'_>>,
+        expected: Expected,
+        reason: &str,
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
         let hash = self.hasher.of(caller.into());
         let (now, seconds) = (self.now_millis(), self.now_seconds());
         writing!(&self.db, |tx, head| {
@@ -190,7 +204,7 @@ impl Control {
                 action: "quota.delete",
                 target: &before.id,
                 before: told(Some(&before)),
-                after: String::new(),
+                after: reason_only(reason),
             };
             record!(tx, head, now, actor, &changed);
         });

@@ -12,7 +12,7 @@ impl Entry {
     /// What it is owed to, in words.
     fn by(&self) -> String {
         match self.rule() {
-            Some(OWN_LIMIT) => "the request's own limit".to_owned(),
+            Some(OWN_LIMIT) => "the request's inline limit".to_owned(),
             Some(rule) => format!("rule `{rule}`"),
             None => "no rule".to_owned(),
         }
@@ -40,12 +40,12 @@ impl Entry {
         }
     }
 
-    /// One sentence.
+    /// The verdict and its cause, without the numbers, which [`Self::json`] has as fields.
     #[must_use]
-    pub fn why(&self) -> String {
+    pub fn headline(&self) -> String {
         let by = self.by();
         let measure = self.measure.as_ref().map_or("emergency", |(measure, _)| measure);
-        let mut why = match (self.ruled, self.origin) {
+        match (self.ruled, self.origin) {
             (Ruled::Deny, Origin::FailClosed) => {
                 format!("Denied: the store was away, and {by} turns requests away then")
             }
@@ -61,7 +61,26 @@ impl Entry {
             (Ruled::Delay, _) => format!("Allowed by {by}, after a wait of {}", for_people(self.delay)),
             (Ruled::Degrade, _) => format!("Allowed, to be served in a lesser way by {by}"),
             (Ruled::Allow, _) => format!("Allowed; nearest to its limit was {by}"),
+        }
+    }
+
+    /// What neither the headline nor the fields tell: a measure that was active, and what decided in place of the store.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let measure = self.measure_line();
+        let decided = match self.origin {
+            Origin::Local => {
+                Some("The store was unavailable; this node's fallback counters decided.".to_owned())
+            }
+            _ => None,
         };
+        measure.into_iter().chain(decided).collect()
+    }
+
+    /// One sentence.
+    #[must_use]
+    pub fn why(&self) -> String {
+        let mut why = self.headline();
         if let Some(told) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
             let _ = write!(
                 why,
@@ -96,6 +115,21 @@ impl Entry {
         why
     }
 
+    /// The measure that was active, where it did not decide by itself.
+    fn measure_line(&self) -> Option<String> {
+        let (measure, act) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency)?;
+        let did = match act {
+            Act::Tighten(thousandths) => {
+                let percent = f64::from(*thousandths) / 10.0;
+                format!(": limits were {percent}% of what the rules say")
+            }
+            Act::ShadowAll => ": nothing was denied".to_owned(),
+            Act::DisableRule => ": a rule was switched off".to_owned(),
+            Act::Block | Act::Exempt | Act::AllowAll => String::new(),
+        };
+        Some(format!("An operator's measure `{measure}` was on{did}."))
+    }
+
     /// Whether it waits for others to end, and not for a time.
     fn is_held(&self) -> bool {
         self.limit.as_ref().is_some_and(|told| told.limit.is_held())
@@ -122,18 +156,7 @@ impl Entry {
                 self.by()
             ));
         }
-        if let Some((measure, act)) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency) {
-            let did = match act {
-                Act::Tighten(thousandths) => {
-                    let percent = f64::from(*thousandths) / 10.0;
-                    format!(": limits were {percent}% of what the rules say")
-                }
-                Act::ShadowAll => ": nothing was denied".to_owned(),
-                Act::DisableRule => ": a rule was switched off".to_owned(),
-                Act::Block | Act::Exempt | Act::AllowAll => String::new(),
-            };
-            lines.push(format!("An operator's measure `{measure}` was on{did}."));
-        }
+        lines.extend(self.measure_line());
         let decided = match self.origin {
             Origin::Store => "the counters decided",
             Origin::Local => "the store was away, and this node's own counters decided",
