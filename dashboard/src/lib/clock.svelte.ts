@@ -1,16 +1,16 @@
-// The time, once a second, for everything that counts down: the server's, since the times that it tells are by its clock.
+// The server's time, updated once a second, for countdowns and ages.
 export const now = $state({ ms: Date.now() });
 
-/** How far this browser's clock is behind the server's. */
+/** Offset of this browser's clock behind the server's, in milliseconds. */
 let behind = 0;
 
-/** The server has told its time, somewhere between two times by this browser's clock. */
-export function setClock(told: string, asked: number, answered: number): void {
-  const server = Date.parse(told);
+/** Sets the offset from a time in a response, given when it was requested and received. */
+export function setClock(serverTime: string, sentAt: number, receivedAt: number): void {
+  const server = Date.parse(serverTime);
   if (Number.isNaN(server)) return;
-  const apart = server - (asked + answered) / 2;
-  // Within what asking takes, nobody knows better.
-  behind = Math.abs(apart) > (answered - asked) / 2 + 1_000 ? apart : 0;
+  const apart = server - (sentAt + receivedAt) / 2;
+  // Within the round-trip time the offset cannot be measured.
+  behind = Math.abs(apart) > (receivedAt - sentAt) / 2 + 1_000 ? apart : 0;
 }
 
 setInterval(() => (now.ms = Date.now() + behind), 1_000);

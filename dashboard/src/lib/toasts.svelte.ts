@@ -1,4 +1,4 @@
-// Short messages that something was done; they go by themselves.
+// Short confirmations that disappear by themselves.
 export interface Toast {
   id: number;
   text: string;
