@@ -29,7 +29,7 @@ impl From<ControlError> for ApiError {
 /// What was sent is well formed and cannot take effect.
 impl From<ValidationError> for ApiError {
     fn from(wrong: ValidationError) -> Self {
-        Self(unprocessable("It cannot act", wrong.detail).at(wrong.place))
+        Self(unprocessable("Validation failed", wrong.detail).at(wrong.place))
     }
 }
 
@@ -53,10 +53,10 @@ pub(crate) fn unprocessable(title: &'static str, detail: impl Into<String>) -> P
 pub(crate) fn control_problem(error: ControlError) -> Problem {
     match error {
         ControlError::Conflict => {
-            Problem::new(StatusCode::PRECONDITION_FAILED, "Changed meanwhile", error.to_string())
+            Problem::new(StatusCode::PRECONDITION_FAILED, "Precondition failed", error.to_string())
         }
         ControlError::NeverActive { .. } => {
-            Problem::new(StatusCode::CONFLICT, "It has never acted", error.to_string())
+            Problem::new(StatusCode::CONFLICT, "Revision was never active", error.to_string())
         }
         ControlError::NotFound(_) => Problem::new(StatusCode::NOT_FOUND, "Not found", error.to_string()),
         error => {
@@ -68,5 +68,5 @@ pub(crate) fn control_problem(error: ControlError) -> Problem {
 
 pub(crate) fn database_unavailable() -> Problem {
     let detail = "the database does not answer; decisions go on by what is known. Try again";
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Database away", detail)
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Database unavailable", detail)
 }

@@ -116,7 +116,7 @@ async fn within_time_limit(request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let limit = match (request.method().as_str(), path) {
         ("POST", quota_bulk::IMPORT) => quota_bulk::TIME_LIMIT,
-        ("POST", rules::ALL | rules::CHECK) => rules::TIME_LIMIT,
+        ("POST", rules::ALL | rules::PREVIEW | rules::CHECK) => rules::TIME_LIMIT,
         _ => TIME_LIMIT,
     };
     let response = tokio::time::timeout(limit, next.run(request)).await;

@@ -55,7 +55,7 @@ impl AdminState {
     pub(crate) fn observe(&self) -> Result<&Arc<Telemetry>, Problem> {
         self.status.telemetry().ok_or_else(|| {
             let detail = "this process does not watch its decisions";
-            Problem::new(StatusCode::NOT_FOUND, "Nobody watches", detail)
+            Problem::new(StatusCode::NOT_FOUND, "Decision log disabled", detail)
         })
     }
 }

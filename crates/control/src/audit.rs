@@ -25,6 +25,11 @@ const SELECT_BEFORE: &str = "SELECT seq, at, actor, origin, action, target, befo
 /// The most that are read at once.
 const MAX_PAGE: i64 = 1_000;
 
+/// What the audit log has in `after` of something that is gone: the reason, if one was given.
+pub(crate) fn reason_only(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { serde_json::json!({"reason": reason}).to_string() }
+}
+
 type AuditRow = (i64, i64, String, String, String, String, String, String, Vec<u8>);
 
 /// One change.

@@ -156,7 +156,7 @@ pub enum RulingBy {
 }
 
 /// What a limit is called that a request brought with it.
-pub const OWN_LIMIT: &str = "request's own limit";
+pub const OWN_LIMIT: &str = "inline-limit";
 
 /// What is decided, apart from its name and its rules.
 #[derive(Clone, Debug)]

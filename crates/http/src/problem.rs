@@ -6,6 +6,9 @@ use http::header::ALLOW;
 use http::{Method, StatusCode};
 use serde_json::json;
 
+/// The problem type of a path that this version does not have; clients tell it from a missing record by that.
+pub const NO_SUCH_PATH: &str = "urn:tollgate:problem:no-such-path";
+
 /// The media type of [`Problem::body`].
 pub const MEDIA_TYPE: &str = "application/problem+json";
 
@@ -14,6 +17,8 @@ pub const MEDIA_TYPE: &str = "application/problem+json";
 pub struct Problem {
     /// The status of the response.
     pub status: StatusCode,
+    /// The problem type, a URI; `about:blank` where the status says it all.
+    pub kind: &'static str,
     /// What kind of error it is, in a few words.
     pub title: &'static str,
     /// What is wrong with this request, and what to do.
@@ -27,7 +32,7 @@ pub struct Problem {
 impl Problem {
     /// A problem without a place.
     pub fn new(status: StatusCode, title: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, title, detail: detail.into(), place: None, allow: None }
+        Self { status, kind: "about:blank", title, detail: detail.into(), place: None, allow: None }
     }
 
     /// A request that is malformed.
@@ -47,7 +52,7 @@ impl Problem {
     pub fn not_found(path: &str, try_instead: &str) -> Self {
         let shown: String = path.chars().take(100).collect();
         let detail = format!("there is nothing at `{shown}`; try {try_instead}");
-        Self::new(StatusCode::NOT_FOUND, "Not found", detail)
+        Self { kind: NO_SUCH_PATH, ..Self::new(StatusCode::NOT_FOUND, "Not found", detail) }
     }
 
     /// The path supports one method, and the request has another.
@@ -69,13 +74,13 @@ impl Problem {
     #[must_use]
     pub fn body(&self) -> String {
         let mut body = json!({
-            "type": "about:blank",
+            "type": self.kind,
             "title": self.title,
             "status": self.status.as_u16(),
             "detail": self.detail,
         });
         if let Some(place) = &self.place {
-            body["place"] = place.as_str().into();
+            body["field"] = place.as_str().into();
         }
         body.to_string()
     }

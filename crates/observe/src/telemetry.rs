@@ -5,7 +5,7 @@ use crate::decision_log::buffer::{DecisionLog, DecisionQuery};
 use crate::decision_log::cache::DescriptionCache;
 use crate::decision_log::record::{DecisionRecord, NodeInfo};
 use crate::mask::Mask;
-use crate::metrics::labels::{LabelLayout, LabelRegistry, RuleLabel};
+use crate::metrics::labels::{LabelLayout, LabelRegistry, OTHER, RuleLabel};
 use crate::metrics::series::{RuleRates, Series};
 use crate::recorder::capture::{CaptureBuffer, LoggedVerdict};
 use crate::recorder::stripe::Stripes;
@@ -13,17 +13,20 @@ use crate::sink::{Output, Sink};
 use crate::top::{CallerSample, TopCallers};
 use crate::trace::buffer::SpanBuffer;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::broadcast;
 use tollgate_core::{Clock, Span, SystemClock, Timestamp};
-use tollgate_engine::DecisionId;
+use tollgate_engine::{DecisionId, Origin};
 
 /// How often what was set aside is looked through.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Events that one who listens may be behind before some are skipped.
 const MAX_BACKLOG: usize = 16;
+/// Domains without rules that are listed by name; requests of the others are counted all the same.
+const MAX_UNKNOWN_DOMAINS: usize = 20;
 
 /// What is to be observed, and how.
 #[derive(Debug)]
@@ -81,6 +84,8 @@ pub struct Telemetry {
     pub(crate) started: Timestamp,
     pub(crate) spans: Option<SpanBuffer>,
     descriptions: Mutex<DescriptionCache>,
+    /// Sampled requests of domains without rules, by the domain; at most [`MAX_UNKNOWN_DOMAINS`].
+    unknown: Mutex<BTreeMap<Box<str>, u64>>,
     /// What rules without a number of their own are called.
     other: RuleLabel,
     events: Mutex<Option<broadcast::Sender<Event>>>,
@@ -112,6 +117,7 @@ impl Telemetry {
             rates: Mutex::default(),
             started: clock.now(),
             descriptions: Mutex::default(),
+            unknown: Mutex::default(),
             other: RuleLabel { domain: "other".into(), rule: "other".into() },
             events: Mutex::new(Some(broadcast::channel(MAX_BACKLOG).0)),
             worker_lock: Mutex::default(),
@@ -275,6 +281,9 @@ impl Telemetry {
             if noted.weight > 0 {
                 samples += 1;
             }
+            if noted.slot == OTHER && capture.origin == Origin::Unmatched {
+                self.record_unknown_domain(&asker.domain, u64::from(noted.weight));
+            }
             if let Some(caller) = &asker.caller {
                 let name = |slot: u32| names.get(slot as usize).unwrap_or(&self.other);
                 top.record(&CallerSample {
@@ -293,6 +302,22 @@ impl Telemetry {
             }
         }
         samples
+    }
+
+    /// Counts sampled requests of a domain without rules. Names come from clients: only so many are kept.
+    fn record_unknown_domain(&self, domain: &str, weight: u64) {
+        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        if unknown.len() < MAX_UNKNOWN_DOMAINS || unknown.contains_key(domain) {
+            *unknown.entry(domain.into()).or_default() += weight;
+        }
+    }
+
+    /// Returns the domains without rules that requests named, with the number of those requests, estimated.
+    pub(crate) fn unknown_domains(&self) -> Vec<(Box<str>, u64)> {
+        let unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = unknown.iter().map(|(domain, requests)| (domain.clone(), *requests)).collect();
+        all.sort_by_key(|(_, requests)| std::cmp::Reverse(*requests));
+        all
     }
 
     /// Takes the figures of a second. The worker does so by itself.

@@ -238,13 +238,13 @@ fn what_no_rule_says_is_told_as_what_it_is() {
     let (entry, lines, _) = &told(&observe)[0];
     assert_eq!(entry["rule"], denied.denied_by_name().expect("a name"), "{entry}");
     assert_eq!((&entry["verdict"], &entry["domain"]), (&json!("deny"), &json!("d")));
-    assert!(lines.contains("Denied by the request's own limit: 1 of 1 units"), "{lines}");
+    assert!(lines.contains("Denied by the request's inline limit: 1 of 1 units"), "{lines}");
     let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
     observe.write(&mut page);
     let text = page.finish();
     for verdict in ["allow", "deny"] {
         let line = format!(
-            "ratelimit_decisions_total{{domain=\"d\",rule=\"request's own limit\",verdict=\"{verdict}\",origin=\"store\",shadow=\"false\"}} 1\n"
+            "ratelimit_decisions_total{{domain=\"d\",rule=\"inline-limit\",verdict=\"{verdict}\",origin=\"store\",shadow=\"false\"}} 1\n"
         );
         assert!(text.contains(&line), "{text}");
     }

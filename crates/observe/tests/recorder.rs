@@ -312,7 +312,7 @@ fn what_callers_bring_themselves_is_watched_too() {
         assert_eq!(all(LoggedVerdict::Deny).len() as u64, denied, "every denial is in the log");
         assert_eq!(all(LoggedVerdict::Allow).len() as u64, if logged_allows { allowed } else { 0 });
         let told = all(LoggedVerdict::Deny)[0].json(observe.node_info());
-        assert_eq!((&told["front"], &told["used_before"]), (&"resp".into(), &5.into()), "{told}");
+        assert_eq!((&told["protocol"], &told["used_before"]), (&"resp".into(), &5.into()), "{told}");
         // When everything passes, what would have been denied is told apart.
         let limiter = limiter.with_global_shadow(true);
         let parts = [Part::Text("x")];

@@ -209,10 +209,10 @@ fn every_bad_body_is_refused_by_name_and_harms_nobody() {
         let problem = answer.json();
         assert_eq!(problem["status"], *status);
         let text = |key: &str| problem[key].as_str().unwrap_or_default().to_owned();
-        if text("place") != *named && !text("detail").contains(named) {
+        if text("field") != *named && !text("detail").contains(named) {
             wrong.push(format!("{path} {shown}: `{named}` is not named in {problem}"));
         }
-        if text("place").contains('?') || text("detail").contains("struct ") {
+        if text("field").contains('?') || text("detail").contains("struct ") {
             wrong.push(format!("{path} {shown}: not in a caller's words: {problem}"));
         }
         let after = server.check("d", &json!({"k": "v"}));

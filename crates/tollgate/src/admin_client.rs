@@ -253,7 +253,7 @@ impl Told {
         let text = |name: &str| self.body[name].as_str().filter(|text| !text.is_empty());
         let title = text("title").unwrap_or("it was refused");
         let detail = text("detail").map(|detail| format!(": {detail}")).unwrap_or_default();
-        let place = text("place").map(|place| format!(" (at {place})")).unwrap_or_default();
+        let place = text("field").map(|place| format!(" (at {place})")).unwrap_or_default();
         anyhow::anyhow!("{title}{detail}{place}")
     }
 }

@@ -64,7 +64,7 @@ fn what_the_gateway_decides_is_seen() {
     assert_eq!(all.iter().filter(|line| line["verdict"] == "deny").count(), 2, "{lines}");
     for line in &all {
         assert_eq!(
-            (&line["front"], &line["node"], &line["region"], &line["rule"]),
+            (&line["protocol"], &line["node"], &line["region"], &line["rule"]),
             (&json!("gateway"), &json!("gw-1"), &json!("eu-west-1"), &json!("per-key"))
         );
     }

@@ -38,7 +38,7 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
         observe.drain_buffers();
         ask(&observe)
     });
-    asked.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Not found out", "try again"))
+    asked.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal error", "try again"))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -107,6 +107,8 @@ async fn why(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) -> Api
     let mut body = found.json(observe.node_info());
     let (lines, passes) = found.explanation(observe.node_info());
     body["explanation"] = json!(lines);
+    body["headline"] = json!(found.headline());
+    body["notes"] = json!(found.notes());
     if let Some(passes) = passes {
         body["would_pass_at"] = json!(passes);
     }

@@ -39,7 +39,7 @@ async fn import(State(admin): State<Arc<AdminState>>, Operator(actor): Operator,
     let Some(mut import) = Import::begin(admin.control()?, (admin.rules)(), actor) else {
         body::discard(body).await;
         let detail = "another import is under way here: wait for its end";
-        return Err(Problem::new(StatusCode::CONFLICT, "One at a time", detail).into());
+        return Err(Problem::new(StatusCode::CONFLICT, "Import already running", detail).into());
     };
     let imported = match take_in(&mut import, body).await {
         Ok(()) => import.finish().await.map_err(control_problem),

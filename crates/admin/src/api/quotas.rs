@@ -6,7 +6,7 @@ use crate::auth::{Operator, Viewer};
 use crate::body::Json;
 use crate::caller_path::CallerPath;
 use crate::error::ApiResult;
-use crate::query::StrictQuery;
+use crate::query::{ReasonParameter, StrictQuery};
 use crate::response::{json_response, no_content};
 use axum::extract::State;
 use axum::response::Response;
@@ -122,35 +122,43 @@ async fn replace(
 
 /// The rules act alone again.
 #[utoipa::path(delete, path = "/admin/v1/quotas/{api_key}", operation_id = "DELETE_quotas_api_key",
-    params(ApiKeyParameter, Preconditions),
+    params(ApiKeyParameter, Preconditions, ReasonParameter),
     responses((status = 204, description = "Done.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
+    StrictQuery(why): StrictQuery<ReasonParameter>,
     headers: HeaderMap,
 ) -> ApiResult {
-    remove(&admin, &caller, &headers, &actor).await
+    remove(&admin, &caller, &headers, &why, &actor).await
 }
 
 /// The rules act alone again, by that id.
 #[utoipa::path(delete, path = "/admin/v1/quotas/by-id/{id}", operation_id = "DELETE_quotas_by-id_id",
-    params(CallerIdParameter, Preconditions),
+    params(CallerIdParameter, Preconditions, ReasonParameter),
     responses((status = 204, description = "Done.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete_by_id(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
+    StrictQuery(why): StrictQuery<ReasonParameter>,
     headers: HeaderMap,
 ) -> ApiResult {
-    remove(&admin, &caller, &headers, &actor).await
+    remove(&admin, &caller, &headers, &why, &actor).await
 }
 
-async fn remove(admin: &AdminState, caller: &CallerPath, headers: &HeaderMap, actor: &Actor) -> ApiResult {
-    let expected = expected(headers)?;
-    admin.control()?.delete_quota(caller.caller(), expected, actor).await?;
+async fn remove(
+    admin: &AdminState,
+    caller: &CallerPath,
+    headers: &HeaderMap,
+    why: &ReasonParameter,
+    actor: &Actor,
+) -> ApiResult {
+    let (expected, reason) = (expected(headers)?, why.get()?);
+    admin.control()?.delete_quota_with_reason(caller.caller(), expected, reason, actor).await?;
     Ok(no_content())
 }
 

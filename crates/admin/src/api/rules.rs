@@ -25,6 +25,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(crate) const ALL: &str = "/admin/v1/rules";
+pub(crate) const PREVIEW: &str = "/admin/v1/rules/preview";
+/// The former path of [`PREVIEW`], for one release.
 pub(crate) const CHECK: &str = "/admin/v1/rules/check";
 /// For publishing and checking: many rules take a while to compile and to rehearse.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -38,6 +40,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
         .routes(routes!(list, publish))
         .routes(routes!(current))
         .routes(routes!(schema))
+        .routes(routes!(preview))
         .routes(routes!(check))
         .routes(routes!(one))
         .routes(routes!(approve))
@@ -98,12 +101,18 @@ async fn list(
     Ok(json_response(StatusCode::OK, &RuleRevisions { active, revisions, next_before }))
 }
 
-/// What acts now, with the text of its files.
+/// The active rules, with the text of their files. Works without a database.
 #[utoipa::path(get, path = "/admin/v1/rules/current", operation_id = "GET_rules_current",
     responses((status = 200, description = "What was asked for.", body = ActingRules)),
     extensions(("x-role" = json!("viewer"))))]
 async fn current(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
-    let acting = admin.desk()?.active();
+    let Ok(desk) = admin.desk() else {
+        let rules = (admin.rules)();
+        let files: Vec<RuleFile> = rules.sources().iter().map(RuleFile::from).collect();
+        let body = json!({"rev": null, "revision": rules.revision(), "source": "files", "files": files});
+        return Ok(json_response(StatusCode::OK, &body));
+    };
+    let acting = desk.active();
     let ActiveRules { rules, files, published } = &*acting;
     let mut body = json!({"rev": null, "revision": rules.revision()});
     if let Some(published) = published {
@@ -140,15 +149,32 @@ struct Candidate {
     files: Vec<RuleFile>,
 }
 
-/// Errors, warnings, differences, and what recent traffic would have met.
+/// Validates rules and previews their impact: errors, warnings, differences, and their effect on recent traffic.
+#[utoipa::path(post, path = "/admin/v1/rules/preview", operation_id = "POST_rules_preview",
+    request_body = Candidate,
+    responses((status = 200, description = "The report.", body = PreviewReport)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn preview(
+    State(admin): State<Arc<AdminState>>,
+    _: Viewer,
+    Json(sent): Json<Candidate, MAX_FILES>,
+) -> ApiResult {
+    report_on(&admin, sent).await
+}
+
+/// The former path of `POST /admin/v1/rules/preview`, supported for one release.
 #[utoipa::path(post, path = "/admin/v1/rules/check", operation_id = "POST_rules_check", request_body = Candidate,
-    responses((status = 200, description = "What was asked for.", body = PreviewReport)),
+    responses((status = 200, description = "The report.", body = PreviewReport)),
     extensions(("x-role" = json!("viewer"))))]
 async fn check(
     State(admin): State<Arc<AdminState>>,
     _: Viewer,
     Json(sent): Json<Candidate, MAX_FILES>,
 ) -> ApiResult {
+    report_on(&admin, sent).await
+}
+
+async fn report_on(admin: &AdminState, sent: Candidate) -> ApiResult {
     let report = admin.desk()?.preview_files(sent.files).await;
     Ok(report.map_or_else(refused, |report| json_response(StatusCode::OK, &report)))
 }
@@ -192,7 +218,7 @@ async fn approve(
         Err(ControlError::SelfApproval) => return Err(own_work().into()),
         Err(ControlError::Conflict) => {
             let detail = "something else acts by now than when it was published: publish it again";
-            return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "Changed meanwhile", detail).into());
+            return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "Precondition failed", detail).into());
         }
         other => other?,
     }
@@ -250,7 +276,7 @@ fn own_work() -> Problem {
     let detail = "whoever published it cannot approve of it. Another person must, with a token of their own: `tollgate \
                   token create --name THEIR-NAME --role operator`. Before the first token is made there is only one \
                   identity, `loopback`";
-    Problem::new(StatusCode::FORBIDDEN, "Needs another person", detail)
+    Problem::new(StatusCode::FORBIDDEN, "Self-approval not allowed", detail)
 }
 
 /// What speaks against it, as problem+json with more to read.
@@ -264,8 +290,8 @@ fn refused(refusal: PublishError) -> Response {
             let first = report.errors.first();
             let place = first.map(|first| format!("{}:{}:{}", first.file, first.line, first.column));
             let detail = first.map(|first| first.message.clone()).unwrap_or_default();
-            let more = json!({"place": place, "errors": report.errors});
-            (StatusCode::UNPROCESSABLE_ENTITY, "The rules cannot act", detail, more)
+            let more = json!({"field": place, "errors": report.errors});
+            (StatusCode::UNPROCESSABLE_ENTITY, "Invalid rules", detail, more)
         }
         PublishError::NeedsConfirm(report) => {
             let share =
@@ -274,7 +300,7 @@ fn refused(refusal: PublishError) -> Response {
                 "{share:.1}% of the last requests would be newly denied; if that is meant, send it again with \
                  `confirm: true`"
             );
-            (StatusCode::CONFLICT, "It would deny much", detail, json!(report))
+            (StatusCode::CONFLICT, "Confirmation required", detail, json!(report))
         }
         PublishError::FromFiles => {
             let detail = "this node takes its rules from files (--rules-from files): change those".to_owned();
@@ -283,7 +309,7 @@ fn refused(refusal: PublishError) -> Response {
         PublishError::Conflict(acting) => {
             let acts = acting.map_or("the rule files act".to_owned(), |rev| format!("revision {rev} acts"));
             let detail = format!("{acts} by now: look at it, and publish again");
-            (StatusCode::PRECONDITION_FAILED, "Changed meanwhile", detail, json!({"active_rev": acting}))
+            (StatusCode::PRECONDITION_FAILED, "Precondition failed", detail, json!({"active_rev": acting}))
         }
     };
     let mut body =

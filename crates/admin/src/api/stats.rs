@@ -142,7 +142,11 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
         node["seen_at"] = json!(ago(age));
         node["age_ms"] = json!(age);
         node["stale"] = json!(stale);
-        node["own"] = json!(own);
+        node["is_self"] = json!(own);
+        // Heartbeats of all versions say `lag_ms`.
+        if let Some(lag) = node.as_object_mut().and_then(|node| node.remove("lag_ms")) {
+            node["propagation_lag_ms"] = lag;
+        }
         node
     };
     // What this one is at now, not when it last told.
@@ -156,7 +160,7 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
     let read_at = (read.is_some() || last.is_some()).then(|| ago(since));
     Ok(compact_json(&json!({
         "database": database,
-        "away": control.is_some() && read.is_none(),
+        "database_unavailable": control.is_some() && read.is_none(),
         "complete": read.is_some(),
         "read_at": read_at,
         "nodes": nodes,
@@ -206,7 +210,7 @@ impl Drop for EventSubscriber {
 }
 
 fn busy(detail: &str) -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many listen", detail)
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many event streams", detail)
 }
 
 /// What is told of an event, if it is not the end. Whoever was too slow has missed some: figures come again, but that something
@@ -228,7 +232,7 @@ fn said(heard: Result<Event, RecvError>) -> Option<Bytes> {
     extensions(("x-role" = json!("viewer"))))]
 async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) -> ApiResult {
     let events = admin.observe()?.subscribe().ok_or_else(|| {
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Ending", "this process is about to end")
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Shutting down", "this process is about to end")
     })?;
     let listener = EventSubscriber::new(auth::peer(&head), events)?;
     let head = Arc::new(head);

@@ -264,7 +264,7 @@ fn unread(error: UsageError) -> Problem {
         error => {
             tracing::warn!(%error, "counters could not be read for an operator");
             let detail = "the store of the counters does not answer. Try again";
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Store away", detail)
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Store unavailable", detail)
         }
     }
 }

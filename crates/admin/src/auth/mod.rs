@@ -100,7 +100,7 @@ async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Pri
 }
 
 fn refused(detail: &str) -> Problem {
-    Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail)
+    Problem::new(StatusCode::UNAUTHORIZED, "Unauthorized", detail)
 }
 
 /// Who has this token. Whoever sends wrong ones is slowed down, by where they come from; a right one never waits for them.
@@ -254,7 +254,7 @@ pub(crate) fn reject_cross_site(head: &Parts) -> Result<(), Problem> {
         text(ORIGIN.as_str()).filter(|origin| origin.split_once("://").is_none_or(|(_, from)| from != host));
     if elsewhere || origin.is_some() {
         let detail = "this was sent by a page of another site";
-        return Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail));
+        return Err(Problem::new(StatusCode::FORBIDDEN, "Cross-site request", detail));
     }
     Ok(())
 }
@@ -266,5 +266,5 @@ fn proven_same_origin(head: &Parts) -> Result<(), Problem> {
         return Ok(());
     }
     let detail = "a change by a session's cookie needs the header `Origin`; programs send `Authorization: Bearer TOKEN`";
-    Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail))
+    Err(Problem::new(StatusCode::FORBIDDEN, "Cross-site request", detail))
 }

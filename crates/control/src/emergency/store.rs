@@ -3,7 +3,7 @@
 //! Few are ever on at once, so a node reads all of them again whenever anything has changed, before anything else: that is
 //! one short query, and nothing can be missed.
 
-use crate::audit::record;
+use crate::audit::{reason_only, record};
 use crate::auth::key_hash::KeyHash;
 use crate::control_plane::{ChangeEvent, ControlPlane};
 use crate::db::on;
@@ -190,13 +190,26 @@ impl ControlPlane {
     /// # Errors
     /// [`ControlError::NotFound`] if it is not on; or the database's own.
     pub async fn end_emergency(&self, id: &str, actor: &Actor) -> Result<(), ControlError> {
-        self.change_emergency(id, EmergencyChange::End, "emergency.end", actor).await.map(drop)
+        self.end_emergency_with_reason(id, "", actor).await
+    }
+
+    /// Ends a measure and records the reason in the audit log.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::end_emergency`].
+    pub async fn end_emergency_with_reason(
+        &self,
+        id: &str,
+        reason: &str,
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
+        self.change_emergency(id, EmergencyChange::End(reason), "emergency.end", actor).await.map(drop)
     }
 
     async fn change_emergency(
         &self,
         id: &str,
-        change: EmergencyChange,
+        change: EmergencyChange<'_>,
         action: &'static str,
         actor: &Actor,
     ) -> Result<EmergencyRecord, ControlError> {
@@ -207,7 +220,7 @@ impl ControlPlane {
             let row = row.ok_or(ControlError::NotFound("emergency with this id that is on"))?;
             let before = record_from_row(&row)?;
             let (ended, until) = match change {
-                EmergencyChange::End => (1_i64, row.9),
+                EmergencyChange::End(_) => (1_i64, row.9),
                 EmergencyChange::Extend(until) => (0, until),
             };
             sqlx::query("UPDATE emergencies SET ended = $2, expires_at = $3, revision = $4 WHERE id = $1")
@@ -219,7 +232,10 @@ impl ControlPlane {
                 .await?;
             let after =
                 EmergencyRecord { expires_at: format_millis(until), revision: head.0, ..before.clone() };
-            let told_after = if ended == 1 { String::new() } else { audit_json(&after) };
+            let told_after = match change {
+                EmergencyChange::End(reason) => reason_only(reason),
+                EmergencyChange::Extend(_) => audit_json(&after),
+            };
             let changed = ChangeRecord { action, target: id, before: audit_json(&before), after: told_after };
             record!(tx, head, now, actor, &changed);
             after
@@ -259,7 +275,8 @@ impl ControlPlane {
     }
 }
 
-enum EmergencyChange {
-    End,
+enum EmergencyChange<'r> {
+    /// For this reason, if any was given.
+    End(&'r str),
     Extend(i64),
 }

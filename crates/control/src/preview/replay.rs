@@ -45,6 +45,7 @@ pub struct ImpactReport {
     pub newly_allowed_share: f64,
     /// The part of callers of whom something would be newly denied.
     #[schema(minimum = 0, maximum = 1)]
+    #[serde(rename = "callers_affected_share")]
     pub tenants_affected_share: f64,
     /// The callers of whom most would be newly denied.
     pub top: Vec<AffectedCaller>,
@@ -53,6 +54,7 @@ pub struct ImpactReport {
     /// The nodes whose traffic it is, this one first.
     pub nodes: Vec<String>,
     /// Nodes that are alive and did not tell what they remember in time.
+    #[serde(rename = "nodes_missing")]
     pub nodes_silent: Vec<String>,
     /// The database did not say which other nodes there are.
     pub nodes_unknown: bool,

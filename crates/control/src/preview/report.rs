@@ -71,6 +71,7 @@ pub struct PreviewReport {
     /// What they change.
     pub diff: Vec<RuleDiff>,
     /// What they would have done to the last traffic.
+    #[serde(rename = "impact")]
     #[schema(required = true)]
     pub rehearsal: Option<ImpactReport>,
 }

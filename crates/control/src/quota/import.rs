@@ -77,6 +77,7 @@ pub struct LineError {
     /// What is wrong, and what to write.
     pub detail: String,
     /// The field.
+    #[serde(rename = "field")]
     #[schema(required = true)]
     pub place: Option<String>,
 }

@@ -10,7 +10,7 @@ pub(crate) mod record;
 pub(crate) mod row;
 pub(crate) mod table;
 
-use crate::audit::record;
+use crate::audit::{reason_only, record};
 use crate::auth::key_hash::{CallerRef, KeyHash, prefix};
 use crate::control_plane::ControlPlane;
 use crate::db::on;
@@ -175,6 +175,20 @@ impl ControlPlane {
         expected: Precondition,
         actor: &Actor,
     ) -> Result<(), ControlError> {
+        self.delete_quota_with_reason(caller, expected, "", actor).await
+    }
+
+    /// Deletes a quota and records the reason in the audit log.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::delete_quota`].
+    pub async fn delete_quota_with_reason(
+        &self,
+        caller: impl Into<CallerRef<'_>>,
+        expected: Precondition,
+        reason: &str,
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
         let hash = self.hasher.hash_caller(caller.into());
         let (now, seconds) = (self.now_millis(), self.now_seconds());
         writing!(&self.db, |tx, head| {
@@ -195,7 +209,7 @@ impl ControlPlane {
                 action: "quota.delete",
                 target: &before.id,
                 before: audit_json(Some(&before)),
-                after: String::new(),
+                after: reason_only(reason),
             };
             record!(tx, head, now, actor, &changed);
         });

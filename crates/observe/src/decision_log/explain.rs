@@ -12,7 +12,7 @@ impl DecisionRecord {
     /// What it is owed to, in words.
     fn rule_text(&self) -> String {
         match self.rule() {
-            Some(OWN_LIMIT) => "the request's own limit".to_owned(),
+            Some(OWN_LIMIT) => "the request's inline limit".to_owned(),
             Some(rule) => format!("rule `{rule}`"),
             None => "no rule".to_owned(),
         }
@@ -40,12 +40,12 @@ impl DecisionRecord {
         }
     }
 
-    /// One sentence.
+    /// The verdict and its cause, without the numbers, which [`Self::json`] has as fields.
     #[must_use]
-    pub fn summary(&self) -> String {
+    pub fn headline(&self) -> String {
         let by = self.rule_text();
         let measure = self.measure.as_ref().map_or("emergency", |(measure, _)| measure);
-        let mut why = match (self.verdict, self.origin) {
+        match (self.verdict, self.origin) {
             (LoggedVerdict::Deny, Origin::FailClosed) => {
                 format!("Denied: the store was away, and {by} turns requests away then")
             }
@@ -65,39 +65,73 @@ impl DecisionRecord {
             (LoggedVerdict::Delay, _) => format!("Allowed by {by}, after a wait of {}", humanize(self.delay)),
             (LoggedVerdict::Degrade, _) => format!("Allowed, to be served in a lesser way by {by}"),
             (LoggedVerdict::Allow, _) => format!("Allowed; nearest to its limit was {by}"),
+        }
+    }
+
+    /// What neither the headline nor the fields tell: a measure that was active, and what decided in place of the store.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let measure = self.measure_line();
+        let decided = match self.origin {
+            Origin::Local => {
+                Some("The store was unavailable; this node's fallback counters decided.".to_owned())
+            }
+            _ => None,
         };
+        measure.into_iter().chain(decided).collect()
+    }
+
+    /// One sentence.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut summary = self.headline();
         if let Some(told) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
             let _ = write!(
-                why,
+                summary,
                 ": {} of {} units were in use ({})",
                 told.used_before, told.limit.capacity, told.limit
             );
             if told.is_granted {
-                let _ = write!(why, "; {} of the extra quota were left", told.remaining);
+                let _ = write!(summary, "; {} of the extra quota were left", told.remaining);
             }
         }
         match (self.verdict, self.retry_after) {
             // Callers are told when to try again; nobody knows when it will help.
             (LoggedVerdict::Deny, _) if self.origin == Origin::FailClosed => {
-                why.push_str("; the same request passes once the store is back, if its limits have room");
+                summary.push_str("; the same request passes once the store is back, if its limits have room");
             }
             (LoggedVerdict::Deny, Some(wait)) if self.is_concurrency() => {
                 let wait = humanize(wait);
                 let _ = write!(
-                    why,
+                    summary,
                     "; it would have passed as soon as one of them had ended, {wait} later at the latest"
                 );
             }
             (LoggedVerdict::Deny, Some(wait)) => {
-                let _ = write!(why, "; the same request would have passed {} later", humanize(wait));
+                let _ = write!(summary, "; the same request would have passed {} later", humanize(wait));
             }
             (LoggedVerdict::Deny, None) => {
-                why.push_str("; it asks for more than the limit ever has, and can never pass");
+                summary.push_str("; it asks for more than the limit ever has, and can never pass");
             }
             _ => {}
         }
-        why.push('.');
-        why
+        summary.push('.');
+        summary
+    }
+
+    /// The measure that was active, where it did not decide by itself.
+    fn measure_line(&self) -> Option<String> {
+        let (measure, act) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency)?;
+        let did = match act {
+            Act::Tighten(thousandths) => {
+                let percent = f64::from(*thousandths) / 10.0;
+                format!(": limits were {percent}% of what the rules say")
+            }
+            Act::ShadowAll => ": nothing was denied".to_owned(),
+            Act::DisableRule => ": a rule was switched off".to_owned(),
+            Act::Block | Act::Exempt | Act::AllowAll => String::new(),
+        };
+        Some(format!("An operator's measure `{measure}` was on{did}."))
     }
 
     /// Whether it waits for others to end, and not for a time.
@@ -126,18 +160,7 @@ impl DecisionRecord {
                 self.rule_text()
             ));
         }
-        if let Some((measure, act)) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency) {
-            let did = match act {
-                Act::Tighten(thousandths) => {
-                    let percent = f64::from(*thousandths) / 10.0;
-                    format!(": limits were {percent}% of what the rules say")
-                }
-                Act::ShadowAll => ": nothing was denied".to_owned(),
-                Act::DisableRule => ": a rule was switched off".to_owned(),
-                Act::Block | Act::Exempt | Act::AllowAll => String::new(),
-            };
-            lines.push(format!("An operator's measure `{measure}` was on{did}."));
-        }
+        lines.extend(self.measure_line());
         let decided = match self.origin {
             Origin::Store => "the counters decided",
             Origin::Local => "the store was away, and this node's own counters decided",

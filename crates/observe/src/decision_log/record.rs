@@ -129,7 +129,7 @@ impl DecisionRecord {
             "at": rfc3339(self.at),
             "domain": self.caller.domain,
             "attributes": attributes,
-            "front": self.protocol,
+            "protocol": self.protocol,
             "verdict": self.verdict.name(),
             "origin": self.origin.name(),
             "cost": self.cost,

@@ -16,6 +16,8 @@ pub(crate) struct Totals {
     pub(crate) shadow_deny: u64,
     pub(crate) fail_open: u64,
     pub(crate) delayed: u64,
+    /// Requests that no limit applied to.
+    pub(crate) unmatched: u64,
     pub(crate) latency: Latency,
 }
 
@@ -28,6 +30,7 @@ pub(crate) struct SecondStats {
     shadow_deny: u64,
     fail_open: u64,
     delayed: u64,
+    unmatched: u64,
     p50: Option<u64>,
     p99: Option<u64>,
     p999: Option<u64>,
@@ -37,7 +40,7 @@ impl SecondStats {
     pub(crate) fn json(&self) -> Value {
         json!({
             "t": self.t, "allow": self.allow, "deny": self.deny, "shadow_deny": self.shadow_deny,
-            "fail_open": self.fail_open, "delayed": self.delayed,
+            "fail_open": self.fail_open, "delayed": self.delayed, "unmatched": self.unmatched,
             "p50_us": self.p50, "p99_us": self.p99, "p999_us": self.p999,
         })
     }
@@ -62,6 +65,7 @@ impl Series {
             shadow_deny: since(totals.shadow_deny, self.last.shadow_deny),
             fail_open: since(totals.fail_open, self.last.fail_open),
             delayed: since(totals.delayed, self.last.delayed),
+            unmatched: since(totals.unmatched, self.last.unmatched),
             p50: latency.quantile(0.5),
             p99: latency.quantile(0.99),
             p999: latency.quantile(0.999),
@@ -85,6 +89,7 @@ impl Series {
             "shadow_deny": column(|step| json!(step.shadow_deny)),
             "fail_open": column(|step| json!(step.fail_open)),
             "delayed": column(|step| json!(step.delayed)),
+            "unmatched": column(|step| json!(step.unmatched)),
             "p50_us": column(|step| json!(step.p50)),
             "p99_us": column(|step| json!(step.p99)),
             "p999_us": column(|step| json!(step.p999)),

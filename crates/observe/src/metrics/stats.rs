@@ -2,12 +2,12 @@
 
 use crate::decision_log::record::rfc3339;
 use crate::metrics::exposition::MetricsWriter;
-use crate::metrics::labels::RuleLabel;
+use crate::metrics::labels::{OTHER, RuleLabel};
 use crate::metrics::latency::Latency;
 use crate::metrics::process;
 use crate::metrics::series::{MAX_STEPS, Totals};
 use crate::recorder::stripe::{CELLS, PROTOCOLS, Stripe, TENTHS};
-use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SPARED, SHADOW_DENY, VERDICTS};
+use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SPARED, SHADOW_DENY, UNMATCHED, VERDICTS};
 use crate::telemetry::Telemetry;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -77,6 +77,7 @@ impl Telemetry {
             totals.allow += verdict(0) + verdict(2) + verdict(3);
             totals.deny += verdict(1);
             totals.delayed += verdict(2);
+            totals.unmatched += sums[UNMATCHED];
             totals.fail_open +=
                 (0..VERDICTS.len()).map(|verdict| sums[verdict * ORIGINS.len() + 3]).sum::<u64>();
         }
@@ -186,6 +187,18 @@ impl Telemetry {
             })
             .collect();
         drop(rates);
+        let counts = self.all_counts();
+        let unmatched: Vec<Value> = counts
+            .iter()
+            .filter(|(name, sums)| name.rule.is_empty() && sums[UNMATCHED] > 0)
+            .map(|(name, sums)| json!({"domain": name.domain, "requests": sums[UNMATCHED]}))
+            .collect();
+        let unknown = counts.get(OTHER as usize).map_or(0, |(_, sums)| sums[UNMATCHED]);
+        let names: Vec<Value> = self
+            .unknown_domains()
+            .iter()
+            .map(|(domain, requests)| json!({"domain": domain, "requests": requests}))
+            .collect();
         let tiers: Vec<Value> = self
             .tiers()
             .iter()
@@ -200,6 +213,8 @@ impl Telemetry {
             "step_ms": 1_000,
             "series": self.series().columns(seconds),
             "rules": rules,
+            "unmatched": unmatched,
+            "unknown_domains": {"requests": unknown, "domains": names},
             "tiers": tiers,
             "node": {
                 "name": self.node.node,

@@ -29,6 +29,8 @@ pub(crate) const ORIGINS: [Origin; 7] = [
     Origin::Grant,
     Origin::Emergency,
 ];
+/// The cell of requests that no limit applied to: allowed, by the first origin.
+pub(crate) const UNMATCHED: usize = 0;
 /// Cells beside those of decisions.
 pub(crate) const SHADOW_DENY: usize = VERDICTS.len() * ORIGINS.len();
 pub(crate) const RULE_ALLOW: usize = SHADOW_DENY + 1;

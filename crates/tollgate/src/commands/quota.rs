@@ -206,7 +206,7 @@ async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<Exit
     } else {
         let errors = told["errors"].as_array().map_or(&[][..], Vec::as_slice);
         for error in errors {
-            let place = error["place"].as_str().map(|place| format!("{place}: ")).unwrap_or_default();
+            let place = error["field"].as_str().map(|place| format!("{place}: ")).unwrap_or_default();
             eprintln!("line {}: {place}{}", error["line"], cell(&error["detail"]));
         }
         let shown = errors.len() as u64;

@@ -103,7 +103,7 @@ async fn publish(client: &Client, json: bool, sent: &Value) -> anyhow::Result<Ex
         } else if told.body["errors"].is_array() || told.body["diff"].is_array() {
             report(&told.body)?;
         }
-        let again = if told.body["rehearsal"].is_object() { "; or add --confirm" } else { "" };
+        let again = if told.body["impact"].is_object() { "; or add --confirm" } else { "" };
         return Err(anyhow::anyhow!("{:#}{again}", told.problem()));
     }
     if !json {
@@ -131,7 +131,7 @@ fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
 
 async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<ExitCode> {
     let sent = json!({"files": files(paths)?});
-    let told = client.ask(Method::POST, "/admin/v1/rules/check", Some(&sent)).await?;
+    let told = client.ask(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
     if json {
         print(&told)?;
     } else {
@@ -162,14 +162,14 @@ fn report(told: &Value) -> anyhow::Result<()> {
             }
         }
     }
-    let rehearsal = &told["rehearsal"];
+    let rehearsal = &told["impact"];
     if let Some(requests) = rehearsal["requests"].as_u64() {
         let percent = |name: &str| rehearsal[name].as_f64().unwrap_or(0.0) * 100.0;
         let nodes = rehearsal["nodes"].as_array().map_or(1, Vec::len);
         let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
         let names =
             |name: &str| rehearsal[name].as_array().into_iter().flatten().map(cell).collect::<Vec<_>>();
-        let silent = names("nodes_silent");
+        let silent = names("nodes_missing");
         if !silent.is_empty() {
             writeln!(out, "without the traffic of {}: no answer in time", silent.join(", "))?;
         }
@@ -188,7 +188,7 @@ fn report(told: &Value) -> anyhow::Result<()> {
             rehearsal["window_s"].as_f64().unwrap_or(0.0),
             percent("newly_denied_share"),
             percent("newly_allowed_share"),
-            percent("tenants_affected_share"),
+            percent("callers_affected_share"),
         )?;
         if rehearsal["weight"].as_u64().is_some_and(|weight| weight < ENOUGH) {
             writeln!(out, "that is too little to say whom they would deny")?;

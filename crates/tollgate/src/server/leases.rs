@@ -64,7 +64,7 @@ pub(crate) fn hot(leases: &Far, observe: &Telemetry) -> Value {
                 "values": key.values.iter().map(|part| observe.mask_part(&part.borrowed())).collect::<Vec<_>>(),
                 "per_second": key.rate,
                 "state": if key.promoted { "promoted" } else { "leased" },
-                "in_hand": key.in_hand,
+                "available": key.in_hand,
             })
         })
         .collect();
@@ -74,7 +74,7 @@ pub(crate) fn hot(leases: &Far, observe: &Telemetry) -> Value {
 /// The figures, for those who look on.
 pub(crate) fn told(figures: &LeaseFigures) -> Value {
     json!({
-        "keys": figures.leases, "hot": figures.hot, "in_hand": figures.in_hand, "local": figures.local,
+        "keys": figures.leases, "hot": figures.hot, "available": figures.in_hand, "local": figures.local,
         "central": figures.central, "refused": figures.refused, "failed": figures.failed,
     })
 }

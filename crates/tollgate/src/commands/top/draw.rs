@@ -189,12 +189,12 @@ mod tests {
             "rules": [{"rule": "quiet", "allow": 9, "deny": 0}, {"rule": "login", "allow": 5, "deny": 321}],
             "node": {"name": "n1", "version": "0.1.0", "store": "redis", "rules_revision": "abc123",
                      "breakers": [{"shard": "10.0.0.1:6379", "state": "open"}],
-                     "leases": {"keys": 7, "hot": 2, "in_hand": 1234, "local": 900_100, "central": 812, "refused": 3, "failed": 5}},
+                     "leases": {"keys": 7, "hot": 2, "available": 1234, "local": 900_100, "central": 812, "refused": 3, "failed": 5}},
         });
         let top = json!({"by_rate": [{"key_masked": "ab\u{1b}c…", "rate": 12.25, "share": 0.5}],
                          "near_limit": [{"key_masked": "zz…", "utilisation": 0.93, "tier_above": "pro"}],
-                         "hot": [{"counter": "d/api_key", "values": ["sk_liv…12345678"], "per_second": 4321, "state": "promoted", "in_hand": 9},
-                                 {"counter": "d/all", "values": [], "per_second": 2000, "state": "leased", "in_hand": 9}],
+                         "hot": [{"counter": "d/api_key", "values": ["sk_liv…12345678"], "per_second": 4321, "state": "promoted", "available": 9},
+                                 {"counter": "d/all", "values": [], "per_second": 2000, "state": "leased", "available": 9}],
                          "hot_from_per_second": 1000});
         let seen = Seen { stats, top, trouble: None };
         let text = screen(&seen, 120, 30);
@@ -211,7 +211,7 @@ mod tests {
             "50%",
             "93%",
             "pro",
-            "in_hand 1234",
+            "available 1234",
             "failed 5",
             "hot keys, from 1000/s",
             "sk_liv…12345678",

@@ -1,25 +1,24 @@
-// What is agreed with one caller, in words.
+// Quotas as text.
 import { date, exact } from './format';
-import type { Present } from './present';
+import type { Present } from './current-limit';
 import type { Override, Quota } from './types';
 
 export function limitInWords(own: Override): string {
   return `${exact(own.requests_per_unit)} / ${own.unit}${own.burst ? `, burst ${exact(own.burst)}` : ''}`;
 }
 
-/** What acts until an agreement for later does; nothing, if it acts already. */
+/** What applies until a scheduled quota takes effect; null if it is in effect already. */
 export function untilThen(quota: Quota, now: number): string | null {
   if (quota.effective_at === null || new Date(quota.effective_at).getTime() <= now) return null;
-  const begins = `Until ${date(quota.effective_at)}`;
   const going = quota.until_effective;
-  if (!going) return `${begins} the rules act alone.`;
+  if (!going) return `The rules apply until ${date(quota.effective_at)}.`;
   const limits = going.overrides.map((own) => `${own.descriptor} ${limitInWords(own)}`);
-  const tier = going.tier === null ? 'no tier of its own' : `tier ${going.tier}`;
+  const tier = going.tier === null ? 'no tier' : `tier ${going.tier}`;
   const ends = going.expires_at === null ? '' : `, but not after ${date(going.expires_at)}`;
-  return `${begins} what acts now goes on${ends}: ${[tier, ...limits].join('; ')}.`;
+  return `Until ${date(quota.effective_at)} the current quota applies${ends}: ${[tier, ...limits].join('; ')}.`;
 }
 
-/** What is agreed, in a sentence. */
+/** A quota in one sentence. */
 export function inWords(quota: Quota): string {
   const parts = [quota.tier === null ? [] : [`tier ${quota.tier}`], quota.overrides.map((own) => `${own.descriptor} ${limitInWords(own)}`)].flat();
   const begins = quota.effective_at === null ? '' : ` from ${date(quota.effective_at)}`;
@@ -27,9 +26,9 @@ export function inWords(quota: Quota): string {
   return `${parts.join('; ')}${begins}${ends}${quota.reason ? ` (${quota.reason})` : ''}.`;
 }
 
-/** What a rule allows a caller now. */
+/** The current limit of a rule, in one sentence. */
 export function presentInWords(present: Present): string {
   const burst = present.burst ? `, burst ${exact(present.burst)}` : '';
-  if (present.window === 'concurrent') return `${present.rule} allows it ${exact(present.limit)} at once now.`;
-  return `${present.rule} allows it ${exact(present.limit)} / ${present.window}${burst} now; the limit above began at twice that.`;
+  if (present.window === 'concurrent') return `${present.rule} currently allows ${exact(present.limit)} concurrent requests.`;
+  return `${present.rule} currently allows ${exact(present.limit)} / ${present.window}${burst}. The override starts at twice that.`;
 }

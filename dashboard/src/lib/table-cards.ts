@@ -1,4 +1,4 @@
-// On narrow screens each row of a table becomes a card whose cells say what they are: this tells each cell its column.
+// On narrow screens table rows become compact cards; this gives each cell the label of its column.
 export function cards(table: HTMLTableElement): () => void {
   const label = () => {
     const names = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => (cell.querySelector('.out') ? '' : (cell.textContent ?? '').trim()));

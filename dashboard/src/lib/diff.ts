@@ -1,18 +1,43 @@
-// Lines of two texts beside each other: what went, what came, what stayed. The longest common part by Myers' greedy walk,
-// which is quick where little has changed.
+// Line and word diffs by Myers' greedy algorithm, which is fast where little has changed.
 export interface Line {
   kind: 'same' | 'gone' | 'new';
   text: string;
-  /** Its number in the text it is from; in the new one, if it stayed. */
+  /** Its line number in the old text if it is gone, else in the new one. */
   number: number;
 }
 
-/** Beyond so many changes a walk would take long, and nobody would read it. */
+/** Gives up on a minimal diff beyond this many changes: it would take long, and nobody would read it. */
 const MOST = 2_000;
 
 export function compare(before: string, after: string): Line[] {
-  const a = before.split('\n');
-  const b = after.split('\n');
+  return compareLists(before.split('\n'), after.split('\n'));
+}
+
+/** A part of a text, and whether the other text has it too. */
+export interface Piece {
+  text: string;
+  changed: boolean;
+}
+
+/** Two lines with only the words marked that differ. */
+export function compareWords(before: string, after: string): { before: Piece[]; after: Piece[] } {
+  const split = (text: string) => text.match(/[\p{L}\p{N}_.]+|\s+|[^\p{L}\p{N}_.\s]/gu) ?? [];
+  const lines = compareLists(split(before), split(after));
+  const side = (kind: 'gone' | 'new') => {
+    const pieces: Piece[] = [];
+    for (const line of lines) {
+      if (line.kind !== 'same' && line.kind !== kind) continue;
+      const changed = line.kind === kind;
+      const last = pieces.at(-1);
+      if (last && last.changed === changed) last.text += line.text;
+      else pieces.push({ text: line.text, changed });
+    }
+    return pieces;
+  };
+  return { before: side('gone'), after: side('new') };
+}
+
+function compareLists(a: string[], b: string[]): Line[] {
   let head = 0;
   while (head < a.length && head < b.length && a[head] === b[head]) head++;
   let tail = 0;
@@ -27,9 +52,8 @@ function walk(a: string[], b: string[]): Line[] {
   const came = (i: number): Line => ({ kind: 'new', text: b[i] ?? '', number: i + 1 });
   const all = () => [...a.map((_, i) => gone(i)), ...b.map((_, i) => came(i))];
   const most = Math.min(a.length + b.length, MOST);
-  // So many went or came at least.
   if (a.length === 0 || b.length === 0 || Math.abs(a.length - b.length) > most) return all();
-  // How far each diagonal has come; and what was so before each turn, of those that the turn looks at.
+  // The furthest x of each diagonal; the trace has the part of it that each step reads, for walking back.
   const ends = new Int32Array(2 * most + 3);
   const at = (k: number) => k + most + 1;
   const trace: Int32Array[] = [];

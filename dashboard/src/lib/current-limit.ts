@@ -1,8 +1,8 @@
-// What a rule allows a caller now, so that a limit of its own begins above it.
+// The limit that a rule applies to a caller now, as the starting point of an override.
 import { get, path, query } from './api';
 import type { Decision, Override, Usage } from './types';
 
-/** A limit of a caller's own as the form has it. */
+/** An override as the form edits it. */
 export type Own = Omit<Override, 'burst'> & { burst: number | null };
 
 export interface Present {
@@ -12,24 +12,24 @@ export interface Present {
   burst?: number | null;
 }
 
-/** How windows are told, as people write them. */
+/** Windows in responses, as rule files spell them. */
 const WORDS: Record<string, string> = { '1s': 'second', '1m': 'minute', '1h': 'hour', '1d': 'day', '7d': 'week' };
 
-/** By the latest denial, which knows the whole request; else by the counters: without a rule, of the one about the key alone. */
+/** From the latest denial, which has the complete request; else from usage, where no rule means the rule on the API key alone. */
 export async function presentLimit(key: string, id: string, rule: string): Promise<Present | null> {
   const caller = id || key;
   if (!caller) return null;
   if (rule) {
     const denied = query({ key: caller, rule, verdict: 'deny', limit: 1 });
     const found = await get<{ decisions: Decision[] }>('/admin/v1/decisions' + denied).catch(() => null);
-    const told = found?.decisions[0];
-    if (told?.limit) return { ...told.limit, rule };
+    const denial = found?.decisions[0];
+    if (denial?.limit) return { ...denial.limit, rule };
   }
   const usage = await get<Usage>(id ? path`/admin/v1/usage/by-id/${id}` : path`/admin/v1/usage/${key}`).catch(() => null);
   return usage?.limits.find((one) => !one.role && (rule ? one.rule === rule : one.descriptor === 'api_key')) ?? null;
 }
 
-/** Twice what acts now; where that is not known, a hundred a minute. Permits held at once are not limited by time. */
+/** Twice the current limit; 100 per minute where that is unknown or is a concurrency limit. */
 export function twice(present: Present | null, descriptor: string): Own {
   if (!present || present.window === 'concurrent') return { descriptor, requests_per_unit: 100, unit: 'minute', burst: null };
   return {
