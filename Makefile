@@ -6,6 +6,11 @@
 #   make sim     leases in virtual time, SEEDS=100000 runs of them
 #   make fuzz    bytes that nobody thought of, for SECONDS=60 at each reader of what strangers send
 #   make fmt     formats the code
+#   make install copies the optimized binary to PREFIX=/usr/local
+#   make dist    builds what is released, into dist/
+#   make docs-test   runs the commands in README and docs/, and compares the references with the binary
+#   make docs-cli    writes docs/cli.md from the command line's own help
+#   make deny    enforces deny.toml: licenses, banned crates, sources
 #   make screenshots   pictures of the dashboard, taken from the real server, into docs/images
 #   make setup   all of the set-up, for working without a network afterwards
 
@@ -60,6 +65,23 @@ run: toolchain
 	$(CARGO) build --release --locked -p tollgate
 	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} exec $(RELEASE) serve $(ARGS)
 
+# The binary that is released, on the PATH.
+PREFIX ?= /usr/local
+.PHONY: install
+install: toolchain $(DASHBOARD)
+	$(CARGO) build --profile dist --locked -p tollgate
+	install -D -m 755 $(DIST)/tollgate $(DESTDIR)$(PREFIX)/bin/tollgate
+
+# An archive with the binary, the examples and the documentation.
+.PHONY: dist
+dist: toolchain $(DASHBOARD)
+	$(CARGO) build --profile dist --locked -p tollgate
+	@name="tollgate-$$($(DIST)/tollgate --version | cut -d' ' -f2)-$$(rustc --print host-tuple)"; \
+	  rm -rf "dist/$$name" && mkdir -p "dist/$$name" && \
+	  cp -r $(DIST)/tollgate LICENSE README.md CHANGELOG.md docs examples deploy "dist/$$name" && \
+	  tar -C dist -czf "dist/$$name.tar.gz" "$$name" && rm -rf "dist/$$name" && \
+	  (cd dist && sha256sum "$$name.tar.gz" > "$$name.tar.gz.sha256") && echo "dist/$$name.tar.gz"
+
 # Against a server that runs; on loopback only.
 .PHONY: demo
 demo:
@@ -67,7 +89,7 @@ demo:
 	@python3 examples/demo.py $(ARGS)
 
 .PHONY: test
-test: format lint unit model examples deploy dashboard-test
+test: format deny lint unit model examples docs-test deploy dashboard-test
 	@echo "make test: every check has passed"
 
 .PHONY: format
@@ -77,6 +99,12 @@ format: toolchain
 .PHONY: lint
 lint: toolchain
 	$(CARGO) clippy --workspace --all-targets $(EXTERNAL) --locked -- -D warnings
+
+# Licenses, banned crates and sources of all dependencies. CI runs cargo-deny on the same file, for its advisories.
+.PHONY: deny
+deny: toolchain
+	@scripts/setup packages python3=python3
+	@scripts/check-dependencies
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit
@@ -101,6 +129,15 @@ sim: toolchain
 examples: $(DEBUG)
 	@for file in $(EXAMPLE_RULES); do echo "check $$file"; $(DEBUG) check "$$file"; done
 	$(DEBUG) test $(EXAMPLE_TESTS)
+
+# Every command in README and docs/ runs, rule and configuration files load, references match the binary.
+.PHONY: docs-test
+docs-test: $(DEBUG) test-tools $(FOREIGN)
+	@scripts/docs test --binary $(DEBUG)
+
+.PHONY: docs-cli
+docs-cli: $(DEBUG)
+	@scripts/docs cli --binary $(DEBUG) --write
 
 # Alerts fire on their symptoms, and Grafana's dashboards are ones by its own types (where there is Node to ask it).
 .PHONY: deploy

@@ -21,7 +21,10 @@ core.register_action("tollgate", { "http-req" }, function(txn)
   end
 
   local answer = core.httpclient():get{ url = url, headers = headers, timeout = timeout }
-  if answer == nil or answer.status == nil or answer.status == 0 then
+  -- HAProxy's client reports a failed connection as a 503 or 504 page of its own; Tollgate never sends HTML.
+  local kind = answer and answer.headers and answer.headers["content-type"]
+  local page = kind and kind[0] and kind[0]:find("text/html", 1, true)
+  if answer == nil or answer.status == nil or answer.status == 0 or page then
     txn:set_var("txn.tollgate", "unreachable")
     return
   end

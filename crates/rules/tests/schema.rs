@@ -3,7 +3,7 @@
 
 use tollgate_rules::{Options, Ruleset, Source};
 
-const REFERENCE: &str = include_str!("../../../docs/rules.md");
+const REFERENCE: &str = include_str!("../../../docs/rules/reference.md");
 
 #[test]
 fn the_examples_of_the_reference_load() {
@@ -11,7 +11,7 @@ fn the_examples_of_the_reference_load() {
         REFERENCE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     assert!(!blocks.is_empty());
     for text in blocks {
-        let rules = Ruleset::load(&[Source::new("docs/rules.md", text)], &Options::default());
+        let rules = Ruleset::load(&[Source::new("docs/rules/reference.md", text)], &Options::default());
         let rules = rules.unwrap_or_else(|errors| panic!("{errors}"));
         assert!(rules.warnings().is_empty(), "{:?}", rules.warnings());
     }

@@ -47,7 +47,7 @@ fn figure(text: &str, name: &str) -> f64 {
 
 /// Every figure has its line in the documentation, by its name or by how a family begins.
 fn documented(text: &str) {
-    let page = include_str!("../../../docs/observe.md");
+    let page = include_str!("../../../docs/operations/monitoring.md");
     let names: Vec<&str> = page.split(['`', '{']).filter(|word| word.contains('_')).collect();
     let known = |name: &str| {
         names.iter().any(|known| {
@@ -56,7 +56,7 @@ fn documented(text: &str) {
     };
     let told = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let unknown: Vec<&str> = told.filter(|name| !known(name)).collect();
-    assert!(unknown.is_empty(), "docs/observe.md does not say what these are: {unknown:?}");
+    assert!(unknown.is_empty(), "docs/operations/monitoring.md does not say what these are: {unknown:?}");
 }
 
 #[test]
