@@ -9,7 +9,7 @@
 //! | [`HonourLayer`] | keep to the limits of services that are called |
 //!
 //! A service behind the layer answers as every other front of Tollgate does ([`tollgate_http::answer`]): `RateLimit` and
-//! `RateLimit-Policy` on every answer, `Retry-After` on denials.
+//! `RateLimit-Policy` on every answer, `Retry-ConnectionMode` on denials.
 //!
 //! ```
 //! use http::{Request, Response};
@@ -68,4 +68,4 @@ pub use layer::{Tollgate, TollgateLayer};
 pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]
 pub use remote::{OnFailure, Remote, RemoteError, RemoteSettings, RemoteTls};
-pub use tollgate_http::answer::AnswerSettings;
+pub use tollgate_http::response::ResponseConfig;

@@ -12,7 +12,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use tollgate_core::SystemClock;
-use tollgate_http::who::normal_path;
+use tollgate_http::identity::normalized_path;
 use tollgate_store::MemoryStore;
 use tower_layer::Layer;
 
@@ -191,7 +191,7 @@ fn route(head: &Parts) -> Cow<'_, str> {
     if let Some(matched) = head.extensions.get::<axum::extract::MatchedPath>() {
         return Cow::Borrowed(matched.as_str());
     }
-    normal_path(head.uri.path())
+    normalized_path(head.uri.path())
 }
 
 impl Clone for RateLimitLayer {
