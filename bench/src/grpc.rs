@@ -7,13 +7,13 @@ use crate::process::{CLIENT_CORE, Server, median, tollgate_binary};
 use prost::Message as _;
 use std::path::Path;
 use std::process::Command;
-use tollgate_front::rls::proto::envoy::extensions::common::ratelimit::v3::{
+use tollgate_server::rls::proto::envoy::extensions::common::ratelimit::v3::{
     RateLimitDescriptor, rate_limit_descriptor::Entry,
 };
-use tollgate_front::rls::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
+use tollgate_server::rls::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
-use tollgate_front::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tollgate_server::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::{Request, Response, Status};
 
 pub(crate) const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";

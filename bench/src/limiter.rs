@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tollgate_core::{SystemClock, Timestamp};
 use tollgate_engine::{Check, Limiter, Trace};
-use tollgate_observe::Observe;
+use tollgate_observe::Telemetry;
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -47,7 +47,7 @@ impl ThroughRules {
     }
 
     /// With somebody who watches.
-    pub(crate) fn watched(keys: u64, room: Room, name: &'static str, observe: &Arc<Observe>) -> Self {
+    pub(crate) fn watched(keys: u64, room: Room, name: &'static str, observe: &Arc<Telemetry>) -> Self {
         Self {
             limiter: Self::limiter(keys, room).with_observer(Arc::clone(observe) as _),
             name,

@@ -7,7 +7,7 @@ use crate::limiter::{Room, ThroughRules};
 use crate::report::{at_most, heading, note, rows};
 use crate::traffic::Law;
 use std::sync::Arc;
-use tollgate_observe::{Observe, Output, Settings, resident_bytes};
+use tollgate_observe::{Output, Telemetry, TelemetryConfig, resident_bytes};
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +24,15 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
         Length::Short => (7, 400),
     };
     let watcher = |output, traced_as| {
-        let settings = Settings { output, traced_as, ..Settings::default() };
-        let observe = Observe::new(settings).map_err(|error| error.to_string())?;
+        let settings = TelemetryConfig { output, service_name: traced_as, ..TelemetryConfig::default() };
+        let observe = Telemetry::new(settings).map_err(|error| error.to_string())?;
         observe.start().map_err(|error| error.to_string())?;
-        Ok::<Arc<Observe>, String>(observe)
+        Ok::<Arc<Telemetry>, String>(observe)
     };
     let quiet = watcher(None, None)?;
     let full = Output::File { path: "/dev/full".into(), bytes: 1 << 20, files: 2 };
     let broken = watcher(Some(full), Some("bench".to_owned()))?;
-    let _deaf: Vec<_> = (0..200).filter_map(|_| broken.listen()).collect();
+    let _deaf: Vec<_> = (0..200).filter_map(|_| broken.subscribe()).collect();
     let before = resident_bytes().unwrap_or(0);
     for room in [Room::Wide, Room::Tight] {
         let alone = ThroughRules::new(KEYS);

@@ -3,7 +3,7 @@ import { expect, open, RULES, Server, test } from './server';
 
 const written = RULES.replace('limit: 5/hour', 'limit: 6/hour');
 
-test('rules that were written and not published outlive tabs, views, a reload and a log-in', async ({ page }) => {
+test('unpublished rules outlive tabs, views, a reload and a log-in', async ({ page }) => {
   const server = await new Server().start();
   try {
     await server.check({ api_key: 'somebody-0123456789' });
@@ -22,13 +22,13 @@ test('rules that were written and not published outlive tabs, views, a reload an
     await page.goto(`${server.admin}/#/rules?tab=edit`);
     await logIn(token);
     const text = page.getByRole('textbox', { name: /^Rule file/ });
-    const edit = page.getByRole('tab', { name: /^Edit/ });
+    const edit = page.getByRole('tab', { name: /^Editor/ });
     await expect(text).toHaveValue(RULES);
     await expect(edit).not.toContainText('unpublished');
     await text.fill(written);
     await expect(edit).toContainText('unpublished');
 
-    await page.getByRole('tab', { name: 'Tree' }).click();
+    await page.getByRole('tab', { name: 'Active' }).click();
     await expect(edit, 'it is in sight from the other tabs').toContainText('unpublished');
     await edit.click();
     await expect(text).toHaveValue(written);
@@ -36,7 +36,7 @@ test('rules that were written and not published outlive tabs, views, a reload an
     await page.getByRole('link', { name: 'Rules' }).click();
     await edit.click();
     await expect(text).toHaveValue(written);
-    await expect(page.getByText('and did not publish is here again')).toBeVisible();
+    await expect(page.getByText('Restored unpublished changes from')).toBeVisible();
     expect(asked).toEqual([]);
     await page.reload();
     expect(asked, 'the browser asks').toEqual(['beforeunload']);
@@ -54,12 +54,12 @@ test('rules that were written and not published outlive tabs, views, a reload an
     const files = [{ name: 'rules.yaml', text: RULES.replace('limit: 5/hour', 'limit: 9/hour') }];
     const answer = await fetch(`${server.admin}/admin/v1/rules`, { method: 'POST', headers: { authorization: `Bearer ${other}` }, body: JSON.stringify({ files, reason: 'ticket 1' }) });
     expect(answer.status).toBe(201);
-    await expect(page.getByText('Other rules act by now than those you began with.')).toBeVisible();
+    await expect(page.getByText('The active rules have changed.')).toBeVisible();
     await expect(text).toHaveValue(written);
     await page.reload();
-    await expect(page.getByText('Other rules act by now than those you began with.'), 'after a reload too').toBeVisible();
+    await expect(page.getByText('The active rules have changed.'), 'after a reload too').toBeVisible();
     await expect(text).toHaveValue(written);
-    await page.getByRole('button', { name: 'take the new ones' }).click();
+    await page.getByRole('button', { name: 'load the current rules' }).click();
     await expect(text).toHaveValue(files[0]?.text ?? '');
     await expect(edit).not.toContainText('unpublished');
     await page.reload();
@@ -80,17 +80,17 @@ test('rules that were published are no draft', async ({ page }) => {
     await page.getByRole('dialog').getByLabel('Reason').fill('ticket 2');
     await page.getByRole('dialog').getByRole('button', { name: 'Publish', exact: true }).click();
     await expect(page.getByRole('dialog')).toHaveCount(0);
-    await expect(page.getByRole('tab', { name: 'Edit' })).not.toContainText('unpublished');
+    await expect(page.getByRole('tab', { name: 'Editor' })).not.toContainText('unpublished');
     expect(await page.evaluate(() => sessionStorage.length)).toBe(0);
     await page.reload();
     await expect(text).toHaveValue(written);
-    await expect(page.getByText('is here again')).toHaveCount(0);
+    await expect(page.getByText('Restored unpublished changes')).toHaveCount(0);
   } finally {
     await server.stop();
   }
 });
 
-test('publishing shows the rehearsal of this text, not of one before it', async ({ page }) => {
+test('publishing previews the impact of this text, not of an earlier one', async ({ page }) => {
   const server = await new Server().start();
   try {
     for (let caller = 0; caller < 5; caller++) for (let i = 0; i < 4; i++) await server.check({ api_key: `caller-${caller}-0123456789` });
@@ -102,14 +102,14 @@ test('publishing shows the rehearsal of this text, not of one before it', async 
     await page.getByRole('button', { name: 'Publish…' }).click();
     await dialog.getByLabel('Reason').fill('ticket 3');
     await publish.click();
-    await expect(dialog.getByLabel('I have seen what it would deny')).toBeVisible();
+    await expect(dialog.getByLabel('I have reviewed the impact')).toBeVisible();
     await expect(dialog.getByRole('definition').nth(1)).toHaveText('25%');
     await dialog.getByRole('button', { name: 'Cancel' }).click();
 
     await text.fill(written);
     await page.getByRole('button', { name: 'Publish…' }).click();
     await expect(dialog.getByRole('definition').nth(1)).toHaveText('0%');
-    await expect(dialog.getByLabel('I have seen what it would deny')).toHaveCount(0);
+    await expect(dialog.getByLabel('I have reviewed the impact')).toHaveCount(0);
     await publish.click();
     await expect(dialog).toHaveCount(0);
   } finally {
@@ -169,7 +169,7 @@ test('every key of the rule language has a sentence of help', async ({ page, ser
   walk(schema, '');
   expect(bare).toEqual([]);
   await open(page, server, 'rules?tab=edit');
-  await page.getByText(/^All \d+ keys$/).click();
+  await page.getByText(/^All keys \(\d+\)$/).click();
   const help = page.getByRole('region', { name: 'Help' });
   expect(await help.locator('dd').count()).toBeGreaterThan(30);
   for (const text of await help.locator('dd').allTextContents()) expect(text.trim()).not.toBe('');

@@ -1,7 +1,7 @@
 // What needs no browser: comparing texts, colouring YAML, numbers for people.
 import { expect, test } from '@playwright/test';
 import { clock, count, micros, share, span } from '../src/lib/format';
-import { compare } from '../src/lib/lines';
+import { compare } from '../src/lib/diff';
 import { keyOf, pieces } from '../src/lib/yaml';
 
 /** The same numbers every time. */

@@ -17,7 +17,7 @@ test('a token opens a session, and its end ends it', async ({ page, context }) =
     await page.keyboard.press('Enter');
     await expect(page.getByRole('heading', { name: 'Quotas' })).toBeVisible();
     await expect(page.getByText('vera')).toBeVisible();
-    await expect(page.getByRole('button', { name: 'Agree on something…' }), 'a viewer changes nothing').toHaveCount(0);
+    await expect(page.getByRole('button', { name: 'Set quota…' }), 'a viewer changes nothing').toHaveCount(0);
     const cookie = (await context.cookies()).find((one) => one.name === 'tollgate_session');
     expect(cookie).toMatchObject({ httpOnly: true, sameSite: 'Strict', path: '/' });
     expect(await page.evaluate(() => document.cookie), 'no script sees it').toBe('');
@@ -29,7 +29,7 @@ test('a token opens a session, and its end ends it', async ({ page, context }) =
     expect((await change({})).status).toBe(403);
 
     await page.getByRole('link', { name: 'Audit' }).click();
-    await expect(page.getByText('Your token does not allow this.')).toBeVisible();
+    await expect(page.getByText('Your role does not allow this.')).toBeVisible();
 
     await page.getByRole('button', { name: 'Log out' }).click();
     await expect(page.getByLabel('Token')).toBeVisible();

@@ -2,7 +2,7 @@
 import { spawn } from 'node:child_process';
 import { mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, open, Server, test } from './server';
+import { choose, expect, open, Server, test } from './server';
 
 const IMAGES = join(import.meta.dirname, '../../docs/images');
 const SAMPLE = readFileSync(join(import.meta.dirname, '../../crates/tollgate/src/sample.yaml'), 'utf8');
@@ -22,21 +22,21 @@ test('pictures', async ({ page, browser }) => {
     await open(page, server, 'overview');
     // There is a curve to look at.
     await expect.poll(async () => ((await (await fetch(`${server.admin}/admin/v1/stats?seconds=300`)).json()) as { series: { allow: number[] } }).series.allow.filter(Boolean).length, { timeout: 200_000, intervals: [2_000] }).toBeGreaterThan(90);
-    await expect(page.getByRole('button', { name: /^Why was/ }).first()).toBeVisible();
+    await expect(page.getByRole('button', { name: /^Actions for/ }).first()).toBeVisible();
     await page.screenshot({ path: join(IMAGES, 'overview-light.png') });
-    await page.getByLabel('Colours').selectOption('Dark');
+    await page.getByLabel('Theme').selectOption('Dark');
     await page.screenshot({ path: join(IMAGES, 'overview-dark.png') });
-    await page.getByLabel('Colours').selectOption('Light');
+    await page.getByLabel('Theme').selectOption('Light');
 
-    await page.getByRole('button', { name: /^Why was/ }).first().click();
-    await expect(page.getByRole('dialog').getByText('Verdict')).toBeVisible();
+    await choose(page, page.getByRole('region', { name: 'Top denied callers' }).getByRole('row').nth(1), 'Explain denial');
+    await expect(page.getByRole('dialog').getByText('Decision ID')).toBeVisible();
     await page.screenshot({ path: join(IMAGES, 'why.png') });
     await page.keyboard.press('Escape');
 
     await open(page, server, 'rules?tab=edit');
     const text = page.getByRole('textbox', { name: /^Rule file/ });
     await text.fill(SAMPLE.replace('limit: 10/second', 'limit: 8/second'));
-    await expect(page.getByRole('heading', { name: 'Rehearsal' })).toBeVisible();
+    await expect(page.getByRole('heading', { name: 'Impact preview' })).toBeVisible();
     await page.screenshot({ path: join(IMAGES, 'rules.png') });
 
     await open(page, server, 'quotas');

@@ -3,7 +3,7 @@ import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { test as base, expect, type Page } from '@playwright/test';
+import { test as base, expect, type Locator, type Page } from '@playwright/test';
 
 const BINARY = process.env.TOLLGATE_TEST_BINARY ?? join(import.meta.dirname, '../../target/debug/tollgate');
 
@@ -28,6 +28,8 @@ descriptors:
 export class Server {
   readonly folder = mkdtempSync(join(tmpdir(), 'tollgate-dashboard-'));
   readonly db: string;
+  /** Without a control-plane database. */
+  isStateless = false;
   admin = '';
   http = '';
   private child: ChildProcess | null = null;
@@ -47,7 +49,7 @@ export class Server {
     const any = '127.0.0.1:0';
     // Where a page that is open looks for it, if there has been one.
     const admin = this.admin ? new URL(this.admin).host : any;
-    const child = spawn(BINARY, ['serve', ...files.flat(), '--db', this.db, '--admin', admin, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
+    const child = spawn(BINARY, ['serve', ...files.flat(), ...(this.isStateless ? [] : ['--db', this.db]), '--admin', admin, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
       cwd: this.folder,
       stdio: ['ignore', 'pipe', 'inherit'],
     });
@@ -107,7 +109,7 @@ export class Server {
     if (!answer.ok) throw new Error(`${method} ${path}: ${await answer.text()}`);
   }
 
-  /** What is switched by hand. */
+  /** The active emergency measures. */
   async emergencies(): Promise<{ id: string }[]> {
     const answer = await fetch(`${this.admin}/admin/v1/emergency`);
     return ((await answer.json()) as { active: { id: string }[] }).active;
@@ -164,4 +166,10 @@ export { expect };
 export async function open(page: Page, server: Server, view: string): Promise<void> {
   await page.goto(`${server.admin}/#/${view}`);
   await expect(page.getByRole('heading', { level: 1 })).toBeVisible();
+}
+
+/** Chooses an action of a row's menu. */
+export async function choose(page: Page, row: Locator, action: string): Promise<void> {
+  await row.getByRole('button', { name: /^Actions for/ }).click();
+  await page.getByRole('menuitem', { name: action }).click();
 }

@@ -12,7 +12,7 @@ for (const width of [360, 1920]) {
         await open(page, server, view);
         await expect(page.getByText('Loading…')).toHaveCount(0);
         await expect(page.locator('html')).toHaveAttribute('data-theme', scheme);
-        await expect(page.getByText(/^This server has no/), view).toHaveCount(0);
+        await expect(page.getByText(/^This server does not support/), view).toHaveCount(0);
         await expect(page.getByRole('alert'), view).toHaveCount(0);
         const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
         expect(over, `${view} does not scroll sideways`).toBeLessThanOrEqual(0);
@@ -23,19 +23,19 @@ for (const width of [360, 1920]) {
 
 test('with no traffic it shows no traffic and says what to do', async ({ page, server }) => {
   await open(page, server, 'overview');
-  await expect(page.getByText('Nobody was denied')).toBeVisible();
+  await expect(page.getByText('No denials')).toBeVisible();
   await open(page, server, 'quotas');
-  await expect(page.getByText('Nothing is agreed with anybody')).toBeVisible();
+  await expect(page.getByText('No quotas yet')).toBeVisible();
   await open(page, server, 'emergency');
-  await expect(page.getByText('Nothing is switched by hand')).toBeVisible();
+  await expect(page.getByText('No active measures')).toBeVisible();
 });
 
-test('the colours are chosen and remembered', async ({ page, server }) => {
+test('the theme is chosen and remembered', async ({ page, server }) => {
   await page.emulateMedia({ colorScheme: 'light' });
   await open(page, server, 'overview');
   const color = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
   const light = await color();
-  await page.getByLabel('Colours').selectOption('Dark');
+  await page.getByLabel('Theme').selectOption('Dark');
   await expect(page.locator('html')).toHaveAttribute('data-theme', 'dark');
   expect(await color()).not.toBe(light);
   await page.reload();
@@ -45,11 +45,11 @@ test('the colours are chosen and remembered', async ({ page, server }) => {
 test('it is used by keyboard alone', async ({ page, server }) => {
   await open(page, server, 'quotas');
   await page.keyboard.press('Tab');
-  await expect(page.getByRole('link', { name: 'Skip to the content' })).toBeFocused();
+  await expect(page.getByRole('link', { name: 'Skip to content' })).toBeFocused();
   await page.keyboard.press('Enter');
   await expect(page.locator('main')).toBeFocused();
   await page.keyboard.press('Tab');
-  const opener = page.getByRole('button', { name: 'Agree on something…' });
+  const opener = page.getByRole('button', { name: 'Set quota…' });
   await expect(opener).toBeFocused();
   const outlined = await opener.evaluate((button) => getComputedStyle(button).outlineStyle);
   expect(outlined, 'the focus is visible').toBe('solid');
@@ -66,9 +66,9 @@ test('it is used by keyboard alone', async ({ page, server }) => {
   await expect(opener).toBeFocused();
 
   await open(page, server, 'rules');
-  await page.getByRole('tab', { name: 'Tree' }).focus();
+  await page.getByRole('tab', { name: 'Active' }).focus();
   await page.keyboard.press('ArrowRight');
-  await expect(page.getByRole('tab', { name: 'Edit' })).toBeFocused();
+  await expect(page.getByRole('tab', { name: 'Editor' })).toBeFocused();
   await expect(page.getByRole('textbox', { name: /^Rule file/ })).toBeVisible();
 });
 

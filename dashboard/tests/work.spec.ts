@@ -1,7 +1,7 @@
 // What operators do on the page, seen in what the server then decides.
-import { expect, open, RULES, Server, test } from './server';
+import { choose, expect, open, RULES, Server, test } from './server';
 
-test('who is denied is listed, explained, and given a limit of their own', async ({ page, server }) => {
+test('a denied caller is listed, explained and given an override', async ({ page, server }) => {
   const key = 'override-me-0123456789';
   await server.exhaust({ api_key: key });
   await open(page, server, 'overview');
@@ -10,44 +10,46 @@ test('who is denied is listed, explained, and given a limit of their own', async
 
   // A later request of the same caller may have passed, and is no answer to why one was denied.
   const asked = page.waitForRequest(/admin\/v1\/decisions\?/);
-  await row.getByRole('button', { name: /^Why/ }).click();
+  await choose(page, row, 'Explain denial');
   expect(new URL((await asked).url()).searchParams.get('verdict')).toBe('deny');
   const dialog = page.getByRole('dialog');
-  await expect(dialog.getByText('denied', { exact: true })).toBeVisible();
+  await expect(dialog.getByText('Denied by rule `per-key`.')).toBeVisible();
   await expect(dialog.getByText('per-key').first()).toBeVisible();
   await expect(dialog, 'no page shows a whole key').not.toContainText(key);
   await page.keyboard.press('Escape');
 
   // One click: nobody has to know the key.
-  await row.getByRole('button', { name: /^Usage/ }).click();
+  await choose(page, row, 'Usage');
   await expect(dialog.getByRole('row').filter({ hasText: 'per-key' })).toContainText('5 / 1h');
   await page.keyboard.press('Escape');
 
-  await row.getByRole('button', { name: /^Override/ }).click();
+  await choose(page, row, 'Override limit…');
+  await expect(dialog.getByRole('heading', { level: 2 }), 'the dialog names its caller').toContainText('over…');
   await expect(dialog.getByLabel('API key')).toHaveCount(0);
-  await dialog.getByLabel('Count').fill('50');
+  await dialog.getByLabel('Requests').fill('50');
   // Another period than the rule's: the same would go on with its counter, which is used up.
   await dialog.getByLabel('Per', { exact: true }).fill('minute');
   await dialog.getByLabel('Reason').fill('ticket 12');
-  await expect(dialog.getByLabel('Until'), 'it ends by itself').not.toHaveValue('');
-  await dialog.getByRole('button', { name: 'Agree', exact: true }).click();
+  await expect(dialog.getByLabel('Expires'), 'it ends by itself').not.toHaveValue('');
+  await dialog.getByRole('button', { name: 'Save', exact: true }).click();
   await expect(dialog).toHaveCount(0);
   expect(await server.check({ api_key: key }), 'it acts').toBe(true);
 
   await open(page, server, 'quotas');
   await expect(page.getByRole('row').filter({ hasText: 'ticket 12' })).toContainText('50 / minute');
-  await page.getByLabel("One caller's whole key").fill(key);
+  await page.getByLabel('API key (exact)').fill(key);
   await page.getByRole('button', { name: 'Find' }).click();
   await page.getByRole('button', { name: 'Usage' }).click();
   await expect(dialog.getByRole('row').filter({ hasText: 'per-key' })).toContainText('override');
   await page.keyboard.press('Escape');
-  await page.getByRole('button', { name: 'End…' }).click();
-  await dialog.getByRole('button', { name: 'End it' }).click();
-  await expect(page.getByText('Nothing is agreed with anybody')).toBeVisible();
+  await page.getByRole('button', { name: 'Delete…' }).click();
+  await dialog.getByLabel('Reason').fill('ticket 12 is closed');
+  await dialog.getByRole('button', { name: 'Delete', exact: true }).click();
+  await expect(page.getByText('No quotas yet')).toBeVisible();
   expect(await server.check({ api_key: key }), 'the rules act alone again').toBe(false);
 
   await open(page, server, 'audit');
-  await expect(page.getByText('quota.delete').first()).toBeVisible();
+  await expect(page.getByRole('row').filter({ hasText: 'quota.delete' }).first()).toContainText('ticket 12 is closed');
 });
 
 test('a denial is found in the log and explained', async ({ page, server }) => {
@@ -57,24 +59,24 @@ test('a denial is found in the log and explained', async ({ page, server }) => {
   await page.getByLabel('Rule').fill('log-ins');
   await page.getByRole('button', { name: 'Search' }).click();
   await expect(page.getByRole('row').nth(1)).toContainText('log-ins');
-  await page.getByRole('button', { name: /^Why, at/ }).first().click();
+  await page.getByRole('button', { name: /^Explain decision/ }).first().click();
   await expect(page.getByRole('dialog')).toContainText('log-ins');
 });
 
-test('quotas come from a file, and wrong lines are told', async ({ page, server }) => {
+test('quotas are imported from a file, and invalid lines are reported', async ({ page, server }) => {
   await open(page, server, 'quotas');
   await page.getByRole('button', { name: 'Import…' }).click();
   const lines = ['{"api_key":"imported-0123456789","tier":"pro","reason":"a file"}', '{"api_key":"imported-2","tier":7}'];
   await page.getByLabel('File').setInputFiles({ name: 'quotas.ndjson', mimeType: 'application/x-ndjson', buffer: Buffer.from(lines.join('\n')) });
   await page.getByRole('dialog').getByRole('button', { name: 'Import' }).click();
-  await expect(page.getByRole('dialog')).toContainText('1 imported, 1 refused.');
+  await expect(page.getByRole('dialog')).toContainText('1 imported, 1 rejected.');
   await expect(page.getByRole('dialog').getByRole('row').filter({ hasText: 'tier' })).toContainText('2');
   await page.keyboard.press('Escape');
   await expect(page.getByRole('row').filter({ hasText: 'a file' })).toBeVisible();
   for (let i = 0; i < 20; i++) expect(await server.check({ api_key: 'imported-0123456789' })).toBe(true);
 });
 
-test('rules are mended, published and gone back from', async ({ page }) => {
+test('rules are corrected, published and rolled back', async ({ page }) => {
   const server = await new Server().start();
   try {
     await open(page, server, 'rules');
@@ -102,29 +104,29 @@ test('rules are mended, published and gone back from', async ({ page }) => {
     await expect(dialog).toHaveCount(0);
     await expect.poll(() => passes(server, 'first'), { message: 'they act' }).toBe(7);
 
-    await page.getByRole('tab', { name: 'History' }).click();
-    await expect(page.getByRole('row').filter({ hasText: 'ticket 13' })).toContainText('acts now');
-    await page.getByRole('button', { name: 'Compare revision 1 with what acts now' }).click();
+    await page.getByRole('tab', { name: 'Revisions' }).click();
+    await expect(page.getByRole('row').filter({ hasText: 'ticket 13' })).toContainText('active');
+    await page.getByRole('button', { name: 'Compare revision 1 with the active rules' }).click();
     await expect(dialog.getByRole('row').filter({ hasText: 'removed' })).toContainText('limit: 7/hour');
     await page.keyboard.press('Escape');
-    await page.getByRole('button', { name: 'Go back to revision 1' }).click();
+    await page.getByRole('button', { name: 'Roll back to revision 1' }).click();
     await dialog.getByLabel('Reason').fill('too generous');
-    await dialog.getByRole('button', { name: 'Go back' }).click();
-    await expect(page.getByRole('row').filter({ hasText: 'acts now' })).toContainText('too generous');
+    await dialog.getByRole('button', { name: 'Roll back' }).click();
+    await expect(page.getByRole('row').filter({ hasText: 'active' })).toContainText('too generous');
     await expect.poll(() => passes(server, 'second'), { message: 'the old ones act again' }).toBe(5);
   } finally {
     await server.stop();
   }
 });
 
-test('a switch acts, counts down and ends', async ({ page, server }) => {
+test('a measure takes effect, counts down and ends', async ({ page, server }) => {
   const key = 'block-me-0123456789';
   expect(await server.check({ api_key: key })).toBe(true);
   await open(page, server, 'emergency');
-  await page.getByLabel('Which API key').fill(key);
-  await page.getByLabel('For minutes').fill('5');
+  await page.getByLabel('Target API key').fill(key);
+  await page.getByLabel('Duration (min)').fill('5');
   await page.getByLabel('Reason').fill('incident 7');
-  await page.getByRole('button', { name: 'Switch now' }).click();
+  await page.getByRole('button', { name: 'Apply now' }).click();
   const left = page.getByRole('timer');
   await expect(left).toHaveText(/^[45]:\d\d$/);
   const first = await left.textContent();
@@ -133,35 +135,36 @@ test('a switch acts, counts down and ends', async ({ page, server }) => {
   await open(page, server, 'overview');
   await expect(page.getByText('incident 7'), 'every view says so').toBeVisible();
   await open(page, server, 'emergency');
-  await page.getByRole('button', { name: 'Renew' }).click();
+  await page.getByRole('button', { name: 'Extend' }).click();
   await page.getByRole('button', { name: 'End…' }).click();
-  await page.getByRole('button', { name: 'End it now' }).click();
-  await expect(page.getByText('Nothing is switched by hand')).toBeVisible();
+  await page.getByRole('dialog').getByLabel('Reason').fill('incident 7 is over');
+  await page.getByRole('button', { name: 'End measure' }).click();
+  await expect(page.getByText('No active measures')).toBeVisible();
   expect(await server.check({ api_key: key }), 'it has ended').toBe(true);
 });
 
-test('a switch stays in sight while the server does not tell of switches', async ({ page, server }) => {
+test('a measure stays in sight while the server cannot list measures', async ({ page, server }) => {
   await server.ask('POST', '/admin/v1/emergency', { action: 'shadow_all', target: { kind: 'all' }, reason: 'incident 9' });
   try {
     await open(page, server, 'overview');
     await expect(page.getByText('incident 9')).toBeVisible();
-    await expect(page.getByText('it may be old')).toHaveCount(0);
-    await page.route('**/admin/v1/emergency', (route) => route.fulfill({ status: 503, contentType: 'application/problem+json', body: '{"title":"Database away","detail":"try again"}' }));
+    await expect(page.getByText('may be out of date')).toHaveCount(0);
+    await page.route('**/admin/v1/emergency', (route) => route.fulfill({ status: 503, contentType: 'application/problem+json', body: '{"title":"Database unavailable","detail":"try again"}' }));
     // Asked for again by itself.
-    await expect(page.getByText('it may be old')).toBeVisible({ timeout: 20_000 });
+    await expect(page.getByText('may be out of date')).toBeVisible({ timeout: 20_000 });
     await expect(page.getByText('incident 9')).toBeVisible();
     await page.goto(`${server.admin}/#/emergency`);
-    await expect(page.getByRole('heading', { name: 'Last known as active' })).toBeVisible();
+    await expect(page.getByRole('heading', { name: 'Active measures (last known)' })).toBeVisible();
     await expect(page.getByText('incident 9')).toBeVisible();
     await page.unroute('**/admin/v1/emergency');
     await page.getByRole('button', { name: 'Try again' }).click();
-    await expect(page.getByRole('heading', { name: 'Active now' })).toBeVisible();
+    await expect(page.getByRole('heading', { name: 'Active measures', exact: true })).toBeVisible();
   } finally {
     for (const { id } of await server.emergencies()) await server.ask('DELETE', `/admin/v1/emergency/${id}`);
   }
 });
 
-test('what is agreed for later says what acts until then', async ({ page, server }) => {
+test('a scheduled quota says what applies until then', async ({ page, server }) => {
   const key = 'later-0123456789';
   const limit = { descriptor: 'default', requests_per_unit: 70, unit: 'minute' };
   await server.ask('PUT', `/admin/v1/quotas/${key}`, { tier: 'pro', overrides: [limit], reason: 'ticket 31' });
@@ -169,9 +172,9 @@ test('what is agreed for later says what acts until then', async ({ page, server
   await server.ask('PUT', `/admin/v1/quotas/${key}`, { overrides: [{ ...limit, requests_per_unit: 90 }], effective_at: later, reason: 'ticket 32' });
   await open(page, server, 'quotas');
   const row = page.getByRole('row').filter({ hasText: 'ticket 32' });
-  await expect(row).toContainText('what acts now goes on: tier pro; default 70 / minute.');
-  await row.getByRole('button', { name: /^Change/ }).click();
-  await expect(page.getByRole('dialog')).toContainText('what acts now goes on: tier pro; default 70 / minute.');
+  await expect(row).toContainText('the current quota applies: tier pro; default 70 / minute.');
+  await choose(page, row, 'Edit…');
+  await expect(page.getByRole('dialog')).toContainText('the current quota applies: tier pro; default 70 / minute.');
   await page.keyboard.press('Escape');
   await server.ask('DELETE', `/admin/v1/quotas/${key}`);
 });
@@ -181,7 +184,7 @@ test('what is done at another node is seen here, and both are listed', async ({ 
   const there = await new Server('node-there', here).start();
   try {
     await open(page, here, 'quotas');
-    await expect(page.getByText('Nothing is agreed with anybody')).toBeVisible();
+    await expect(page.getByText('No quotas yet')).toBeVisible();
     await there.ask('PUT', '/admin/v1/quotas/from-elsewhere-0123456789', { tier: 'pro', reason: 'ticket 21' });
     await expect(page.getByRole('row').filter({ hasText: 'ticket 21' })).toBeVisible();
     await there.ask('POST', '/admin/v1/emergency', { action: 'shadow_all', target: { kind: 'all' }, reason: 'incident 22' });
@@ -191,13 +194,13 @@ test('what is done at another node is seen here, and both are listed', async ({ 
     await expect(page.getByRole('heading', { level: 1 })).toBeVisible();
     const files = [{ name: 'rules.yaml', text: RULES.replace('limit: 5/hour', 'limit: 9/hour') }];
     await there.ask('POST', '/admin/v1/rules', { files, reason: 'ticket 23' });
-    await expect(page.getByRole('row').filter({ hasText: 'ticket 23' })).toContainText('acts now');
+    await expect(page.getByRole('row').filter({ hasText: 'ticket 23' })).toContainText('active');
 
     await page.goto(`${here.admin}/#/overview`);
     const row = (name: string) => page.getByRole('row').filter({ hasText: name });
-    await expect(row('node-here')).toContainText('this one');
+    await expect(row('node-here')).toContainText('this node');
     await expect(row('node-there')).toContainText('eu-west-1');
-    await expect(row('node-there'), 'the same rules').not.toContainText('other');
+    await expect(row('node-there'), 'the same rules').not.toContainText('different rules');
     await there.stop();
     await expect(row('node-there'), 'it has taken its leave').toHaveCount(0);
   } finally {
@@ -218,7 +221,7 @@ test('what changed while nobody could listen is seen', async ({ page }) => {
   const server = await new Server('restarted').start();
   try {
     await open(page, server, 'quotas');
-    await expect(page.getByText('Nothing is agreed with anybody')).toBeVisible();
+    await expect(page.getByText('No quotas yet')).toBeVisible();
     await expect(page.getByText('live', { exact: true })).toBeVisible();
     await server.restart();
     await server.ask('PUT', '/admin/v1/quotas/restarted-4242424242', { tier: 'pro', reason: 'a restart' });

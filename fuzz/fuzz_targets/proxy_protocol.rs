@@ -2,7 +2,7 @@
 //! client's is taken for its.
 #![no_main]
 
-use tollgate_edge::proxy_protocol::{LONGEST, read};
+use tollgate_http::proxy_protocol::{LONGEST, read};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let whole = read(bytes);

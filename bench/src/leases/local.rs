@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Part, PermitId, Quota, Scope,
-    SystemClock,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Outcomes, Part, PermitId,
+    Quota, Scope, SystemClock,
 };
 use tollgate_engine::{Check, DecisionId, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
@@ -106,7 +106,8 @@ impl Contestant for Alone {
         for key in &traffic.block {
             let key = CounterKey { scope: &self.scope, parts: &[Part::Text(key)] };
             let charge = Charge { mode: Mode::Leased, ..Charge::new(key, &self.limit, Cost::ONE) };
-            if let Some(outcomes) = self.leases.try_charge(&[charge]) {
+            let mut outcomes = Outcomes::default();
+            if self.leases.try_charge(&[charge], &mut outcomes) {
                 _ = black_box(&outcomes);
                 continue;
             }

@@ -10,8 +10,8 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
-use tollgate_edge::body::decode;
-use tollgate_edge::problem::Problem;
+use tollgate_http::body::decode;
+use tollgate_http::problem::Problem;
 
 const MAX_BODY: usize = 64 * 1024;
 const TIMEOUT: Duration = Duration::from_secs(10);

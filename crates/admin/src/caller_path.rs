@@ -11,8 +11,8 @@ use axum::extract::{FromRequestParts, MatchedPath};
 use http::StatusCode;
 use http::request::Parts;
 use std::sync::Arc;
-use tollgate_control::{Caller, KeyHash};
-use tollgate_edge::problem::Problem;
+use tollgate_control::{CallerRef, KeyHash};
+use tollgate_http::problem::Problem;
 
 pub(crate) enum CallerPath {
     /// Whoever asks knows the key.
@@ -46,8 +46,8 @@ impl CallerPath {
             let detail = "an id is 64 hexadecimal digits, as lists of quotas have it, or 16, as lists of callers do (`key_id`)";
             Problem::bad(detail).at("id")
         };
-        let word = whole.map(|whole| whole.first_word()).or(word).ok_or_else(wrong)?;
-        if let Some(key) = admin.status.observe().and_then(|observe| observe.api_key(word)) {
+        let word = whole.map(|whole| whole.short_id()).or(word).ok_or_else(wrong)?;
+        if let Some(key) = admin.status.telemetry().and_then(|observe| observe.api_key(word)) {
             return Ok(Self::Listed(key));
         }
         let known = match (whole, &admin.control) {
@@ -61,10 +61,10 @@ impl CallerPath {
     }
 
     /// For what is kept under the hash.
-    pub(crate) fn caller(&self) -> Caller<'_> {
+    pub(crate) fn caller(&self) -> CallerRef<'_> {
         match self {
-            Self::Key(key) | Self::Listed(key) => Caller::Key(key),
-            Self::Id(id) => Caller::Id(*id),
+            Self::Key(key) | Self::Listed(key) => CallerRef::Key(key),
+            Self::Id(id) => CallerRef::Id(*id),
         }
     }
 

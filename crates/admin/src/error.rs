@@ -4,8 +4,8 @@ use crate::response;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue};
-use tollgate_control::{ControlError, QuotaProblem};
-use tollgate_edge::problem::{MEDIA_TYPE, Problem};
+use tollgate_control::{ControlError, ValidationError};
+use tollgate_http::problem::{MEDIA_TYPE, Problem};
 
 /// What a handler returns.
 pub(crate) type ApiResult = Result<Response, ApiError>;
@@ -27,9 +27,9 @@ impl From<ControlError> for ApiError {
 }
 
 /// What was sent is well formed and cannot take effect.
-impl From<QuotaProblem> for ApiError {
-    fn from(wrong: QuotaProblem) -> Self {
-        Self(unprocessable("It cannot act", wrong.detail).at(wrong.place))
+impl From<ValidationError> for ApiError {
+    fn from(wrong: ValidationError) -> Self {
+        Self(unprocessable("Validation failed", wrong.detail).at(wrong.place))
     }
 }
 
@@ -52,13 +52,13 @@ pub(crate) fn unprocessable(title: &'static str, detail: impl Into<String>) -> P
 /// An error of the control plane. The words of a database go to the log: they may name hosts.
 pub(crate) fn control_problem(error: ControlError) -> Problem {
     match error {
-        ControlError::Changed => {
-            Problem::new(StatusCode::PRECONDITION_FAILED, "Changed meanwhile", error.to_string())
+        ControlError::Conflict => {
+            Problem::new(StatusCode::PRECONDITION_FAILED, "Precondition failed", error.to_string())
         }
-        ControlError::NeverActed { .. } => {
-            Problem::new(StatusCode::CONFLICT, "It has never acted", error.to_string())
+        ControlError::NeverActive { .. } => {
+            Problem::new(StatusCode::CONFLICT, "Revision was never active", error.to_string())
         }
-        ControlError::Unknown(_) => Problem::new(StatusCode::NOT_FOUND, "Not found", error.to_string()),
+        ControlError::NotFound(_) => Problem::new(StatusCode::NOT_FOUND, "Not found", error.to_string()),
         error => {
             tracing::warn!(%error, "the admin API could not answer");
             database_unavailable()
@@ -68,5 +68,5 @@ pub(crate) fn control_problem(error: ControlError) -> Problem {
 
 pub(crate) fn database_unavailable() -> Problem {
     let detail = "the database does not answer; decisions go on by what is known. Try again";
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Database away", detail)
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Database unavailable", detail)
 }

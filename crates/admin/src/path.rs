@@ -4,7 +4,7 @@
 use crate::error::ApiError;
 use axum::extract::{FromRequestParts, MatchedPath};
 use http::request::Parts;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 
 /// The segment that stands for `{name}`; an empty one, if the route has no such name.
 pub(crate) fn segment<'p>(parts: &'p Parts, name: &str) -> &'p str {

@@ -9,9 +9,11 @@ use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use serde_json::Value;
 use std::fmt;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
+use utoipa::IntoParams;
 
 const MAX_KEY: usize = 512;
+const MAX_REASON: usize = 512;
 
 /// The API key at the end of a path.
 pub(crate) fn api_key(text: &str) -> Result<String, Problem> {
@@ -30,6 +32,27 @@ pub(crate) struct StrictQuery<T>(pub(crate) T);
 /// No parameters.
 #[derive(Debug, Deserialize)]
 pub(crate) struct NoParameters {}
+
+/// The reason for a removal, which has no body to say it in.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ReasonParameter {
+    /// Recorded in the audit log; at most 512 bytes.
+    #[param(max_length = 512)]
+    reason: Option<String>,
+}
+
+impl ReasonParameter {
+    /// Returns the reason; empty where none was given.
+    pub(crate) fn get(&self) -> Result<&str, Problem> {
+        let reason = self.reason.as_deref().unwrap_or_default();
+        if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
+            let detail = format!("a reason has at most {MAX_REASON} bytes and no control characters");
+            return Err(Problem::bad(detail).at("reason"));
+        }
+        Ok(reason)
+    }
+}
 
 impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {
     type Rejection = ApiError;

@@ -29,7 +29,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 
 /// How long a response may take to begin: a database that hangs must not hold operators up.
@@ -116,7 +116,7 @@ async fn within_time_limit(request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let limit = match (request.method().as_str(), path) {
         ("POST", quota_bulk::IMPORT) => quota_bulk::TIME_LIMIT,
-        ("POST", rules::ALL | rules::CHECK) => rules::TIME_LIMIT,
+        ("POST", rules::ALL | rules::PREVIEW | rules::CHECK) => rules::TIME_LIMIT,
         _ => TIME_LIMIT,
     };
     let response = tokio::time::timeout(limit, next.run(request)).await;

@@ -4,23 +4,23 @@ use crate::{AuthMode, FailedAuthThrottle, LogLevels, NodeCache, Sessions, UsageR
 use http::StatusCode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tollgate_control::{Control, Desk, Role};
-use tollgate_edge::problem::Problem;
-use tollgate_observe::{Observe, Status};
+use tollgate_control::{ControlPlane, Role, RuleManager};
+use tollgate_http::problem::Problem;
+use tollgate_observe::{ProcessStatus, Telemetry};
 use tollgate_rules::Ruleset;
 
 /// What every handler needs.
 pub struct AdminState {
     /// The control plane, if there is a database; handlers use [`AdminState::control`].
-    pub control: Option<Arc<Control>>,
+    pub control: Option<Arc<ControlPlane>>,
     /// The active rules, and how to publish others; handlers use [`AdminState::desk`].
-    pub desk: Option<Arc<Desk>>,
+    pub desk: Option<Arc<RuleManager>>,
     /// The active rules, against which requests are checked.
     pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
     /// Reads the counters.
     pub usage: Arc<dyn UsageReader>,
     /// The state of the process.
-    pub status: Arc<dyn Status>,
+    pub status: Arc<dyn ProcessStatus>,
     /// The log levels of the process.
     pub log: Arc<dyn LogLevels>,
     /// Whether a token is always needed.
@@ -37,13 +37,13 @@ pub struct AdminState {
 
 impl AdminState {
     /// The active rules, and how to publish others; else what to do to have that.
-    pub(crate) fn desk(&self) -> Result<&Arc<Desk>, Problem> {
+    pub(crate) fn desk(&self) -> Result<&Arc<RuleManager>, Problem> {
         self.control()?;
         self.desk.as_ref().ok_or_else(|| Problem::bad("no rules can be published here"))
     }
 
     /// The control plane; else what to do to have one.
-    pub(crate) fn control(&self) -> Result<&Arc<Control>, Problem> {
+    pub(crate) fn control(&self) -> Result<&Arc<ControlPlane>, Problem> {
         self.control.as_ref().ok_or_else(|| {
             let detail = "this server keeps nothing that operators decide; start it with --db sqlite:tollgate.db, or \
                           with --db postgres://… for several nodes";
@@ -52,10 +52,10 @@ impl AdminState {
     }
 
     /// What observes decisions.
-    pub(crate) fn observe(&self) -> Result<&Arc<Observe>, Problem> {
-        self.status.observe().ok_or_else(|| {
+    pub(crate) fn observe(&self) -> Result<&Arc<Telemetry>, Problem> {
+        self.status.telemetry().ok_or_else(|| {
             let detail = "this process does not watch its decisions";
-            Problem::new(StatusCode::NOT_FOUND, "Nobody watches", detail)
+            Problem::new(StatusCode::NOT_FOUND, "Decision log disabled", detail)
         })
     }
 }

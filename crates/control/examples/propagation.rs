@@ -9,7 +9,7 @@ mod databases;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use tollgate_control::{Actor, Control, Expected, Following};
+use tollgate_control::{Actor, ControlPlane, Precondition, SyncConfig};
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::{Check, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
@@ -18,18 +18,18 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 const CHANGES: usize = 300;
 
 struct Node {
-    control: Arc<Control>,
+    control: Arc<ControlPlane>,
     limiter: Limiter<MemoryStore<SystemClock>>,
 }
 
 async fn node(address: &str, rules: &Arc<Ruleset>) -> Node {
     let clock = SystemClock::new();
-    let control = Control::open(address, Arc::new(clock)).await.expect("a database");
-    tokio::spawn(Arc::clone(&control).follow(Following::default()));
+    let control = ControlPlane::open(address, Arc::new(clock)).await.expect("a database");
+    tokio::spawn(Arc::clone(&control).run_sync(SyncConfig::default()));
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a store");
     let limiter = Limiter::new(Arc::clone(rules), store, Arc::new(clock))
-        .with_tenants(control.book())
-        .with_emergencies(control.measures());
+        .with_tenants(control.quota_table())
+        .with_emergencies(control.active_measures());
     Node { control, limiter }
 }
 
@@ -72,7 +72,7 @@ async fn main() {
             json!({"action": "block", "reason": "bench", "target": {"kind": "api_key", "value": key}});
         let began = clock.now();
         let draft = serde_json::from_value(draft).expect("a draft");
-        let declared = here.control.declare_emergency(draft, &rules, &actor).await.expect("a database");
+        let declared = here.control.create_emergency(draft, &rules, &actor).await.expect("a database");
         felt(there, &key, false).await;
         emergencies.push(clock.now().since(began).as_micros());
         let began = clock.now();
@@ -83,12 +83,12 @@ async fn main() {
         let shut = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 0, "unit": "day"}]});
         let began = clock.now();
         let draft = serde_json::from_value(shut).expect("a draft");
-        let put = here.control.put_quota(&key, draft, &rules, Expected::Anything, &actor).await;
+        let put = here.control.put_quota(&key, draft, &rules, Precondition::Any, &actor).await;
         put.expect("a database").expect("a quota");
         felt(there, &key, false).await;
         quotas.push(clock.now().since(began).as_micros());
         let began = clock.now();
-        here.control.delete_quota(&key, Expected::Anything, &actor).await.expect("a database");
+        here.control.delete_quota(&key, Precondition::Any, &actor).await.expect("a database");
         felt(there, &key, true).await;
         quotas.push(clock.now().since(began).as_micros());
     }

@@ -3,10 +3,10 @@
 //! Who alters, removes or slips in an entry breaks every hash after it; who cuts the end off contradicts the head. Who can
 //! rewrite the whole table and the head can forge it all: ship the last hash elsewhere to find that out too.
 
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 use crate::db::on;
-use crate::db::time::tell_millis;
-use crate::db::transaction::{Actor, Changed, Head};
+use crate::db::time::format_millis;
+use crate::db::transaction::{Actor, ChangeRecord, Head};
 use crate::error::ControlError;
 use ring::digest;
 use serde::Serialize;
@@ -19,13 +19,18 @@ pub(crate) const INSERT: &str =
 const SELECT: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
      WHERE seq > $1 ORDER BY seq LIMIT $2";
 
-const SELECT_BACK: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
+const SELECT_BEFORE: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
      WHERE seq < $1 ORDER BY seq DESC LIMIT $2";
 
 /// The most that are read at once.
-const PAGE: i64 = 1_000;
+const MAX_PAGE: i64 = 1_000;
 
-type Row = (i64, i64, String, String, String, String, String, String, Vec<u8>);
+/// What the audit log has in `after` of something that is gone: the reason, if one was given.
+pub(crate) fn reason_only(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { serde_json::json!({"reason": reason}).to_string() }
+}
+
+type AuditRow = (i64, i64, String, String, String, String, String, String, Vec<u8>);
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -50,16 +55,16 @@ pub struct AuditEntry {
     /// What is there now; empty if nothing.
     pub after: String,
     /// The hash of this entry and the one before it.
-    #[serde(serialize_with = "hexadecimal")]
+    #[serde(serialize_with = "serialize_hex")]
     #[schema(value_type = String)]
     pub hash: [u8; 32],
 }
 
 /// What a look at the whole chain found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verified {
+pub enum AuditVerification {
     /// Every entry is as it was written.
-    Whole {
+    Intact {
         /// How many there are.
         entries: i64,
         /// The last hash.
@@ -75,10 +80,10 @@ pub enum Verified {
 }
 
 impl AuditEntry {
-    pub(crate) fn next(head: &Head, at: i64, actor: &Actor, changed: &Changed<'_>) -> Self {
+    pub(crate) fn next(head: &Head, at: i64, actor: &Actor, changed: &ChangeRecord<'_>) -> Self {
         let mut entry = Self {
             seq: head.1 + 1,
-            at: tell_millis(at),
+            at: format_millis(at),
             at_millis: at,
             actor: actor.name.clone(),
             origin: actor.origin.clone(),
@@ -88,12 +93,12 @@ impl AuditEntry {
             after: changed.after.clone(),
             hash: [0; 32],
         };
-        entry.hash = entry.chained(&head.2);
+        entry.hash = entry.chain_hash(&head.2);
         entry
     }
 
     /// The hash over the one before and every field, each behind its length, so that no two entries read alike.
-    fn chained(&self, previous: &[u8]) -> [u8; 32] {
+    fn chain_hash(&self, previous: &[u8]) -> [u8; 32] {
         let mut hash = digest::Context::new(&digest::SHA256);
         let (seq, at) = (self.seq.to_be_bytes(), self.at_millis.to_be_bytes());
         let texts = [&self.actor, &self.origin, &self.action, &self.target, &self.before, &self.after];
@@ -105,13 +110,13 @@ impl AuditEntry {
         hash.finish().as_ref().try_into().unwrap_or_default()
     }
 
-    fn of(row: Row) -> Result<Self, ControlError> {
+    fn from_row(row: AuditRow) -> Result<Self, ControlError> {
         let (seq, at, actor, origin, action, target, before, after, hash) = row;
         let hash =
-            hash.try_into().map_err(|_| ControlError::Broken(format!("the hash of audit entry {seq}")))?;
+            hash.try_into().map_err(|_| ControlError::Corrupt(format!("the hash of audit entry {seq}")))?;
         Ok(Self {
             seq,
-            at: tell_millis(at),
+            at: format_millis(at),
             at_millis: at,
             actor,
             origin,
@@ -149,17 +154,17 @@ macro_rules! record {
 }
 pub(crate) use record;
 
-impl Control {
+impl ControlPlane {
     /// Entries before this one, the latest first.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
     pub async fn audit(&self, before: Option<i64>, most: i64) -> Result<Vec<AuditEntry>, ControlError> {
         let before = before.unwrap_or(i64::MAX);
-        let rows: Vec<Row> = on!(&self.db, pool => {
-            sqlx::query_as(SELECT_BACK).bind(before).bind(most).fetch_all(pool).await?
+        let rows: Vec<AuditRow> = on!(&self.db, pool => {
+            sqlx::query_as(SELECT_BEFORE).bind(before).bind(most).fetch_all(pool).await?
         });
-        rows.into_iter().map(AuditEntry::of).collect()
+        rows.into_iter().map(AuditEntry::from_row).collect()
     }
 
     /// Entries after this one, in order; nothing, if there are no more.
@@ -167,38 +172,41 @@ impl Control {
     /// # Errors
     /// [`ControlError`] if the database does not answer.
     pub async fn audit_after(&self, seq: i64) -> Result<Vec<AuditEntry>, ControlError> {
-        let rows: Vec<Row> = on!(&self.db, pool => {
-            sqlx::query_as(SELECT).bind(seq).bind(PAGE).fetch_all(pool).await?
+        let rows: Vec<AuditRow> = on!(&self.db, pool => {
+            sqlx::query_as(SELECT).bind(seq).bind(MAX_PAGE).fetch_all(pool).await?
         });
-        rows.into_iter().map(AuditEntry::of).collect()
+        rows.into_iter().map(AuditEntry::from_row).collect()
     }
 
     /// Looks at the whole chain.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
-    pub async fn verify_audit(&self) -> Result<Verified, ControlError> {
+    pub async fn verify_audit(&self) -> Result<AuditVerification, ControlError> {
         // The head first: entries that are added meanwhile only come after it.
         let (last, head): (i64, Vec<u8>) = on!(&self.db, pool => {
             sqlx::query_as("SELECT audit_seq, audit_hash FROM head WHERE id = 1").fetch_one(pool).await?
         });
         let (mut seq, mut previous) = (0, [0; 32]);
         while seq < last {
-            let page = PAGE.min(last - seq);
-            let rows: Vec<Row> = on!(&self.db, pool => {
+            let page = MAX_PAGE.min(last - seq);
+            let rows: Vec<AuditRow> = on!(&self.db, pool => {
                 sqlx::query_as(SELECT).bind(seq).bind(page).fetch_all(pool).await?
             });
             if rows.is_empty() {
-                return Ok(Verified::Broken { seq: seq + 1, why: "it is not there" });
+                return Ok(AuditVerification::Broken { seq: seq + 1, why: "it is not there" });
             }
             for row in rows {
-                let entry = AuditEntry::of(row)?;
+                let entry = AuditEntry::from_row(row)?;
                 seq += 1;
                 if entry.seq != seq {
-                    return Ok(Verified::Broken { seq, why: "it is not there" });
+                    return Ok(AuditVerification::Broken { seq, why: "it is not there" });
                 }
-                if entry.chained(&previous) != entry.hash {
-                    return Ok(Verified::Broken { seq, why: "it does not follow from the one before" });
+                if entry.chain_hash(&previous) != entry.hash {
+                    return Ok(AuditVerification::Broken {
+                        seq,
+                        why: "it does not follow from the one before",
+                    });
                 }
                 previous = entry.hash;
                 if seq == last {
@@ -207,9 +215,12 @@ impl Control {
             }
         }
         if previous[..] != head[..] {
-            return Ok(Verified::Broken { seq: last, why: "it is not the last one that was written" });
+            return Ok(AuditVerification::Broken {
+                seq: last,
+                why: "it is not the last one that was written",
+            });
         }
-        Ok(Verified::Whole { entries: last, head: hex(&previous) })
+        Ok(AuditVerification::Intact { entries: last, head: hex(&previous) })
     }
 }
 
@@ -217,6 +228,6 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn hexadecimal<S: serde::Serializer>(bytes: &[u8; 32], out: S) -> Result<S::Ok, S::Error> {
+fn serialize_hex<S: serde::Serializer>(bytes: &[u8; 32], out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(&hex(bytes))
 }

@@ -1,15 +1,15 @@
 //! What operators decide, opened: the database, the book, and what this node has seen of the one in the other.
 
 use crate::auth::key_hash::KeyHasher;
-use crate::auth::offline::Lately;
-use crate::auth::secret::fresh_id;
-use crate::auth::verified::Proven;
-use crate::db::migrate::{is_current, is_there, migrate};
-use crate::db::{Db, on, without_password};
+use crate::auth::offline::OfflineAccess;
+use crate::auth::secret::generate_id;
+use crate::auth::verified::VerifiedTokens;
+use crate::db::migrate::{is_current, is_initialized, migrate};
+use crate::db::{Db, on, redact_password};
 use crate::error::ControlError;
-use crate::quota::table::Book;
-use crate::replication::lag::Lag;
-use crate::replication::node_record::NodeSeen;
+use crate::quota::table::QuotaTable;
+use crate::replication::lag::PropagationLag;
+use crate::replication::node_record::NodeRecord;
 use crate::rules::revision::PublishedRules;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,36 +18,36 @@ use tollgate_core::Clock;
 use tollgate_engine::Emergencies;
 
 /// The database of operators' decisions, and the book that this node decides by.
-pub struct Control {
+pub struct ControlPlane {
     pub(crate) db: Db,
     pub(crate) hasher: KeyHasher,
-    pub(crate) book: Arc<Book>,
-    pub(crate) emergencies: Arc<Emergencies>,
+    pub(crate) quota_table: Arc<QuotaTable>,
+    pub(crate) measures: Arc<Emergencies>,
     /// What they were made of, for the snapshot, and to tell when they are others.
-    pub(crate) emergencies_known: std::sync::Mutex<Vec<crate::emergency::record::Row>>,
+    pub(crate) measure_rows: std::sync::Mutex<Vec<crate::emergency::record::EmergencyRow>>,
     /// Goes up when the snapshot's emergencies or grants are no longer all there are.
-    pub(crate) acts_changed: AtomicU64,
+    pub(crate) snapshot_generation: AtomicU64,
     pub(crate) clock: Arc<dyn Clock>,
     /// One reader at a time takes changes in, so that they are taken in order.
-    pub(crate) reading: Mutex<()>,
+    pub(crate) sync_lock: Mutex<()>,
     /// The last revision that is in the book.
-    pub(crate) seen: AtomicI64,
+    pub(crate) quota_revision: AtomicI64,
     /// The last revision up to which emergencies, rules and grants are known; they are read apart from the book.
-    pub(crate) acts_seen: AtomicI64,
+    pub(crate) measures_revision: AtomicI64,
     /// When the book was last known to hold all there is, in milliseconds.
     pub(crate) current_at: AtomicI64,
-    pub(crate) proven: Proven,
+    pub(crate) verified_tokens: VerifiedTokens,
     /// Who was let in while the database was there.
-    pub(crate) lately: Lately,
+    pub(crate) offline_access: OfflineAccess,
     /// Whether the database did not answer when it was last asked for what is new.
-    pub(crate) away: AtomicBool,
+    pub(crate) unavailable: AtomicBool,
     /// The nodes, as they were last read, and when that was.
-    pub(crate) nodes_read: std::sync::Mutex<Option<(i64, Vec<NodeSeen>)>>,
+    pub(crate) node_cache: std::sync::Mutex<Option<(i64, Vec<NodeRecord>)>>,
     /// One import at a time.
-    pub(crate) importing: Arc<Mutex<()>>,
+    pub(crate) import_lock: Arc<Mutex<()>>,
     /// Whether the book has ever held all there is.
     pub(crate) loaded: AtomicBool,
-    pub(crate) lag: Lag,
+    pub(crate) lag: PropagationLag,
     /// What API keys are hashed with.
     pub(crate) secret: Vec<u8>,
     /// Whether the database has been there since the start.
@@ -57,15 +57,15 @@ pub struct Control {
     /// This process among those that share the database.
     pub(crate) instance: String,
     /// What of the rules was last heard of, to tell when it is another.
-    pub(crate) heard_rules: AtomicI64,
-    pub(crate) told: OnceLock<Told>,
+    pub(crate) notified_rules: AtomicI64,
+    pub(crate) change_listener: OnceLock<ChangeListener>,
     /// Another node may have asked what this one remembers.
-    pub(crate) traffic_asked: Notify,
+    pub(crate) sample_requested: Notify,
 }
 
 /// What has changed, by whomever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum ChangeEvent {
     /// Agreements with callers, or grants.
     Quotas,
     /// What operators decided in an emergency.
@@ -74,9 +74,9 @@ pub enum Heard {
     Rules,
 }
 
-type Told = Box<dyn Fn(Heard) + Send + Sync>;
+type ChangeListener = Box<dyn Fn(ChangeEvent) + Send + Sync>;
 
-impl Control {
+impl ControlPlane {
     /// Opens the database, makes its tables if they are not there, and reads all agreements.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Control {
     /// # Errors
     /// [`ControlError`] if the database cannot be used.
     pub async fn connect(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
-        Self::over(Db::open(address).await?, clock).await
+        Self::with_db(Db::open(address).await?, clock).await
     }
 
     /// The same with a database that is there and is one of ours: nothing is made of an address that was mistyped.
@@ -101,15 +101,15 @@ impl Control {
     /// [`ControlError`] if there is none, too.
     pub async fn connect_existing(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
         let db = Db::open_existing(address).await?;
-        if !is_there(&db).await? {
-            let place = without_password(address)?;
+        if !is_initialized(&db).await? {
+            let place = redact_password(address)?;
             let why = "nothing of Tollgate's is in it";
             return Err(ControlError::Address(format!("there is no such database: {place}: {why}")));
         }
-        Self::over(db, clock).await
+        Self::with_db(db, clock).await
     }
 
-    async fn over(db: Db, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
+    async fn with_db(db: Db, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
         if !is_current(&db).await? {
             migrate(&db).await?;
         }
@@ -127,54 +127,54 @@ impl Control {
         let begun = clock.now().as_micros();
         let words = {
             let hasher = hasher.clone();
-            move |api_key: &str| hasher.hash(api_key).word()
+            move |api_key: &str| hasher.hash(api_key).table_hash()
         };
         Arc::new(Self {
             db,
-            book: Arc::new(Book::new(hasher.clone())),
-            emergencies: Arc::new(Emergencies::new(words)),
-            emergencies_known: std::sync::Mutex::default(),
-            acts_changed: AtomicU64::new(0),
+            quota_table: Arc::new(QuotaTable::new(hasher.clone())),
+            measures: Arc::new(Emergencies::new(words)),
+            measure_rows: std::sync::Mutex::default(),
+            snapshot_generation: AtomicU64::new(0),
             hasher,
             clock,
-            reading: Mutex::new(()),
-            seen: AtomicI64::new(0),
-            acts_seen: AtomicI64::new(-1),
+            sync_lock: Mutex::new(()),
+            quota_revision: AtomicI64::new(0),
+            measures_revision: AtomicI64::new(-1),
             current_at: AtomicI64::new(0),
-            proven: Proven::default(),
-            lately: Lately::default(),
-            away: AtomicBool::new(false),
-            nodes_read: std::sync::Mutex::default(),
-            importing: Arc::default(),
+            verified_tokens: VerifiedTokens::default(),
+            offline_access: OfflineAccess::default(),
+            unavailable: AtomicBool::new(false),
+            node_cache: std::sync::Mutex::default(),
+            import_lock: Arc::default(),
             loaded: AtomicBool::new(false),
-            lag: Lag::default(),
+            lag: PropagationLag::default(),
             published: watch::Sender::new(None),
             secret: secret.to_vec(),
             prepared: AtomicBool::new(true),
             // Without randomness nodes are told apart by when they began.
-            instance: fresh_id().unwrap_or_else(|_| begun.to_string()),
-            heard_rules: AtomicI64::new(0),
-            told: OnceLock::new(),
-            traffic_asked: Notify::new(),
+            instance: generate_id().unwrap_or_else(|_| begun.to_string()),
+            notified_rules: AtomicI64::new(0),
+            change_listener: OnceLock::new(),
+            sample_requested: Notify::new(),
         })
     }
 
     /// What the limiter asks.
     #[must_use]
-    pub fn book(&self) -> Arc<Book> {
-        Arc::clone(&self.book)
+    pub fn quota_table(&self) -> Arc<QuotaTable> {
+        Arc::clone(&self.quota_table)
     }
 
     /// What the limiter looks at in an emergency.
     #[must_use]
-    pub fn measures(&self) -> Arc<Emergencies> {
-        Arc::clone(&self.emergencies)
+    pub fn active_measures(&self) -> Arc<Emergencies> {
+        Arc::clone(&self.measures)
     }
 
     /// A keyed hash of an API key: the first 64 bits of what quotas call its `id`.
     #[must_use]
-    pub fn key_word(&self, api_key: &str) -> u64 {
-        self.hasher.hash(api_key).first_word()
+    pub fn key_id(&self, api_key: &str) -> u64 {
+        self.hasher.hash(api_key).short_id()
     }
 
     /// Which database it is.
@@ -186,7 +186,7 @@ impl Control {
     /// The last revision that acts on this node.
     #[must_use]
     pub fn revision(&self) -> i64 {
-        self.seen.load(Ordering::Relaxed)
+        self.quota_revision.load(Ordering::Relaxed)
     }
 
     /// Whether this node has read all there is, at least once.
@@ -197,35 +197,35 @@ impl Control {
 
     /// Whether the database did not answer when it was last asked for what is new.
     #[must_use]
-    pub fn is_away(&self) -> bool {
-        self.away.load(Ordering::Relaxed)
+    pub fn is_unavailable(&self) -> bool {
+        self.unavailable.load(Ordering::Relaxed)
     }
 
     /// How long changes took to act on this node.
     #[must_use]
-    pub const fn lag(&self) -> &Lag {
+    pub const fn lag(&self) -> &PropagationLag {
         &self.lag
     }
 
     /// For how long this node has not been sure to know everything, in milliseconds.
     #[must_use]
-    pub fn age_millis(&self) -> i64 {
+    pub fn staleness_millis(&self) -> i64 {
         (self.now_millis() - self.current_at.load(Ordering::Relaxed)).max(0)
     }
 
     /// A word that tells this installation's ids from another's.
     #[must_use]
-    pub fn installation(&self) -> String {
-        self.hasher.installation()
+    pub fn installation_id(&self) -> String {
+        self.hasher.installation_id()
     }
 
     /// Tells somebody of all changes that this node hears of from now on, its own and others'.
-    pub fn tell(&self, told: impl Fn(Heard) + Send + Sync + 'static) {
-        let _ = self.told.set(Box::new(told));
+    pub fn on_change(&self, told: impl Fn(ChangeEvent) + Send + Sync + 'static) {
+        let _ = self.change_listener.set(Box::new(told));
     }
 
-    pub(crate) fn say(&self, heard: Heard) {
-        if let Some(told) = self.told.get() {
+    pub(crate) fn notify(&self, heard: ChangeEvent) {
+        if let Some(told) = self.change_listener.get() {
             told(heard);
         }
     }
@@ -244,8 +244,8 @@ impl Control {
     }
 }
 
-impl std::fmt::Debug for Control {
+impl std::fmt::Debug for ControlPlane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Control").field("db", &self.kind()).field("revision", &self.revision()).finish()
+        f.debug_struct("ControlPlane").field("db", &self.kind()).field("revision", &self.revision()).finish()
     }
 }

@@ -11,12 +11,12 @@ pub enum ControlError {
     Address(String),
     /// The database cannot be reached, or did not do it.
     #[error("the database did not do it: {0}")]
-    Away(sqlx::Error),
+    Unavailable(sqlx::Error),
     /// Nobody answers where the database should be.
-    #[error("{place} does not answer: {error}")]
+    #[error("{address} does not answer: {error}")]
     Unreachable {
         /// Where that is, without a password.
-        place: String,
+        address: String,
         /// What happened instead.
         error: sqlx::Error,
     },
@@ -30,16 +30,16 @@ pub enum ControlError {
     },
     /// Somebody else has changed it since the caller looked.
     #[error("it has been changed since you looked: read it again")]
-    Changed,
+    Conflict,
     /// Who wrote something cannot be the second person who approves of it.
     #[error("whoever published it cannot approve of it: another person must")]
-    OwnWork,
+    SelfApproval,
     /// Only what has acted can be gone back to: the way forward has its checks.
     #[error(
         "revision {rev} has never acted (it is {status}), so there is no way back to it: let another person approve of it, \
          or publish its text again"
     )]
-    NeverActed {
+    NeverActive {
         /// Its number.
         rev: i64,
         /// What became of it.
@@ -47,35 +47,35 @@ pub enum ControlError {
     },
     /// There is no such thing.
     #[error("there is no {0}")]
-    Unknown(&'static str),
+    NotFound(&'static str),
     /// What is kept cannot be read.
     #[error("what is kept cannot be read: {0}")]
-    Broken(String),
+    Corrupt(String),
 }
 
 impl From<sqlx::Error> for ControlError {
     /// Told in its words already, and so no source of them: it would be told twice.
     fn from(error: sqlx::Error) -> Self {
-        Self::Away(error)
+        Self::Unavailable(error)
     }
 }
 
 /// What is wrong with an agreement, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QuotaProblem {
+pub struct ValidationError {
     /// The field.
     pub place: String,
     /// What is wrong with it, and what to write.
     pub detail: String,
 }
 
-pub(crate) fn problem(place: &str, detail: impl Into<String>) -> QuotaProblem {
-    QuotaProblem { place: place.to_owned(), detail: detail.into() }
+pub(crate) fn invalid(place: &str, detail: impl Into<String>) -> ValidationError {
+    ValidationError { place: place.to_owned(), detail: detail.into() }
 }
 
 /// A text of so many bytes, without control characters.
-pub(crate) fn text(place: &str, text: &str, least: usize, most: usize) -> Result<(), QuotaProblem> {
-    let problem = |detail: String| Err(QuotaProblem { place: place.to_owned(), detail });
+pub(crate) fn check_text(place: &str, text: &str, least: usize, most: usize) -> Result<(), ValidationError> {
+    let problem = |detail: String| Err(ValidationError { place: place.to_owned(), detail });
     if text.len() < least {
         return problem("it is empty".to_owned());
     }
@@ -89,8 +89,8 @@ pub(crate) fn text(place: &str, text: &str, least: usize, most: usize) -> Result
 }
 
 /// Seconds since the epoch, rounded down; memory holds those up to the year 2106.
-pub(crate) fn time(place: &str, text: &str) -> Result<i64, QuotaProblem> {
-    let problem = |detail: &str| QuotaProblem { place: place.to_owned(), detail: detail.to_owned() };
+pub(crate) fn parse_time(place: &str, text: &str) -> Result<i64, ValidationError> {
+    let problem = |detail: &str| ValidationError { place: place.to_owned(), detail: detail.to_owned() };
     let time: jiff::Timestamp =
         text.parse().map_err(|_| problem("it is no time; write one such as 2026-02-01T00:00:00Z"))?;
     match time.as_second() {

@@ -130,6 +130,14 @@ pub struct Outcomes {
     pub each: SmallVec<[Outcome; 4]>,
 }
 
+impl Default for Outcomes {
+    /// No outcomes: room for a store to write them. Inlined always: what is not yet in the list need then not be copied.
+    #[inline(always)]
+    fn default() -> Self {
+        Self { admission: Admission::Admitted, at: Timestamp::ZERO, each: SmallVec::new() }
+    }
+}
+
 impl Outcomes {
     /// The rule by which outcomes make an admission; every store uses it. What was not answered refuses nothing: that is
     /// for the engine to judge.

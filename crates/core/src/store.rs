@@ -9,11 +9,12 @@ pub trait CounterStore: Send + Sync {
     /// Charges one request: its required charges all or none. One round trip, whatever the number.
     fn charge(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<Outcomes, StoreError>> + Send;
 
-    /// Charges one request without waiting, where the store can: counters in memory, leased units. `None`
-    /// declines, and nothing has been charged; the caller then awaits [`CounterStore::charge`] with the same charges.
+    /// Charges one request without waiting, where the store can (counters in memory, leased units), and writes what came of
+    /// it into `outcomes`, which must be empty. `false` declines, and nothing has been charged; the caller then awaits
+    /// [`CounterStore::charge`] with the same charges.
     #[inline]
-    fn try_charge(&self, _charges: &[Charge<'_>]) -> Option<Outcomes> {
-        None
+    fn try_charge(&self, _charges: &[Charge<'_>], _outcomes: &mut Outcomes) -> bool {
+        false
     }
 
     /// Charges many requests of one charge each without waiting, in order, and appends an outcome for each. `false`
@@ -41,8 +42,9 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
         (**self).charge(charges).await
     }
 
-    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
-        (**self).try_charge(charges)
+    #[inline]
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
+        (**self).try_charge(charges, outcomes)
     }
 
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {

@@ -156,7 +156,7 @@ pub enum RulingBy {
 }
 
 /// What a limit is called that a request brought with it.
-pub const OWN_LIMIT: &str = "request's own limit";
+pub const OWN_LIMIT: &str = "inline-limit";
 
 /// What is decided, apart from its name and its rules.
 #[derive(Clone, Debug)]
@@ -182,12 +182,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// An answer that needs no counters.
+    /// The answer to a request that no limit applies to, and what every other begins with.
     #[inline(always)]
-    pub(crate) fn plain(ruling: Ruling, origin: Origin) -> Self {
+    pub(crate) fn unmatched() -> Self {
         Self {
-            ruling,
-            origin,
+            ruling: Ruling::Allowed { delay: Span::ZERO },
+            origin: Origin::Unmatched,
             denied_by: None,
             degraded_by: None,
             warned_by: None,

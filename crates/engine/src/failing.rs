@@ -107,7 +107,10 @@ impl<S: CounterStore> Limiter<S> {
                 Charge { limit: hit.limit.share.as_deref().unwrap_or(charge.limit), ..charge }
             })
             .collect();
-        let Some(outcomes) = fallback.try_charge(&charges) else { return Admission::Admitted };
+        let mut outcomes = Outcomes::default();
+        if !fallback.try_charge(&charges, &mut outcomes) {
+            return Admission::Admitted;
+        }
         for (at, outcome) in local.into_iter().zip(outcomes.each) {
             stranded.each[at] = outcome;
             stranded.failed[at] = false;

@@ -10,15 +10,15 @@ use tollgate_core::{Charge, CounterStore, Outcomes, Permit};
 /// Charges without waiting.
 pub(crate) trait TryCharge: Send + Sync {
     /// See [`CounterStore::try_charge`].
-    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes>;
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool;
 
     /// Releases permits that were taken here; those that were not are left alone.
     fn try_release(&self, permits: &[Permit<'_>]);
 }
 
 impl<S: CounterStore> TryCharge for S {
-    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
-        CounterStore::try_charge(self, charges)
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
+        CounterStore::try_charge(self, charges, outcomes)
     }
 
     fn try_release(&self, permits: &[Permit<'_>]) {

@@ -6,6 +6,7 @@
 
 use crate::check::Check;
 use crate::decision::{Answer, Decision, LimitStatus};
+use crate::ids::DecisionId;
 use crate::in_flight::Counted;
 use crate::limiter::Limiter;
 use crate::reserve::{Reserved, Settlement, holdings};
@@ -60,10 +61,10 @@ impl<S: CounterStore> Limiter<S> {
     /// requests hold nothing.
     #[inline]
     pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<Held>) {
-        let mut decision = self.undecided();
-        let (asked, id) = (self.clock.now(), PermitId(decision.id.0));
-        let keep = |plan: &Plan<'_>, answer: &Answer| self.held(plan, answer, id, asked);
-        let held = self.decide(check, &mut decision, keep).await;
+        let (id, asked) = (DecisionId::fresh(), self.clock.now());
+        let mut held = None;
+        let keep = |plan: &Plan<'_>, answer: &Answer| held = self.held(plan, answer, PermitId(id.0), asked);
+        let decision = self.decide(check, id, keep).await;
         (decision, held)
     }
 
@@ -110,7 +111,7 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// [`StoreError`] if the store did not take it.
     pub async fn withdraw(&self, held: &Held) -> Result<(), StoreError> {
-        self.move_counters(&held.holdings, crate::ids::DecisionId(held.id.0), Settlement::Cancelled).await
+        self.move_counters(&held.holdings, DecisionId(held.id.0), Settlement::Cancelled).await
     }
 
     /// Gives back what a request held, for guards that are dropped. In memory that is done at once, and the next request

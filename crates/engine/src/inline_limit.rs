@@ -5,7 +5,7 @@
 
 use crate::limiter::Limiter;
 use crate::observer::Bites;
-use tollgate_core::{Charge, CounterStore, Outcome, StoreError, Verdict};
+use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, StoreError, Verdict};
 
 impl<S: CounterStore> Limiter<S> {
     /// Charges each on its own, in order and without waiting, and appends one outcome for each. `false` where the store
@@ -25,10 +25,10 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// A [`StoreError`] if the store did not answer; nothing is known to be taken then.
     pub async fn charge_inline(&self, charge: Charge<'_>) -> Result<Outcome, StoreError> {
-        let outcomes = match self.store.try_charge(&[charge]) {
-            Some(outcomes) => outcomes,
-            None => self.store.charge(&[charge]).await?,
-        };
+        let mut outcomes = Outcomes::default();
+        if !self.store.try_charge(&[charge], &mut outcomes) {
+            outcomes = self.store.charge(&[charge]).await?;
+        }
         let unanswered = || StoreError::Unavailable("it did not decide".to_owned());
         let mut outcome = outcomes.each.first().copied().ok_or_else(unanswered)?;
         if outcome.verdict == Verdict::Unanswered {

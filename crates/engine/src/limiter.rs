@@ -19,9 +19,10 @@ use crate::observer::Observer;
 use crate::permit_guard::Renewals;
 use crate::reconsider::FullCounters;
 use crate::reserve::Reservations;
-use crate::tenants::Tenants;
+use crate::tenants::{Agreed, Tenants};
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, Span};
@@ -29,7 +30,7 @@ use tollgate_rules::{Charges, Plan, Ruleset, Tenant};
 
 /// Rules and a store that decide together. Shared by all fronts.
 pub struct Limiter<S> {
-    rules: ArcSwap<Ruleset>,
+    pub(crate) rules: ArcSwap<Ruleset>,
     pub(crate) store: S,
     /// Every denial becomes an allowance; what the limits said is still told.
     pub(crate) shadow: AtomicBool,
@@ -147,49 +148,52 @@ impl<S: CounterStore> Limiter<S> {
     /// Decides. Cannot fail: when the store does, the rules' own policy answers. Ready in the first poll where the store
     /// need not be waited for.
     #[inline]
-    pub async fn check(&self, check: &Check<'_>) -> Decision {
-        let mut decision = self.undecided();
-        self.decide(check, &mut decision, |_, _| ()).await;
-        decision
+    pub fn check(&self, check: &Check<'_>) -> impl Future<Output = Decision> {
+        self.decide(check, DecisionId::fresh(), |_, _| ())
     }
 
-    /// Plans, charges and folds one request into `decision`, and reports it. `keep` sees the plan and its answer before the
-    /// plan is dropped: what outlives the request (permits, reservations) is made of it.
+    /// Plans, charges and folds one request, and reports the decision. `keep` sees the plan and its answer before the plan is
+    /// dropped: what outlives the request (permits, reservations) is made of it.
     #[inline]
-    pub(crate) async fn decide<T>(
+    pub(crate) async fn decide(
         &self,
         check: &Check<'_>,
-        decision: &mut Decision,
-        keep: impl FnOnce(&Plan<'_>, &Answer) -> T,
-    ) -> T {
-        self.agree(check, decision);
-        let kept = {
-            let Decision { id, answer, rules, tenant, grants, effect } = decision;
+        id: DecisionId,
+        mut keep: impl FnMut(&Plan<'_>, &Answer),
+    ) -> Decision {
+        let rules = self.rules.load();
+        let Agreed { tenant, grants } = self.agreed_with(check, &rules);
+        let mut effect = self.effect_of(check);
+        let mut answer = Answer::unmatched();
+        {
             let permit = PermitId(id.0);
             let mut plan = Plan::default();
-            plan_into(rules, tenant.as_deref(), check, &mut plan);
-            if let Some(effect) = effect {
+            plan_into(&rules, tenant.as_deref(), check, &mut plan);
+            if let Some(effect) = &mut effect {
                 effect.bear_on(&mut plan);
             }
             if !plan.hits.is_empty() {
-                match self.try_charge(&plan, permit, grants.is_some(), answer) {
+                match self.try_charge(&plan, permit, grants.is_some(), &mut answer) {
                     Tried::Decided => {}
                     // Boxed, for it is large, and every check would carry it.
-                    tried => Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), answer)).await,
+                    tried => {
+                        Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), &mut answer)).await;
+                    }
                 }
             }
-            fold::descriptors(&plan, answer);
-            if let Some(effect) = effect {
-                effect.rule(answer);
+            fold::descriptors(&plan, &mut answer);
+            if let Some(effect) = &mut effect {
+                effect.rule(&mut answer);
             }
             if self.shadow.load(Ordering::Relaxed) && !answer.is_allowed() {
                 answer.ruling = Ruling::Allowed { delay: Span::ZERO };
                 answer.denied_by = None;
             }
-            keep(&plan, answer)
-        };
-        self.tell(check, decision);
-        kept
+            keep(&plan, &answer);
+        }
+        let decision = Decision { id, answer, rules, tenant, grants, effect };
+        self.tell(check, &decision);
+        decision
     }
 
     /// Charges the plan without waiting, where the store can and the outcome is the last word.
@@ -207,7 +211,10 @@ impl<S: CounterStore> Limiter<S> {
                 &many
             }
         };
-        let Some(outcomes) = self.store.try_charge(charges) else { return Tried::Declined };
+        let mut outcomes = Outcomes::default();
+        if !self.store.try_charge(charges, &mut outcomes) {
+            return Tried::Declined;
+        }
         if (has_grants || plan.is_split) && fold::is_refused(plan, &outcomes) {
             return Tried::Denied(Box::new(outcomes));
         }
@@ -248,22 +255,6 @@ impl<S: CounterStore> Limiter<S> {
             answer.origin = Origin::Grant;
             answer.granted = paid;
         }
-    }
-
-    /// A decision that lets pass, with a name and the rules of now.
-    #[inline(always)]
-    pub(crate) fn undecided(&self) -> Decision {
-        let answer = Answer::plain(Ruling::Allowed { delay: Span::ZERO }, Origin::Unmatched);
-        let rules = self.rules.load();
-        Decision { id: DecisionId::fresh(), answer, rules, tenant: None, grants: None, effect: None }
-    }
-
-    /// Looks up what is agreed with the caller, and what operators have decided in an emergency.
-    #[inline]
-    fn agree(&self, check: &Check<'_>, decision: &mut Decision) {
-        let agreed = self.agreed_with(check, &decision.rules);
-        (decision.tenant, decision.grants) = (agreed.tenant, agreed.grants);
-        decision.effect = self.effect_of(check);
     }
 }
 

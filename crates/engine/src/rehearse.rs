@@ -1,10 +1,11 @@
 //! Deciding a request that stands for many: for rehearsals, on counters that nobody else uses.
 
 use crate::check::Check;
-use crate::decision::Decision;
+use crate::decision::{Answer, Decision};
 use crate::fold;
+use crate::ids::DecisionId;
 use crate::limiter::{Limiter, plan_into};
-use tollgate_core::{Algorithm, Cost, CounterStore, Mode, Part, PermitId};
+use tollgate_core::{Algorithm, Cost, CounterStore, Mode, Outcomes, Part, PermitId};
 use tollgate_rules::{Charges, Plan};
 
 /// Which counters nodes have of their own.
@@ -38,12 +39,12 @@ impl<S: CounterStore> Limiter<S> {
     /// Decides as [`Limiter::check`] does, at the price of the requests that this one stands for, and without permits: how
     /// long a request would have held one is not known. Nobody watches. `None` where the store must be waited for.
     pub fn rehearse(&self, check: &Check<'_>, stands: Stands) -> Option<Decision> {
-        let mut decision = self.undecided();
-        decision.tenant = self.agreed_with(check, &decision.rules).tenant;
+        let (id, rules) = (DecisionId::fresh(), self.rules.load());
+        let tenant = self.agreed_with(check, &rules).tenant;
+        let mut answer = Answer::unmatched();
         {
-            let Decision { id, answer, rules, tenant, .. } = &mut decision;
             let mut plan = Plan::default();
-            plan_into(rules, tenant.as_deref(), check, &mut plan);
+            plan_into(&rules, tenant.as_deref(), check, &mut plan);
             plan.hits.retain(|hit| hit.limit.limit.algorithm() != Algorithm::Concurrency);
             for hit in &mut plan.hits {
                 let shared = hit.rule.is_some_and(|rule| rule.shared);
@@ -53,13 +54,15 @@ impl<S: CounterStore> Limiter<S> {
                 set_apart(&mut plan, stands);
             }
             if !plan.hits.is_empty() {
-                let mut charges = Charges::new();
+                let (mut charges, mut outcomes) = (Charges::new(), Outcomes::default());
                 plan.charges(PermitId(id.0), &mut charges);
-                let outcomes = self.store.try_charge(&charges)?;
-                fold::fold(&plan, &outcomes, answer);
+                if !self.store.try_charge(&charges, &mut outcomes) {
+                    return None;
+                }
+                fold::fold(&plan, &outcomes, &mut answer);
             }
         }
-        Some(decision)
+        Some(Decision { id, answer, rules, tenant, grants: None, effect: None })
     }
 }
 

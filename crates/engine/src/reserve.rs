@@ -172,12 +172,13 @@ impl<S: CounterStore> Limiter<S> {
             }
         }
         let mut pending = PendingKey { reservations: &self.reservations, key: idempotency_key };
-        let mut decision = self.undecided();
-        let id = decision.id;
+        let (id, mut charged) = (DecisionId::fresh(), Vec::new());
         let keep = |plan: &Plan<'_>, answer: &Answer| {
-            if answer.is_allowed() { holdings(plan, answer, asked) } else { Vec::new() }
+            if answer.is_allowed() {
+                charged = holdings(plan, answer, asked);
+            }
         };
-        let holdings = self.decide(check, &mut decision, keep).await;
+        let decision = self.decide(check, id, keep).await;
         if !decision.is_allowed() {
             return Ok(Reservation { id: None, decision, deadline });
         }
@@ -187,7 +188,8 @@ impl<S: CounterStore> Limiter<S> {
             ledger.keys.insert(key.clone(), Some(id));
         }
         ledger.deadlines.insert((deadline, id));
-        let entry = Entry { decision: decision.clone(), holdings, deadline, key, status: Status::Open };
+        let entry =
+            Entry { decision: decision.clone(), holdings: charged, deadline, key, status: Status::Open };
         ledger.entries.insert(id, entry);
         Ok(Reservation { id: Some(id), decision, deadline })
     }

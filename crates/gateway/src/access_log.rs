@@ -136,6 +136,6 @@ impl AccessLog {
 
     /// Waits for so long until all is written: how many lines were not. It takes none after that.
     pub(crate) fn end(&self, patience: Duration) -> u64 {
-        self.sink.end(patience)
+        self.sink.flush(patience)
     }
 }

@@ -11,8 +11,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tollgate_edge::h1::chunked::drop_forbidden;
-use tollgate_edge::server::{self, LazyTimeout, RequestBody, ResponseBody};
+use tollgate_http::h1::chunked::drop_forbidden;
+use tollgate_http::server::{self, LazyTimeout, RequestBody, ResponseBody};
 
 /// Why a body did not come to its end.
 #[derive(Debug, thiserror::Error)]

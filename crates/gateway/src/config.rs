@@ -8,9 +8,9 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use tollgate_edge::answer::AnswerSettings;
-use tollgate_edge::h1::head::HeadLimits;
-use tollgate_edge::who::WhoSettings;
+use tollgate_http::answer::AnswerSettings;
+use tollgate_http::h1::head::HeadLimits;
+use tollgate_http::who::WhoSettings;
 
 /// Everything that the gateway needs to know.
 #[derive(Clone, Debug)]

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use tollgate_core::CounterStore;
-use tollgate_edge::h1::head::HeadLimits;
-use tollgate_edge::server::accept::{ConnectionSlots, WhenFull};
-use tollgate_edge::server::{Drain, Settings};
+use tollgate_http::h1::head::HeadLimits;
+use tollgate_http::server::accept::{ConnectionSlots, WhenFull};
+use tollgate_http::server::{Drain, Settings};
 
 /// Connections that may wait to be accepted. The usual 128 overflow in a burst, and whoever does not fit waits a second.
 const BACKLOG: u32 = 4096;

@@ -11,10 +11,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tollgate_core::CounterStore;
-use tollgate_edge::server::Drain;
-use tollgate_edge::who::Tokens;
 use tollgate_engine::Limiter;
-use tollgate_observe::Page;
+use tollgate_http::server::Drain;
+use tollgate_http::who::Tokens;
+use tollgate_observe::MetricsWriter;
 
 /// A gateway that listens.
 pub struct Gateway<S: CounterStore + 'static>(Arc<Shared<S>>);
@@ -154,7 +154,7 @@ impl<S: CounterStore + 'static> Handle<S> {
     }
 
     /// Adds its figures.
-    pub fn metrics(&self, page: &mut Page) {
+    pub fn metrics(&self, page: &mut MetricsWriter) {
         let state = self.0.proxy.state();
         page.gauge("gateway_connections", "Callers' connections that are open.", self.0.drain.open());
         let waiting = self.0.proxy.delayed.waiting();

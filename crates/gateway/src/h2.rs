@@ -25,9 +25,9 @@ use std::time::Duration;
 use stream::Activity;
 use tokio::time::Instant;
 use tollgate_core::CounterStore;
-use tollgate_edge::h1::head::{self, HeadError};
-use tollgate_edge::server::{Drain, Io, LazyTimeout, PrefixedStream};
-use tollgate_edge::who::Asked;
+use tollgate_http::h1::head::{self, HeadError};
+use tollgate_http::server::{Drain, Io, LazyTimeout, PrefixedStream};
+use tollgate_http::who::Asked;
 
 /// What an HTTP/2 connection begins with.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -14,9 +14,9 @@ use names::{Telling, is_about_one_hop, is_any, is_ours_to_say, telling};
 use smallvec::SmallVec;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_edge::fields::{AddFields, Fields, PutFields};
-use tollgate_edge::h1::head::are_values;
-use tollgate_edge::trace::TRACEPARENT;
+use tollgate_http::fields::{AddFields, Fields, PutFields};
+use tollgate_http::h1::head::are_values;
+use tollgate_http::trace::TRACEPARENT;
 
 /// The other end of a caller's connection.
 #[derive(Clone, Debug)]

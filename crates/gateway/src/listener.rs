@@ -15,9 +15,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_rustls::TlsStream;
 use tollgate_core::CounterStore;
-use tollgate_edge::proxy_protocol;
-use tollgate_edge::server::accept::{self, ConnectionSlots};
-use tollgate_edge::server::{self, Drain, Io, Settings};
+use tollgate_http::proxy_protocol;
+use tollgate_http::server::accept::{self, ConnectionSlots};
+use tollgate_http::server::{self, Drain, Io, Settings};
 
 /// What the connections of one listener share.
 pub(crate) struct Listener<S: CounterStore + 'static> {

@@ -8,12 +8,12 @@ use crate::headers::{self, Own, Passing};
 use crate::upstream::WriteFields;
 use bytes::BytesMut;
 use http::{HeaderMap, Method, StatusCode};
-use tollgate_edge::answer::{self, Facts};
-use tollgate_edge::fields::{AddFields, Fields};
-use tollgate_edge::h1::FieldsOf;
-use tollgate_edge::server::write;
-use tollgate_edge::who::Asked;
 use tollgate_engine::Decision;
+use tollgate_http::answer::{self, Facts};
+use tollgate_http::fields::{AddFields, Fields};
+use tollgate_http::h1::FieldsOf;
+use tollgate_http::server::write;
+use tollgate_http::who::Asked;
 
 /// A request's head, wherever it lies: in the bytes of HTTP/1, or in a map of HTTP/2.
 pub(crate) struct Forwarded<'r, F> {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tollgate_edge::server::Io;
+use tollgate_http::server::Io;
 
 /// One upstream.
 pub(crate) struct Pool {

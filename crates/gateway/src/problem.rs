@@ -1,7 +1,7 @@
 //! What the gateway says on its own account, in the form of RFC 9457.
 
 use http::StatusCode;
-use tollgate_edge::h1::Answer;
+use tollgate_http::h1::Answer;
 
 pub(crate) const MEDIA_TYPE: &str = "application/problem+json";
 

@@ -18,12 +18,12 @@ use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
-use tollgate_edge::answer::Facts;
-use tollgate_edge::server::LazyTimeout;
-use tollgate_edge::server::write::Frames;
-use tollgate_edge::trace;
-use tollgate_edge::who::{Ambiguous, Asked};
 use tollgate_engine::{Check, Decision, DelayQueue, Held, Limiter, Trace};
+use tollgate_http::answer::Facts;
+use tollgate_http::server::LazyTimeout;
+use tollgate_http::server::write::Frames;
+use tollgate_http::trace;
+use tollgate_http::who::{Ambiguous, Asked};
 
 /// Everything that requests share.
 pub(crate) struct Proxy<S: CounterStore + 'static> {

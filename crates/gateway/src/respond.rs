@@ -20,11 +20,11 @@ use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, beginning};
-use tollgate_edge::answer::Facts;
-use tollgate_edge::date;
-use tollgate_edge::fields::{Fields, PutFields};
-use tollgate_edge::who::Asked;
 use tollgate_engine::Decision;
+use tollgate_http::answer::Facts;
+use tollgate_http::date;
+use tollgate_http::fields::{Fields, PutFields};
+use tollgate_http::who::Asked;
 
 /// What a request has until its response ends: its line in the log, its span, its permits.
 pub(crate) struct Record<S: CounterStore + 'static> {

@@ -5,7 +5,7 @@ use crate::config::{GatewayConfig, RouteConfig};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_edge::who::{Caller, Tokens, Who, normal_path};
+use tollgate_http::who::{Caller, Tokens, Who, normal_path};
 
 /// A route, ready for use.
 pub(crate) struct Route {

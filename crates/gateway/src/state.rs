@@ -11,8 +11,8 @@ use crate::pool::Pool;
 use crate::route::{Route, Routes};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use tollgate_edge::answer::AnswerSettings;
-use tollgate_edge::who::Tokens;
+use tollgate_http::answer::AnswerSettings;
+use tollgate_http::who::Tokens;
 use tollgate_rules::Ruleset;
 
 pub(crate) struct State {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
-use tollgate_edge::server::Io;
-use tollgate_edge::tls::{ServerCertificate, authorities, provider};
+use tollgate_http::server::Io;
+use tollgate_http::tls::{ServerCertificate, authorities, provider};
 
 const GLANCE: Duration = Duration::from_secs(1);
 

@@ -13,10 +13,10 @@ use http::{HeaderMap, Method, Response, StatusCode};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
-use tollgate_edge::fields::AddFields;
-use tollgate_edge::h1::head::ResponseHead;
-use tollgate_edge::server::write::{self, Frames};
-use tollgate_edge::server::{self, LazyTimeout};
+use tollgate_http::fields::AddFields;
+use tollgate_http::h1::head::ResponseHead;
+use tollgate_http::server::write::{self, Frames};
+use tollgate_http::server::{self, LazyTimeout};
 
 /// How many connections in a row may turn out to be closed.
 const STALE: u32 = 3;

@@ -1,54 +1,38 @@
-//! Watches decisions: counts them for metrics, logs some, says why one was made, and finds out who asks most. Knows no
-//! protocol, and never holds a decision up.
+//! Telemetry: metrics, decision log, top callers and traces. Knows no protocol, and never blocks a decision.
 //!
-//! | file | answers |
+//! | file | what it is |
 //! |---|---|
-//! | `watch` | what happens on the path of a request: counting, and setting some decisions aside |
-//! | `throttled` | the same for limits that callers bring themselves |
-//! | `stripe` | what one thread counts, apart from all others |
-//! | `sampling` | which decisions the sketches are shown |
-//! | `names` | under which number a rule is counted, whatever becomes of the rules |
-//! | `capture` | what is set aside of a decision |
-//! | [`observe`](Observe) | the whole of it, and the worker that empties what was set aside |
-//! | `mask` | what is told of a caller, and what never is |
-//! | `recall` | what is told of callers and limits, worked out once |
-//! | `entry`, `log`, `sink` | a decision for people; the last of them, to be searched; all of them, as lines |
-//! | `top` | who asks most, is denied most, stays near a limit, shares an address |
-//! | `traces`, `otlp` | spans of what is part of a trace; OpenTelemetry's messages |
-//! | `latency`, `series` | how long things take; figures second by second |
-//! | `figures` | all that was counted, added up |
-//! | [`status`](Status) | what servers report of the process they run in |
-//! | `page`, `process` | figures as text; what the system says of the process |
+//! | `telemetry` | the whole of it, and the worker that drains the buffers |
+//! | `recorder` | the part on the request path: counting, and capturing some decisions |
+//! | `recorder/inline` | the same for inline limits |
+//! | `recorder/stripe` | per-thread counters |
+//! | `recorder/sampling` | which decisions the sketches see |
+//! | `recorder/capture` | a captured decision |
+//! | `decision_log` | records for people, the searchable ring, explanations, cached descriptions |
+//! | `sink` | decision records as NDJSON lines, written to a file or standard output |
+//! | `mask` | masking of secrets and attributes |
+//! | `top` | top callers, top denied callers, callers near a limit, shared networks |
+//! | `metrics` | labels, stats, latency histograms, series, the Prometheus exposition, process figures |
+//! | `trace` | spans of sampled traces, and OTLP |
+//! | `process_status` | readiness and status of the process, for the servers |
 
-mod capture;
-mod entry;
-mod figures;
-mod latency;
-mod log;
+mod decision_log;
 mod mask;
-mod names;
-mod observe;
-mod otlp;
-mod page;
-mod process;
-mod recall;
-mod sampling;
-mod series;
+mod metrics;
+mod process_status;
+mod recorder;
 mod sink;
-mod status;
-mod stripe;
-mod throttled;
+mod telemetry;
 mod top;
-mod traces;
-mod watch;
+mod trace;
 
-pub use capture::Ruled;
-pub use entry::{Entry, Place, rfc3339};
-pub use log::Search;
-pub use mask::{HiddenAs, Hide, Mask};
-pub use observe::{Event, Observe, Settings};
-pub use page::{Family, Format, Page};
-pub use process::resident_bytes;
+pub use decision_log::buffer::DecisionQuery;
+pub use decision_log::record::{DecisionRecord, NodeInfo, rfc3339};
+pub use mask::{Mask, MaskStyle, MaskedAttributes};
+pub use metrics::exposition::{ExpositionFormat, MetricFamily, MetricsWriter};
+pub use metrics::process::resident_bytes;
+pub use process_status::{ProcessStatus, Verbosity};
+pub use recorder::capture::LoggedVerdict;
 pub use sink::{Output, Sink};
-pub use status::{Status, Verbosity};
-pub use traces::{Batch, Traces};
+pub use telemetry::{Event, Telemetry, TelemetryConfig};
+pub use trace::buffer::{SpanBatch, SpanBuffer};

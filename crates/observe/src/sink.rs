@@ -2,14 +2,14 @@
 //! bounded queue, all that waits at once. A full disk or a reader that does not read costs lines, which are counted, and
 //! nothing else. A file that somebody else has moved away is begun anew within a second.
 
-mod place;
+mod target;
 
-use place::Place;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use target::SinkTarget;
 
 /// Where lines go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +31,11 @@ pub enum Output {
 
 /// What waits to be written: so many batches of lines, and so many bytes of them.
 const QUEUE: usize = 8_192;
-const WAITING: u64 = 4 << 20;
+const MAX_PENDING: u64 = 4 << 20;
 /// What is written at once, if batches are small.
-const TOGETHER: usize = 64 << 10;
+const BATCH_BYTES: usize = 64 << 10;
 /// How soon it is seen that a file has been moved away, where nothing is written.
-const GLANCE: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The messages of the process itself: what is wrong with other logs is written there.
 const MESSAGES: &str = "messages";
@@ -44,26 +44,26 @@ const MESSAGES: &str = "messages";
 #[derive(Debug)]
 pub struct Sink {
     /// Until the end.
-    queue: Mutex<Option<SyncSender<Batch>>>,
+    queue: Mutex<Option<SyncSender<LineBatch>>>,
     counts: Arc<Counts>,
     /// Closed when the writer has written its last.
     ended: Mutex<Receiver<()>>,
 }
 
-type Batch = (String, u64);
+type LineBatch = (String, u64);
 
 #[derive(Debug, Default)]
 struct Counts {
     /// Lines that were handed over, and what became of them.
-    handed: AtomicU64,
+    submitted: AtomicU64,
     written: AtomicU64,
     dropped: AtomicU64,
     /// Bytes in the queue.
-    waiting: AtomicU64,
+    pending: AtomicU64,
 }
 
 impl Sink {
-    /// Opens the output and starts its writer; `what` names the log, for the thread and for messages.
+    /// Opens the output and starts its writer; `name` is that of the log, for the thread and for messages.
     ///
     /// # Errors
     /// If the output cannot be opened, or there can be no thread.
@@ -72,8 +72,8 @@ impl Sink {
         let (end, ended) = sync_channel(0);
         let counts = Arc::new(Counts::default());
         let told = Arc::clone(&counts);
-        let place = Place::open(output)?;
-        let mut writer = Writer { what, is_torn: place.ends_in_half_a_line(), place };
+        let place = SinkTarget::open(output)?;
+        let mut writer = Writer { name: what, is_torn: place.ends_in_partial_line(), target: place };
         std::thread::Builder::new().name(what.replace(' ', "-")).spawn(move || {
             writer.run(&batches, &told);
             drop(end);
@@ -84,16 +84,16 @@ impl Sink {
     /// Hands lines over, if the writer keeps up.
     pub fn write(&self, text: String, lines: u64) {
         let counts = &*self.counts;
-        counts.handed.fetch_add(lines, Ordering::Relaxed);
+        counts.submitted.fetch_add(lines, Ordering::Relaxed);
         let length = text.len() as u64;
         // One at a time looks, so that together they do not go beyond.
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_room = counts.waiting.load(Ordering::Relaxed) + length <= WAITING;
+        let has_room = counts.pending.load(Ordering::Relaxed) + length <= MAX_PENDING;
         let queue = queue.as_ref().filter(|_| has_room);
         // Before the writer can take it off.
-        counts.waiting.fetch_add(length, Ordering::Relaxed);
+        counts.pending.fetch_add(length, Ordering::Relaxed);
         if queue.is_none_or(|queue| queue.try_send((text, lines)).is_err()) {
-            counts.waiting.fetch_sub(length, Ordering::Relaxed);
+            counts.pending.fetch_sub(length, Ordering::Relaxed);
             counts.dropped.fetch_add(lines, Ordering::Relaxed);
         }
     }
@@ -105,10 +105,10 @@ impl Sink {
     }
 
     /// Takes nothing any more, and waits for so long until all is written that was handed over: how many lines were not.
-    pub fn end(&self, patience: Duration) -> u64 {
+    pub fn flush(&self, patience: Duration) -> u64 {
         let unsettled = || {
             let (written, dropped) = self.counts();
-            self.counts.handed.load(Ordering::Relaxed).saturating_sub(written + dropped)
+            self.counts.submitted.load(Ordering::Relaxed).saturating_sub(written + dropped)
         };
         let before = self.counts().1;
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -120,26 +120,26 @@ impl Sink {
 
 /// Writes until there will be no more.
 struct Writer {
-    what: &'static str,
-    place: Place,
+    name: &'static str,
+    target: SinkTarget,
     /// Whether the last that was written is half a line: the next is not to be joined to it.
     is_torn: bool,
 }
 
 impl Writer {
-    fn run(&mut self, batches: &Receiver<Batch>, counts: &Counts) {
-        let is_messages = self.what == MESSAGES;
+    fn run(&mut self, batches: &Receiver<LineBatch>, counts: &Counts) {
+        let is_messages = self.name == MESSAGES;
         let (mut failing, mut told) = (false, 0);
         loop {
-            let (mut text, mut lines) = match batches.recv_timeout(GLANCE) {
+            let (mut text, mut lines) = match batches.recv_timeout(CHECK_INTERVAL) {
                 Ok(batch) => batch,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.follow();
+                    self.reopen_if_moved();
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            while text.len() < TOGETHER
+            while text.len() < BATCH_BYTES
                 && let Ok((more, of_more)) = batches.try_recv()
             {
                 text.push_str(&more);
@@ -149,11 +149,11 @@ impl Writer {
             let whole = if outcome.is_ok() { lines } else { whole.min(lines) };
             counts.written.fetch_add(whole, Ordering::Relaxed);
             counts.dropped.fetch_add(lines - whole, Ordering::Relaxed);
-            let left = counts.waiting.fetch_sub(text.len() as u64, Ordering::Relaxed) - text.len() as u64;
+            let left = counts.pending.fetch_sub(text.len() as u64, Ordering::Relaxed) - text.len() as u64;
             match outcome {
                 // Once for each time that it begins: a full disk must not fill the other log as well.
                 Err(error) if !std::mem::replace(&mut failing, true) && !is_messages => {
-                    tracing::warn!(%error, "the {} cannot be written; requests go on", self.what);
+                    tracing::warn!(%error, "the {} cannot be written; requests go on", self.name);
                 }
                 Err(_) => {}
                 Ok(()) => {
@@ -168,22 +168,22 @@ impl Writer {
         }
     }
 
-    fn follow(&mut self) {
-        if self.place.follow() {
-            self.is_torn = self.place.ends_in_half_a_line();
+    fn reopen_if_moved(&mut self) {
+        if self.target.reopen_if_moved() {
+            self.is_torn = self.target.ends_in_partial_line();
         }
     }
 
     /// Writes, as far as that goes: how many lines are whole.
     fn write(&mut self, text: &[u8]) -> (u64, std::io::Result<()>) {
-        self.follow();
+        self.reopen_if_moved();
         if self.is_torn {
-            if let Err(error) = self.place.write(b"\n").1 {
+            if let Err(error) = self.target.write(b"\n").1 {
                 return (0, Err(error));
             }
             self.is_torn = false;
         }
-        let (written, outcome) = self.place.write(text);
+        let (written, outcome) = self.target.write(text);
         let written = &text[..written];
         self.is_torn = written.last().is_some_and(|last| *last != b'\n');
         (written.iter().filter(|byte| **byte == b'\n').count() as u64, outcome)
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_rotated_and_only_so_many_are_kept() {
+    fn a_file_is_rotated_and_old_ones_are_deleted() {
         let folder = std::env::temp_dir().join(format!("tollgate-sink-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let path = folder.join("log");
@@ -244,12 +244,12 @@ mod tests {
 
     /// All that was handed over is there at the end; after it, lines are counted as lost.
     #[test]
-    fn the_end_waits_for_all_that_was_handed_over() {
+    fn flush_waits_for_all_submitted_lines() {
         let path = file("end");
         let output = Output::File { path: path.clone(), bytes: 1 << 20, files: 3 };
         let sink = Sink::open("log", output).expect("a sink");
         (0..500).for_each(|number| sink.write(format!("{number}\n"), 1));
-        assert_eq!(sink.end(Duration::from_secs(20)), 0);
+        assert_eq!(sink.flush(Duration::from_secs(20)), 0);
         sink.write("late\n".to_owned(), 1);
         assert_eq!(sink.counts(), (500, 1));
         let text = std::fs::read_to_string(&path).expect("a file");
@@ -261,7 +261,7 @@ mod tests {
 
     /// Whoever rotates logs by other means finds the next lines in a new file, also where nothing is written for a while.
     #[test]
-    fn a_file_that_was_moved_away_is_begun_anew() {
+    fn a_moved_file_is_reopened() {
         let (path, moved) = (file("moved"), file("moved-away"));
         let output = Output::File { path: path.clone(), bytes: u64::MAX, files: 1 };
         let sink = Sink::open("log", output).expect("a sink");
@@ -284,14 +284,14 @@ mod tests {
 
     /// Nobody reads: only so much waits, all else is counted, and the end does not wait for ever.
     #[test]
-    fn a_reader_that_does_not_read_is_not_waited_for() {
+    fn a_blocked_reader_does_not_block_the_writer() {
         let (mut reader, pipe) = std::io::pipe().expect("a pipe");
         let (queue, batches) = sync_channel(QUEUE);
         let (end, ended) = sync_channel(0);
         let counts = Arc::new(Counts::default());
         let told = Arc::clone(&counts);
         let mut writer =
-            Writer { what: MESSAGES, place: Place::Stderr(OwnedFd::from(pipe).into()), is_torn: false };
+            Writer { name: MESSAGES, target: SinkTarget::Stderr(OwnedFd::from(pipe).into()), is_torn: false };
         let thread = std::thread::spawn(move || {
             writer.run(&batches, &told);
             drop(end);
@@ -300,8 +300,8 @@ mod tests {
         let line = format!("{}\n", "x".repeat(99_999));
         (0..200).for_each(|_| sink.write(line.clone(), 1));
         let lost = sink.counts().1;
-        assert!(lost >= 200 - (WAITING / 100_000 + 2), "{lost}");
-        assert_eq!(sink.end(Duration::from_millis(10)), 200 - lost, "none was whole");
+        assert!(lost >= 200 - (MAX_PENDING / 100_000 + 2), "{lost}");
+        assert_eq!(sink.flush(Duration::from_millis(10)), 200 - lost, "none was whole");
         let reading = std::thread::spawn(move || {
             let mut text = String::new();
             reader.read_to_string(&mut text).map(|_| text)
@@ -315,25 +315,25 @@ mod tests {
 
     /// What was cut off stays a line of its own.
     #[test]
-    fn nothing_is_joined_to_half_a_line() {
+    fn no_line_is_appended_to_a_partial_one() {
         let path = file("torn");
         std::fs::write(&path, "whole\nha").expect("a file");
         let output = Output::File { path: path.clone(), bytes: 1 << 20, files: 3 };
         let sink = Sink::open("log", output).expect("a sink");
         sink.write("next\nand\n".to_owned(), 2);
         sink.write("last\n".to_owned(), 1);
-        assert_eq!(sink.end(Duration::from_secs(20)), 0);
+        assert_eq!(sink.flush(Duration::from_secs(20)), 0);
         assert_eq!(std::fs::read_to_string(&path).expect("a file"), "whole\nha\nnext\nand\nlast\n");
         std::fs::remove_file(&path).expect("gone");
     }
 
     /// The same where a write fails half way; the lines before it were written.
     #[test]
-    fn a_write_that_fails_half_way_spoils_no_other_line() {
+    fn a_partial_write_corrupts_no_other_line() {
         let (mut reader, full) = UnixStream::pair().expect("a pair");
         full.set_nonblocking(true).and_then(|()| reader.set_nonblocking(true)).expect("a pair");
         let mut writer =
-            Writer { what: MESSAGES, place: Place::Stderr(OwnedFd::from(full).into()), is_torn: false };
+            Writer { name: MESSAGES, target: SinkTarget::Stderr(OwnedFd::from(full).into()), is_torn: false };
         let long = format!("first\n{}\n", "x".repeat(8 << 20));
         let (whole, outcome) = writer.write(long.as_bytes());
         assert!(whole == 1 && outcome.is_err(), "{whole} lines, {outcome:?}");

@@ -65,6 +65,7 @@ pub struct Ruleset {
     /// Where each limit is, by its number: its rule, and its place among that rule's limits.
     limits: Vec<(u32, u32)>,
     warnings: Vec<Diagnostic>,
+    sources: Vec<Source>,
     revision: String,
     /// How many nodes share the limits, where that is known.
     pub(crate) nodes: Option<u32>,
@@ -135,10 +136,17 @@ impl Ruleset {
             rules,
             limits,
             warnings,
+            sources: sources.to_vec(),
             revision: revision(sources, options),
             nodes: options.nodes,
             overridable: std::sync::OnceLock::new(),
         })
+    }
+
+    /// Returns the files that the rule set was compiled from.
+    #[must_use]
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
     }
 
     /// What loads, and does nothing.

@@ -71,7 +71,14 @@ pub(crate) struct KeyIndex {
     pub(crate) patterns: PatternIndex,
     pub(crate) networks: Vec<(Prefix, u32)>,
     pub(crate) any: Option<u32>,
+    /// The key that every request has, with one value: [`GLOBAL`].
+    pub(crate) is_global: bool,
+    /// Only `any` is set: nothing depends on the value.
+    pub(crate) is_plain: bool,
 }
+
+/// The attribute that every request has, and its only value: a rule about it limits the total.
+pub(crate) const GLOBAL: (&str, &str) = ("global", "aggregate");
 
 impl Level {
     /// Up to here looking at each is faster than hashing.
@@ -97,6 +104,7 @@ impl Level {
             Test::Like(pattern) | Test::Shared(pattern) => index.patterns.push(pattern.clone(), node),
             Test::Network(prefix) => index.networks.push((*prefix, node)),
         }
+        index.is_plain = index.exact.is_empty() && index.patterns.is_empty() && index.networks.is_empty();
     }
 
     fn file(&mut self, i: usize) {
@@ -141,6 +149,8 @@ impl KeyIndex {
             patterns: PatternIndex::default(),
             networks: Vec::new(),
             any: None,
+            is_global: name == GLOBAL.0,
+            is_plain: true,
         }
     }
 

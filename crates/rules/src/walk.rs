@@ -11,22 +11,22 @@ use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
 use crate::tenant::Tenant;
-use crate::tree::{KeyIndex, Level, Test, TreeNode};
+use crate::tree::{GLOBAL, KeyIndex, Level, Test, TreeNode};
 use crate::unit::Unit;
 use smallvec::SmallVec;
 use tollgate_core::{Algorithm, Cost, LimitSpec, Part, Quota};
 
 type Path<'p> = SmallVec<[Part<'p>; 4]>;
 
-/// The attribute that every request has, and its only value: a rule about it limits the total.
-const GLOBAL: (&str, &str) = ("global", "aggregate");
-
 /// The value of a key; the first, if it is given twice. No request says what `global` is.
 #[inline]
 pub(crate) fn find<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
-    if key == GLOBAL.0 {
-        return Some(GLOBAL.1);
-    }
+    if key == GLOBAL.0 { Some(GLOBAL.1) } else { given(attributes, key) }
+}
+
+/// The same of any other key.
+#[inline]
+fn given<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
     attributes.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
 }
 
@@ -202,7 +202,8 @@ impl<'p> BagWalk<'_, 'p> {
     fn level(&mut self, level: &'p Level) {
         if let Some(keys) = level.few() {
             for index in keys {
-                if let Some(value) = find(self.request, &index.name) {
+                let value = if index.is_global { Some(GLOBAL.1) } else { given(self.request, &index.name) };
+                if let Some(value) = value {
                     self.key(index, value);
                 }
             }
@@ -225,6 +226,9 @@ impl<'p> BagWalk<'_, 'p> {
     /// One of the rules about the value, and every network that it lies in.
     #[inline]
     fn key(&mut self, index: &'p KeyIndex, value: &'p str) {
+        if let (true, Some(node)) = (index.is_plain, index.any) {
+            return self.enter(node, value);
+        }
         if let Some(node) = index.specific(value).or(index.any) {
             self.enter(node, value);
         }
@@ -291,7 +295,13 @@ impl Rule {
     /// What a request costs by this rule, if the request itself says `asked`. A look stays one. A refund by attribute is what
     /// the caller says: the attribute told what was to be taken.
     #[must_use]
+    #[inline]
     pub fn cost_of(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
+        if matches!(self.cost, CostFrom::Request) { asked } else { self.own_cost(asked, attributes) }
+    }
+
+    #[inline(never)]
+    fn own_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
         match &self.cost {
             CostFrom::Request => asked,
             _ if asked.is_look() => asked,
@@ -321,7 +331,7 @@ impl RuleLimit {
 }
 
 /// Adds the hits of one rule. The parts are copied once for all its limits.
-#[inline]
+#[inline(always)]
 fn push_hits<'p>(
     plan: &mut Plan<'p>,
     profile: Profile,

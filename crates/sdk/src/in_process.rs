@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock};
-use tollgate_edge::answer::{AnswerSettings, Facts};
-use tollgate_edge::trace;
 use tollgate_engine::{Check, Limiter, PermitGuard, Request};
+use tollgate_http::answer::{AnswerSettings, Facts};
+use tollgate_http::trace;
 use tollgate_rules::{Descriptor, Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 

@@ -14,8 +14,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tollgate_core::Span;
-use tollgate_edge::trace::TRACEPARENT;
 use tollgate_engine::DelayQueue;
+use tollgate_http::trace::TRACEPARENT;
 use tower_layer::Layer;
 use tower_service::Service;
 

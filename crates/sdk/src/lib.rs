@@ -8,7 +8,7 @@
 //! | [`TollgateLayer`] | limit the callers of a service |
 //! | [`HonourLayer`] | keep to the limits of services that are called |
 //!
-//! A service behind the layer answers as every other front of Tollgate does ([`tollgate_edge::answer`]): `RateLimit` and
+//! A service behind the layer answers as every other front of Tollgate does ([`tollgate_http::answer`]): `RateLimit` and
 //! `RateLimit-Policy` on every answer, `Retry-After` on denials.
 //!
 //! ```
@@ -60,4 +60,4 @@ pub use in_process::{InProcess, RulesError};
 pub use layer::{Tollgate, TollgateLayer};
 #[cfg(feature = "remote")]
 pub use remote::{OnFailure, Remote, RemoteError, RemoteSettings, RemoteTls};
-pub use tollgate_edge::answer::AnswerSettings;
+pub use tollgate_http::answer::AnswerSettings;

@@ -342,7 +342,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
     }
 
     #[inline]
-    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         // The usual request: nothing to put together, nothing to put back.
         if let [charge] = charges
             && Self::is_leasable(charge)
@@ -351,10 +351,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             let (outcome, denied) = match self.table.take(self.hasher.name(&charge.key), charge, now) {
                 Said::Spent(outcome, _) => (outcome, false),
                 Said::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required),
-                Said::Nothing => return None,
+                Said::Nothing => return false,
             };
-            let admission = if denied { Admission::Refused } else { Admission::Admitted };
-            return Some(Outcomes { admission, at: now, each: [outcome].into_iter().collect() });
+            outcomes.admission = if denied { Admission::Refused } else { Admission::Admitted };
+            outcomes.at = now;
+            outcomes.each.push(outcome);
+            return true;
         }
         let near = |charge: &Charge<'_>| match charge.mode {
             Mode::Central => false,
@@ -362,11 +364,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             Mode::Adaptive | Mode::Leased => true,
         };
         if !charges.iter().all(near) {
-            return self.inner.try_charge(charges);
+            return self.inner.try_charge(charges, outcomes);
         }
         let now = self.clock.now();
-        let near = self.settle(charges, true, now)?;
-        Some(self.whole(charges, near, now))
+        let Some(near) = self.settle(charges, true, now) else { return false };
+        *outcomes = self.whole(charges, near, now);
+        true
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {

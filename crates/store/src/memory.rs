@@ -125,19 +125,27 @@ impl<C: Clock> MemoryStore<C> {
         self.charge_when(|| now, charges)
     }
 
-    /// The clock is read after the counters' lines have been asked for: they arrive meanwhile.
     #[inline(always)]
     fn charge_when(&self, now: impl FnOnce() -> Timestamp, charges: &[Charge<'_>]) -> Outcomes {
-        if let [charge] = charges {
-            let name = self.hasher.name(&charge.key);
-            self.counters.keys.prefetch(name);
-            let now = now();
-            let Some(ask) = self.ask_by(charge, name, now) else { return self.charge_aside(now, charge) };
-            return match self.counters.charge_known(&ask) {
-                Some(outcome) => alone(charge, now, outcome),
-                None => alone(charge, now, self.charge_slowly(&ask)),
-            };
-        }
+        let [charge] = charges else { return self.charge_list(now, charges) };
+        let (at, outcome) = self.charge_one(now, charge);
+        let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
+        Outcomes { admission, at, each: smallvec![outcome] }
+    }
+
+    /// Charges a request of one limit. The clock is read after the counter's line has been asked for: it arrives meanwhile.
+    #[inline(always)]
+    fn charge_one(&self, now: impl FnOnce() -> Timestamp, charge: &Charge<'_>) -> (Timestamp, Outcome) {
+        let name = self.hasher.name(&charge.key);
+        self.counters.keys.prefetch(name);
+        let now = now();
+        let Some(ask) = self.ask_by(charge, name, now) else { return (now, self.charge_aside(now, charge)) };
+        (now, self.counters.charge_known(&ask).unwrap_or_else(|| self.charge_slowly(&ask)))
+    }
+
+    /// Charges a request of several limits.
+    #[inline(always)]
+    fn charge_list(&self, now: impl FnOnce() -> Timestamp, charges: &[Charge<'_>]) -> Outcomes {
         let mut names: SmallVec<[u64; 8]> = SmallVec::new();
         for charge in charges {
             let name = self.hasher.name(&charge.key);
@@ -165,10 +173,9 @@ impl<C: Clock> MemoryStore<C> {
     }
 
     #[inline(never)]
-    fn charge_aside(&self, now: Timestamp, charge: &Charge<'_>) -> Outcomes {
+    fn charge_aside(&self, now: Timestamp, charge: &Charge<'_>) -> Outcome {
         let asks = [self.ask_aside(charge, now)];
-        let (outcome, _) = self.aside.lock(&asks, &self.counters.counts).charge(&asks[0], Manner::Charge);
-        alone(charge, now, outcome)
+        self.aside.lock(&asks, &self.counters.counts).charge(&asks[0], Manner::Charge).0
     }
 
     #[inline(never)]
@@ -304,13 +311,6 @@ static ONCE: LazyLock<Limit> = LazyLock::new(|| {
     spec.build().unwrap_or_else(|_| unreachable!("one a minute is a limit"))
 });
 
-/// The outcomes of a request of one charge.
-#[inline(always)]
-fn alone(charge: &Charge<'_>, at: Timestamp, outcome: Outcome) -> Outcomes {
-    let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-    Outcomes { admission, at, each: smallvec![outcome] }
-}
-
 /// Stands in an item until it is charged.
 const UNKNOWN: Outcome = Outcome { verdict: Verdict::PASS, remaining: 0, reset_after: Span::ZERO };
 
@@ -324,9 +324,19 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         Ok(self.apply(charges))
     }
 
-    #[inline]
-    fn try_charge(&self, charges: &[Charge<'_>]) -> Option<Outcomes> {
-        Some(self.apply(charges))
+    #[inline(always)]
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
+        let now = || self.clock.now();
+        let [charge] = charges else {
+            *outcomes = self.charge_list(now, charges);
+            return true;
+        };
+        // One limit: the outcome is written where the caller has room for it, without a list that is then copied.
+        let (at, outcome) = self.charge_one(now, charge);
+        outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
+        outcomes.at = at;
+        outcomes.each.push(outcome);
+        true
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 //! The command line. Raw words become typed values here, once.
 
-use crate::logging::LogFlag;
+use crate::server::logging::LogFlag;
 mod format;
 mod publishing;
 
@@ -45,17 +45,17 @@ pub(crate) enum Command {
     /// Look at the log of what operators changed.
     Audit(AuditFlags),
     /// Publish rules, look at revisions of them, and go back, by way of a running server.
-    Rules(crate::rules::RulesFlags),
+    Rules(crate::commands::rules::RulesFlags),
     /// What is agreed with single callers: get, set, list, delete, import, export.
-    Quota(Box<crate::quota::QuotaFlags>),
+    Quota(Box<crate::commands::quota::QuotaFlags>),
     /// What a caller has used of its limits; `reset` gives it back, `grant` gives more, once.
-    Usage(Box<crate::usage::UsageFlags>),
+    Usage(Box<crate::commands::usage::UsageFlags>),
     /// Act at once, on every node: block, tighten, exempt, disable-rule, allow-all, shadow-all; list, renew, end.
-    Emergency(Box<crate::emergency::EmergencyFlags>),
+    Emergency(Box<crate::commands::emergency::EmergencyFlags>),
     /// Say why a request was denied or allowed: which rule, its limit and counter then, and when it would have passed.
-    Why(Box<crate::why::WhyFlags>),
+    Why(Box<crate::commands::why::WhyFlags>),
     /// Watch a running server: rates, denials, who asks most, breakers. Once, where there is no terminal.
-    Top(Box<crate::top::TopFlags>),
+    Top(Box<crate::commands::top::TopFlags>),
 }
 
 #[derive(Debug, Args)]

@@ -1,33 +1,14 @@
-//! The binary: parse, dispatch, nothing else. `serve` is assembled in `build`.
+//! The binary: parse, dispatch, nothing else. `serve` is assembled in `server::build`.
 
-mod access;
-mod build;
+mod admin_client;
 mod cli;
-mod client;
+mod commands;
 mod config;
-mod emergency;
-mod fronts;
-mod gateway;
-mod leases;
-mod lines;
-mod logging;
-mod open_files;
-mod operators;
-mod otlp;
-mod quota;
-mod reload;
-mod ruleinfo;
-mod rules;
-mod serve;
-mod settings;
-mod sources;
-mod status;
-mod store;
-mod test;
-mod top;
-mod usage;
-mod watching;
-mod why;
+mod ndjson;
+mod server;
+
+use commands::{access, emergency, quota, rule_files, rules, test, top, usage, why};
+use server::{gateway, logging, serve};
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -40,9 +21,9 @@ fn main() -> ExitCode {
     let outcome = match cli::Cli::parse().command {
         cli::Command::Serve(flags) => serve::run(&flags),
         cli::Command::Gateway(flags) => gateway::run(&flags),
-        cli::Command::Check(flags) => ruleinfo::check(&flags),
-        cli::Command::Schema(_) => ruleinfo::schema(),
-        cli::Command::Explain(flags) => ruleinfo::explain(&flags),
+        cli::Command::Check(flags) => rule_files::check(&flags),
+        cli::Command::Schema(_) => rule_files::schema(),
+        cli::Command::Explain(flags) => rule_files::explain(&flags),
         cli::Command::Test(flags) => test::run(&flags),
         cli::Command::Token(flags) => access::token(&flags),
         cli::Command::Audit(flags) => access::audit(&flags),

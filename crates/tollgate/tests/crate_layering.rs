@@ -13,10 +13,10 @@ const LAYERS: [&str; 15] = [
     "tollgate-engine",
     "tollgate-control",
     "tollgate-observe",
-    "tollgate-edge",
+    "tollgate-http",
     "tollgate-sdk",
     "tollgate-regions",
-    "tollgate-front",
+    "tollgate-server",
     "tollgate-admin",
     "tollgate-gateway",
     "tollgate-sim",
@@ -34,13 +34,13 @@ const FORBIDDEN: [(&str, &[&str]); 12] = [
     ("tollgate-engine", &["tollgate-store", "redis", "rustls", "hyper", "tonic", "sqlx"]),
     ("tollgate-control", &["redis", "hyper", "tonic"]),
     ("tollgate-observe", &["tollgate-store", "tollgate-control", "hyper", "http", "tonic", "sqlx"]),
-    ("tollgate-edge", &["tollgate-store", "hyper", "tonic", "rustls", "redis", "sqlx"]),
+    ("tollgate-http", &["tollgate-store", "hyper", "tonic", "rustls", "redis", "sqlx"]),
     // What a program compiles that decides in its own process.
     ("tollgate-sdk", &["redis", "rustls", "tonic", "sqlx", "hyper", "axum"]),
-    ("tollgate-front", &["tollgate-control", "redis", "sqlx"]),
-    ("tollgate-admin", &["tollgate-front", "redis", "tonic"]),
-    ("tollgate-gateway", &["tollgate-control", "tollgate-front", "redis", "sqlx", "tonic"]),
-    ("tollgate-sim", &["tollgate-edge", "redis", "rustls", "hyper", "tonic", "sqlx"]),
+    ("tollgate-server", &["tollgate-control", "redis", "sqlx"]),
+    ("tollgate-admin", &["tollgate-server", "redis", "tonic"]),
+    ("tollgate-gateway", &["tollgate-control", "tollgate-server", "redis", "sqlx", "tonic"]),
+    ("tollgate-sim", &["tollgate-http", "redis", "rustls", "hyper", "tonic", "sqlx"]),
 ];
 
 fn cargo(arguments: &[&str]) -> String {

@@ -11,7 +11,7 @@ const RULES: &str = "domain: d\ndescriptors: [{key: user_id, name: per-user, lim
 const WHO: &str = "who: {jwt: {jwks: keys.json, leeway: 4000000000}}\n";
 
 fn fixture() -> Value {
-    serde_json::from_str(include_str!("../../edge/tests/tokens/pyjwt.json")).expect("JSON")
+    serde_json::from_str(include_str!("../../http/tests/jwt/pyjwt.json")).expect("JSON")
 }
 
 fn write_keys(folder: &Folder, ids: &[&str]) {

@@ -142,7 +142,7 @@ fn only_decisions_are_timed_and_each_once() {
             let log = get(&server, "/admin/v1/decisions?key=json");
             log["decisions"].get(0).cloned()
         });
-        assert_eq!(log["front"], "http", "one name for one front");
+        assert_eq!(log["protocol"], "http", "one name for one front");
     }
 }
 
@@ -195,7 +195,7 @@ fn a_denied_caller_can_be_told_why() {
         (&json!("deny"), &json!("per-key"), &json!("n1"))
     );
     assert_eq!(
-        (&why["used_before"], &why["limit"]["limit"], &why["front"]),
+        (&why["used_before"], &why["limit"]["limit"], &why["protocol"]),
         (&json!(3), &json!(3), &json!("http"))
     );
     let told = why["explanation"].to_string();

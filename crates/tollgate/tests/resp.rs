@@ -191,7 +191,7 @@ fn what_callers_bring_themselves_is_seen() {
         let found = get(&format!("/admin/v1/decisions?key={key}&verdict=deny"));
         let log = found.json()["decisions"].as_array().cloned().unwrap_or_default();
         assert_eq!(log.len(), 5, "{}", found.text());
-        assert_eq!((&log[0]["rule"], &log[0]["front"]), (&"cl.throttle".into(), &"resp".into()));
+        assert_eq!((&log[0]["rule"], &log[0]["protocol"]), (&"cl.throttle".into(), &"resp".into()));
         // Nothing can be agreed with whoever brings a limit; what is left of it is counted under no tier.
         let listed = get("/admin/v1/top").json()["by_denials"][0].clone();
         assert_eq!(

@@ -45,7 +45,8 @@ fn what_is_published_acts_and_is_remembered() {
     assert_eq!(before["revisions"], json!([]));
     assert_eq!(get(&node, "/admin/v1/rules/current")["files"][0]["text"], rules("3/hour"));
 
-    let checked = node.ask("POST", "/admin/v1/rules/check", &[], &json!({"files": sent("5/hour")["files"]}));
+    let checked =
+        node.ask("POST", "/admin/v1/rules/preview", &[], &json!({"files": sent("5/hour")["files"]}));
     assert_eq!(checked.status, 200, "{}", checked.text());
     let diff = &checked.json()["diff"][0];
     assert_eq!((&diff["rule"], &diff["change"]), (&json!("d: api_key"), &json!("changed")));
@@ -114,7 +115,7 @@ fn bad_rules_are_refused_with_their_place() {
     ], "reason": "try"});
     let refused = publish(&node, &bad);
     assert_eq!(refused.status, 422, "{}", refused.text());
-    assert_eq!(refused.json()["place"], "bad.yaml:4:12", "{}", refused.text());
+    assert_eq!(refused.json()["field"], "bad.yaml:4:12", "{}", refused.text());
     assert_eq!(refused.json()["errors"][0]["line"], 4);
     let checked = node.ask("POST", "/admin/v1/rules/check", &[], &json!({"files": bad["files"]}));
     assert_eq!((checked.status, &checked.json()["errors"][0]["file"]), (200, &json!("bad.yaml")));
@@ -178,8 +179,8 @@ fn rules_are_rehearsed_on_what_all_nodes_remember() {
     });
     let refused = publish(&one, &sent("6/hour"));
     assert_eq!(refused.status, 409, "{}", refused.text());
-    let told = &refused.json()["rehearsal"];
-    assert_eq!((&told["nodes"], &told["nodes_silent"]), (&json!(["one", "two"]), &json!([])), "{told}");
+    let told = &refused.json()["impact"];
+    assert_eq!((&told["nodes"], &told["nodes_missing"]), (&json!(["one", "two"]), &json!([])), "{told}");
     assert_eq!((&told["weight"], &told["newly_denied_share"]), (&json!(8), &json!(0.25)), "{told}");
     let file = one.rules.write("new.yaml", rules("6/hour"));
     let admin = format!("http://{}", two.admin);
@@ -189,8 +190,8 @@ fn rules_are_rehearsed_on_what_all_nodes_remember() {
     let mut two = two;
     two.server.signal("KILL");
     two.server.wait();
-    let told = publish(&one, &sent("3/hour")).json()["rehearsal"].clone();
-    assert_eq!((&told["nodes"], &told["nodes_silent"]), (&json!(["one"]), &json!(["two"])), "{told}");
+    let told = publish(&one, &sent("3/hour")).json()["impact"].clone();
+    assert_eq!((&told["nodes"], &told["nodes_missing"]), (&json!(["one"]), &json!(["two"])), "{told}");
 }
 
 /// A log or a database beside the rule file stirs its folder all the time: only what the file says is worth a word.
@@ -235,9 +236,9 @@ fn what_would_deny_much_is_confirmed_or_approved_by_another() {
     some_traffic(&node);
     let refused = publish(&node, &sent("1/hour"));
     assert_eq!(refused.status, 409, "{}", refused.text());
-    let rehearsal = &refused.json()["rehearsal"];
+    let rehearsal = &refused.json()["impact"];
     assert_eq!((&rehearsal["weight"], &rehearsal["newly_denied_share"]), (&json!(20), &json!(0.5)));
-    assert_eq!(rehearsal["tenants_affected_share"], 1.0);
+    assert_eq!(rehearsal["callers_affected_share"], 1.0);
     let top = &rehearsal["top"][0];
     assert_eq!(
         (&top["key_masked"], &top["after_denied"], &top["rule"]),
@@ -302,7 +303,7 @@ fn looks_are_not_rehearsed_on() {
     }
     assert_eq!(node.server.check("d", &json!({"api_key": "k"})).status, 200);
     let waits = publish(&node, &sent("0/minute"));
-    assert_eq!((waits.status, &waits.json()["rehearsal"]["weight"]), (202, &json!(1)), "{}", waits.text());
+    assert_eq!((waits.status, &waits.json()["impact"]["weight"]), (202, &json!(1)), "{}", waits.text());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-// Asking the admin API. What goes wrong comes as a `Problem`, with the server's own words.
+// Client of the admin API. Errors are thrown as a `Problem` with the server's title and detail.
 import { session } from './session.svelte';
 
 export class Problem extends Error {
@@ -6,16 +6,16 @@ export class Problem extends Error {
     readonly status: number,
     readonly title: string,
     readonly detail: string,
-    readonly place: string | null = null,
-    /** The whole body, for answers that carry more than words. */
+    readonly field: string | null = null,
+    /** The response body, for problems with extra fields. */
     readonly body: unknown = null,
   ) {
     super(detail || title);
   }
 
-  /** The server does not have this path at all: it is of another version. */
+  /** Whether the server does not have this path: it is of another version. */
   get isMissing(): boolean {
-    return this.status === 501 || (this.status === 404 && this.detail.startsWith('there is nothing at'));
+    return this.status === 501 || (this.status === 404 && (this.body as { type?: string } | null)?.type === 'urn:tollgate:problem:no-such-path');
   }
 }
 
@@ -23,7 +23,7 @@ async function problemOf(answer: Response): Promise<Problem> {
   const text = await answer.text().catch(() => '');
   try {
     const body = JSON.parse(text);
-    return new Problem(answer.status, body.title ?? answer.statusText, body.detail ?? '', body.place ?? null, body);
+    return new Problem(answer.status, body.title ?? answer.statusText, body.detail ?? '', body.field ?? null, body);
   } catch {
     return new Problem(answer.status, answer.statusText || `status ${answer.status}`, text.slice(0, 500));
   }
@@ -34,11 +34,11 @@ export async function send(method: string, path: string, body?: BodyInit | null,
   try {
     answer = await fetch(path, { method, body: body ?? null, headers: headers ?? {}, credentials: 'same-origin' });
   } catch {
-    throw new Problem(0, 'No answer', 'the server does not answer; is it running?');
+    throw new Problem(0, 'Server unreachable', 'is it running?');
   }
   if (answer.ok) return answer;
   const problem = await problemOf(answer);
-  // A session that has ended meanwhile: back to the log-in page.
+  // The session has expired.
   if (problem.status === 401 && !path.endsWith('/session')) session.needsLogin();
   throw problem;
 }
@@ -55,12 +55,12 @@ export async function change<T>(method: 'POST' | 'PUT' | 'DELETE', path: string,
   return (text ? JSON.parse(text) : null) as T;
 }
 
-/** A path with what people wrote in it. */
+/** A path with its values percent-encoded. */
 export function path(parts: TemplateStringsArray, ...values: (string | number)[]): string {
   return parts.reduce((whole, part, i) => whole + part + (i < values.length ? encodeURIComponent(String(values[i])) : ''), '');
 }
 
-/** A query of what is not empty. */
+/** A query string of the values that are not empty. */
 export function query(words: Record<string, string | number | null | undefined>): string {
   const set = Object.entries(words).filter(([, value]) => value !== '' && value !== null && value !== undefined);
   if (set.length === 0) return '';
@@ -68,5 +68,5 @@ export function query(words: Record<string, string | number | null | undefined>)
 }
 
 export function asProblem(error: unknown): Problem {
-  return error instanceof Problem ? error : new Problem(0, 'It went wrong', error instanceof Error ? error.message : String(error));
+  return error instanceof Problem ? error : new Problem(0, 'Unexpected error', error instanceof Error ? error.message : String(error));
 }

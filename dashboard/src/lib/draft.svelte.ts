@@ -1,8 +1,7 @@
-// Rules that somebody has written and not published: kept over other views, a reload and a log-in, until they act or are given up.
-// Of this tab alone, and of one person: whoever logs in after them does not find it.
+// Unpublished rule edits, kept per tab and per principal across views, reloads and logins, until they are published or discarded.
 import type { RuleFile } from './types';
 
-/** What acted when writing began. */
+/** The rules that were active when editing began. */
 export interface Base {
   files: RuleFile[];
   rev: number | null;
@@ -12,13 +11,13 @@ export interface Base {
 export interface Draft {
   files: RuleFile[];
   base: Base;
-  /** Who wrote it, and when last. */
+  /** The author, and the time of the last edit. */
   by: string;
   at: string;
 }
 
 const NAME = 'tollgate.draft';
-/** It is written down when nothing was written for so long, in milliseconds. */
+/** Delay before a draft is stored, in milliseconds. */
 const PAUSE = 500;
 
 function isDraft(value: unknown): value is Draft {
@@ -29,7 +28,7 @@ function isDraft(value: unknown): value is Draft {
 
 class Drafts {
   current = $state.raw<Draft | null>(null);
-  /** Whether a reload would lose it: too large for what a browser keeps. */
+  /** Whether the draft is too large for session storage, so that a reload would lose it. */
   isTooLarge = $state(false);
   private timer: ReturnType<typeof setTimeout> | null = null;
 
@@ -38,7 +37,7 @@ class Drafts {
       const kept: unknown = JSON.parse(sessionStorage.getItem(NAME) ?? 'null');
       if (isDraft(kept)) this.current = kept;
     } catch {
-      // Nothing that can be read: nothing is kept.
+      // An unreadable draft is ignored.
     }
     addEventListener('pagehide', () => this.write());
     addEventListener('beforeunload', (event) => {
@@ -48,7 +47,7 @@ class Drafts {
     });
   }
 
-  /** What this person has written, if anything. */
+  /** The draft of this principal, if any. */
   of(name: string | null | undefined): Draft | null {
     return this.current && this.current.by === (name ?? '') ? this.current : null;
   }
@@ -72,7 +71,7 @@ class Drafts {
       else sessionStorage.removeItem(NAME);
       this.isTooLarge = false;
     } catch {
-      // The one before is not what was written last.
+      // An older version must not be restored in its place.
       sessionStorage.removeItem(NAME);
       this.isTooLarge = this.current !== null;
     }

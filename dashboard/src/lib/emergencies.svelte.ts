@@ -1,4 +1,4 @@
-// What is switched by hand at the moment: all views show it.
+// Active emergency measures, which every view shows.
 import { asProblem, get, type Problem } from './api';
 import type { Emergency } from './types';
 
@@ -6,26 +6,26 @@ class Emergencies {
   active = $state.raw<Emergency[]>([]);
   problem = $state.raw<Problem | null>(null);
   loaded = $state(false);
-  /** When the list was last told, if ever. */
-  toldAt = $state<string | null>(null);
+  /** When the list was last read, if ever. */
+  updatedAt = $state<string | null>(null);
 
   async load(): Promise<void> {
     try {
       this.active = (await get<{ active: Emergency[] }>('/admin/v1/emergency')).active;
-      this.toldAt = new Date().toISOString();
+      this.updatedAt = new Date().toISOString();
       this.problem = null;
     } catch (error) {
       const problem = asProblem(error);
-      // What was told last goes on being shown until it ends by itself: one request that fails switches nothing off.
+      // A failed request ends no measure: the last known ones stay until they expire.
       this.active = problem.isMissing ? [] : this.active.filter((one) => new Date(one.expires_at).getTime() > Date.now());
       this.problem = problem;
     }
     this.loaded = true;
   }
 
-  /** Whether what is shown is what was last known, and no more. */
-  get isOld(): boolean {
-    return this.problem !== null && this.toldAt !== null;
+  /** Whether the list may be out of date. */
+  get isStale(): boolean {
+    return this.problem !== null && this.updatedAt !== null;
   }
 }
 
@@ -35,25 +35,25 @@ export const ACTIONS: Record<string, string> = {
   block: 'Block',
   tighten: 'Tighten',
   exempt: 'Exempt',
-  disable_rule: 'Switch a rule off',
-  allow_all: 'Let everything pass',
-  shadow_all: 'Deny nothing, count only',
+  disable_rule: 'Disable rule',
+  allow_all: 'Allow all (kill switch)',
+  shadow_all: 'Shadow all',
 };
 
 export function inWords(one: Emergency): string {
   const whom = one.target && one.target.kind !== 'all' ? `${one.target.kind.replace('_', ' ')} ${one.target.value ?? ''}`.trim() : '';
   switch (one.action) {
     case 'block':
-      return `Blocked: ${whom || 'everything'}`;
+      return `Blocked: ${whom || 'all traffic'}`;
     case 'tighten':
-      return `Limits${whom ? ` of ${whom}` : ''} tightened to ${one.factor === null || one.factor === undefined ? 'a part' : `${Math.round(one.factor * 100)}%`}`;
+      return `Limits${whom ? ` of ${whom}` : ''} tightened to ${one.factor === null || one.factor === undefined ? 'a fraction' : `${Math.round(one.factor * 100)}%`}`;
     case 'exempt':
-      return `Exempt from limits: ${whom || 'everything'}`;
+      return `Exempt from limits: ${whom || 'all traffic'}`;
     case 'disable_rule':
-      return `Rule off: ${one.target?.value ?? ''}`;
+      return `Rule disabled: ${one.target?.value ?? ''}`;
     case 'allow_all':
-      return 'Everything passes';
+      return 'All requests allowed';
     case 'shadow_all':
-      return 'Nothing is denied, only counted';
+      return 'All rules in shadow mode';
   }
 }

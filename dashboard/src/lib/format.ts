@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formats numbers and times for display.
 const whole = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
 const one = new Intl.NumberFormat('en', { maximumFractionDigits: 1 });
 const short = new Intl.NumberFormat('en', { notation: 'compact', maximumSignificantDigits: 3 });
@@ -9,7 +9,7 @@ export function count(value: number | null | undefined): string {
   return Math.abs(value) < 100 && !Number.isInteger(value) ? one.format(value) : whole.format(value);
 }
 
-/** What somebody has agreed on or written as a rule: to the last unit. */
+/** A configured number, to the last unit. */
 export function exact(value: number | null | undefined): string {
   return value === null || value === undefined || Number.isNaN(value) ? '–' : whole.format(value);
 }
@@ -44,7 +44,7 @@ export function span(seconds: number): string {
   return parts.slice(first, first + 2).filter(([number]) => number > 0).map(([number, unit]) => `${number} ${unit}`).join(' ');
 }
 
-/** A count-down: `1:04:09`. */
+/** A countdown: `1:04:09`. */
 export function clock(seconds: number): string {
   const left = Math.max(0, Math.ceil(seconds));
   const two = (n: number) => String(n).padStart(2, '0');
@@ -55,17 +55,38 @@ export function clock(seconds: number): string {
 const time = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 const dated = new Intl.DateTimeFormat('en-GB', { day: '2-digit', month: 'short', year: 'numeric', hour: '2-digit', minute: '2-digit' });
 const withSeconds = new Intl.DateTimeFormat('en-GB', { day: '2-digit', month: 'short', hour: '2-digit', minute: '2-digit', second: '2-digit' });
+const withMillis = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit', fractionalSecondDigits: 3 });
+const datedWithMillis = new Intl.DateTimeFormat('en-GB', { day: '2-digit', month: 'short', hour: '2-digit', minute: '2-digit', second: '2-digit', fractionalSecondDigits: 3 });
+const datedWithSeconds = new Intl.DateTimeFormat('en-GB', { day: '2-digit', month: 'short', year: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit' });
 
-/** A moment: the time alone if it is today's. */
-export function moment(text: string | null | undefined): string {
+function parsed(text: string | null | undefined): Date | null {
   const at = text ? new Date(text) : null;
-  if (!at || Number.isNaN(at.getTime())) return '–';
-  return at.toDateString() === new Date().toDateString() ? time.format(at) : withSeconds.format(at);
+  return at && !Number.isNaN(at.getTime()) ? at : null;
+}
+
+const isToday = (at: Date) => at.toDateString() === new Date().toDateString();
+
+/** A time of day to the second, with the date unless it is today. */
+export function moment(text: string | null | undefined): string {
+  const at = parsed(text);
+  return at ? (isToday(at) ? time : withSeconds).format(at) : '–';
+}
+
+/** The same to the millisecond, for decisions: many happen within a second. */
+export function preciseMoment(text: string | null | undefined): string {
+  const at = parsed(text);
+  return at ? (isToday(at) ? withMillis : datedWithMillis).format(at) : '–';
+}
+
+/** Date and time to the second, for records of changes. */
+export function timestamp(text: string | null | undefined): string {
+  const at = parsed(text);
+  return at ? datedWithSeconds.format(at) : '–';
 }
 
 export function date(text: string | null | undefined): string {
-  const at = text ? new Date(text) : null;
-  return at && !Number.isNaN(at.getTime()) ? dated.format(at) : '–';
+  const at = parsed(text);
+  return at ? dated.format(at) : '–';
 }
 
 export function ago(text: string | null | undefined, now: number): string {
@@ -75,20 +96,19 @@ export function ago(text: string | null | undefined, now: number): string {
   return seconds < 2 ? 'now' : `${span(seconds)} ago`;
 }
 
-/** What a datetime-local field says, as RFC 3339; nothing if it is empty. */
+/** The value of a datetime-local field as RFC 3339; null if it is empty. */
 export function fromField(text: string): string | null {
-  const at = text ? new Date(text) : null;
-  return at && !Number.isNaN(at.getTime()) ? at.toISOString() : null;
+  return parsed(text)?.toISOString() ?? null;
 }
 
-/** The other way round, to the second: what is saved again ends when it did. */
+/** The reverse, to the second, so that saving again does not move the time. */
 export function toField(text: string | null | undefined): string {
-  const at = text ? new Date(text) : null;
-  if (!at || Number.isNaN(at.getTime())) return '';
+  const at = parsed(text);
+  if (!at) return '';
   return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
 }
 
-/** Whether a text is what stands for a key (its id, or its beginning and what hides the rest), and not what may be one. */
+/** Whether a text is a key's id or its masked form, and not possibly the key itself. */
 export function isShown(text: string): boolean {
   return /^[0-9a-f]{16}$/.test(text) || text.includes('…');
 }
@@ -98,12 +118,12 @@ export function values(value: string | string[] | undefined): string {
   return [value ?? []].flat().join(', ');
 }
 
-/** What a stranger wrote, so that it is read as it was written: marks that turn the direction of text around, or are not seen, are told by their numbers. */
+/** Untrusted text for display: invisible and direction-changing characters become their code points. */
 export function plain(text: string): string {
   return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]/gu, (mark) => `⟨U+${mark.codePointAt(0)?.toString(16).toUpperCase().padStart(4, '0')}⟩`);
 }
 
-/** The same, no longer than a list has room for. */
+/** The same, shortened for lists. */
 export function brief(text: string, most = 80): string {
   const letters = [...plain(text)];
   return letters.length > most ? `${letters.slice(0, most - 1).join('')}…` : letters.join('');

@@ -1,35 +1,37 @@
-// What happens now: history from /stats, then a step a second by server-sent events. Browsers have only six connections for a
-// server, and each stream is one: a tab that nobody sees lets go of its own and fills the gap when it is seen again, and of
-// windows side by side only a few have one; the others ask every few seconds until there is a seat for them.
+// Live stats: history from /stats, then one step per second by server-sent events. Browsers open only six connections to a server,
+// and each stream takes one: hidden tabs close theirs and fill the gap when shown again, and of several windows only a few
+// have a stream; the others poll until a slot is free.
 import { asProblem, get, type Problem } from './api';
-import { setClock } from './now.svelte';
+import { setClock } from './clock.svelte';
 import type { Series, Stats, Tick } from './types';
 
-const FIELDS = ['t', 'allow', 'deny', 'shadow_deny', 'fail_open', 'delayed', 'p50_us', 'p99_us', 'p999_us'] as const;
+const FIELDS = ['t', 'allow', 'deny', 'shadow_deny', 'fail_open', 'delayed', 'unmatched', 'p50_us', 'p99_us', 'p999_us'] as const;
 const KINDS = ['rules', 'emergency', 'quota'] as const;
-const RELOAD = 5_000;
-/** Windows of one browser that have a stream. */
-const SEATS = 3;
+const POLL_MS = 5_000;
+/** Windows of one browser that may have a stream. */
+const MAX_STREAMS = 3;
+/** Window of the current rates, in seconds: of the tiles, of chart legends, and of rates by rule. */
+export const CURRENT_WINDOW = 10;
 
 function none(): Series {
-  return { t: [], allow: [], deny: [], shadow_deny: [], fail_open: [], delayed: [], p50_us: [], p99_us: [], p999_us: [] };
+  return { t: [], allow: [], deny: [], shadow_deny: [], fail_open: [], delayed: [], unmatched: [], p50_us: [], p99_us: [], p999_us: [] };
 }
 
 class Live {
-  /** How much of the past is shown. */
+  /** The time range, in seconds. */
   seconds = $state(300);
   series = $state.raw<Series>(none());
   stats = $state.raw<Stats | null>(null);
   problem = $state.raw<Problem | null>(null);
-  status = $state<'off' | 'connecting' | 'live' | 'asking' | 'broken'>('off');
-  /** When the server last told something, by its clock. */
-  toldAt = $state<string | null>(null);
-  /** Each counts up when the server says that something of its kind has changed. */
+  status = $state<'off' | 'connecting' | 'live' | 'polling' | 'broken'>('off');
+  /** The server's time of the last response. */
+  updatedAt = $state<string | null>(null);
+  /** Each counts up when the server reports a change of its kind. */
   changed = $state({ rules: 0, emergency: 0, quota: 0 });
 
   private source: EventSource | null = null;
-  /** Gives the seat to another window. */
-  private leave: (() => void) | null = null;
+  /** Frees the stream slot for another window. */
+  private release: (() => void) | null = null;
   private reload: ReturnType<typeof setInterval> | null = null;
   private wanted = false;
 
@@ -61,33 +63,33 @@ class Live {
     this.status = 'connecting';
     void this.history();
     this.reload = setInterval(() => {
-      // While nobody tells what has changed, one has to look.
-      if (this.status !== 'live') this.lookAgain();
+      // Without a stream, changes are not announced.
+      if (this.status !== 'live') this.refresh();
       void this.history();
       void this.listen();
-    }, RELOAD);
+    }, POLL_MS);
     void this.listen();
   }
 
-  /** Listens, if there is a seat for this window. */
+  /** Opens a stream, if a slot is free for this window. */
   private async listen(): Promise<void> {
     if (this.source || !this.reload) return;
-    if (!this.leave) {
-      const seat = await takeSeat();
-      // Somebody may have turned away meanwhile, or another call been quicker.
-      if (!this.reload || this.leave || this.source) return seat?.();
-      if (!seat) {
-        this.status = 'asking';
+    if (!this.release) {
+      const slot = await acquireSlot();
+      // The page may be hidden by now, or another call was faster.
+      if (!this.reload || this.release || this.source) return slot?.();
+      if (!slot) {
+        this.status = 'polling';
         return;
       }
-      this.leave = seat;
+      this.release = slot;
     }
     const source = new EventSource('/admin/v1/events');
     this.source = source;
-    // Also when it comes back by itself: what changed while nobody listened is not told again.
+    // Also after a reconnect: changes during the gap are not announced again.
     source.onopen = () => {
       this.status = 'live';
-      this.lookAgain();
+      this.refresh();
     };
     source.onerror = () => {
       this.status = source.readyState === EventSource.CLOSED ? 'broken' : 'connecting';
@@ -98,35 +100,35 @@ class Live {
     }
   }
 
-  private lookAgain(): void {
+  private refresh(): void {
     for (const kind of KINDS) this.changed[kind] += 1;
   }
 
   private close(): void {
     this.source?.close();
     this.source = null;
-    this.leave?.();
-    this.leave = null;
+    this.release?.();
+    this.release = null;
     if (this.reload) clearInterval(this.reload);
     this.reload = null;
     this.status = 'off';
   }
 
   private async history(): Promise<void> {
-    const [seconds, asked] = [this.seconds, Date.now()];
+    const [seconds, sentAt] = [this.seconds, Date.now()];
     try {
       const stats = await get<Stats>(`/admin/v1/stats?seconds=${seconds}`);
-      // Somebody has chosen another stretch meanwhile, and its answer is on its way.
+      // Another range was chosen meanwhile; its response is on the way.
       if (seconds !== this.seconds) return;
-      setClock(stats.now, asked, Date.now());
-      this.toldAt = stats.now;
+      setClock(stats.now, sentAt, Date.now());
+      this.updatedAt = stats.now;
       this.stats = stats;
       this.series = stats.series;
       this.problem = null;
     } catch (error) {
       this.problem = asProblem(error);
     }
-    // A stream that the server has refused does not come back by itself.
+    // A stream that the server rejected does not reconnect by itself.
     if (this.source?.readyState === EventSource.CLOSED && !this.problem) {
       this.source = null;
       void this.listen();
@@ -146,34 +148,31 @@ class Live {
     this.status = 'live';
   }
 
-  /** The mean over the last steps, for figures that would flicker else. */
-  recent(field: 'allow' | 'deny' | 'shadow_deny' | 'fail_open' | 'delayed', steps = 5): number | null {
+  /** The current rate: the mean of the last seconds. */
+  recent(field: 'allow' | 'deny' | 'shadow_deny' | 'fail_open' | 'delayed' | 'unmatched', steps = CURRENT_WINDOW): number | null {
     const values = this.series[field].slice(-steps);
     return values.length === 0 ? null : values.reduce((sum, value) => sum + value, 0) / values.length;
   }
 
+  /** The latest value of the last seconds: without traffic a second has no latency. */
   latest(field: 'p50_us' | 'p99_us' | 'p999_us'): number | null {
-    for (let i = this.series[field].length - 1; i >= 0 && i >= this.series[field].length - 10; i--) {
-      const value = this.series[field][i];
-      if (value !== null && value !== undefined && value > 0) return value;
-    }
-    return null;
+    return this.series[field].slice(-CURRENT_WINDOW).findLast((value) => value !== null && value !== undefined && value > 0) ?? null;
   }
 }
 
-/** One of the seats, until it is left; none, if all are taken. Where the browser does not know, everybody has one. */
-function takeSeat(): Promise<(() => void) | null> {
+/** Acquires a stream slot shared by all windows; null if all are taken. Browsers without locks have no bound. */
+function acquireSlot(): Promise<(() => void) | null> {
   const { locks } = navigator as { locks?: LockManager };
   if (!locks) return Promise.resolve(() => undefined);
   return new Promise((taken) => {
-    const ask = (seat: number): void => {
-      if (seat === SEATS) return taken(null);
-      void locks.request(`tollgate events ${seat}`, { ifAvailable: true }, (lock) => {
+    const attempt = (slot: number): void => {
+      if (slot === MAX_STREAMS) return taken(null);
+      void locks.request(`tollgate events ${slot}`, { ifAvailable: true }, (lock) => {
         if (lock) return new Promise<void>((left) => taken(left));
-        ask(seat + 1);
+        attempt(slot + 1);
       });
     };
-    ask(0);
+    attempt(0);
   });
 }
 

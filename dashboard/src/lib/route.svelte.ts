@@ -1,6 +1,18 @@
-// The view that is shown, and its words, from what follows # in the address: #/decisions?verdict=deny
+// The current view and its parameters, from the fragment of the address: #/decisions?verdict=deny
 export const VIEWS = ['overview', 'rules', 'quotas', 'decisions', 'audit', 'emergency'] as const;
 export type View = (typeof VIEWS)[number];
+
+/** Time ranges of the overview; the first is the default. */
+export const RANGES = [
+  { name: '5m', label: '5 min', seconds: 300 },
+  { name: '15m', label: '15 min', seconds: 900 },
+  { name: '1h', label: '1 h', seconds: 3_600 },
+] as const;
+
+/** The range that the parameters name, in seconds. */
+export function rangeOf(words: URLSearchParams): number {
+  return (RANGES.find((range) => range.name === words.get('range')) ?? RANGES[0]).seconds;
+}
 
 class Route {
   view = $state<View>('overview');
@@ -17,8 +29,8 @@ class Route {
     this.words = new URLSearchParams(words);
   }
 
-  /** Changes the words of this view without a step in the history. */
-  say(words: Record<string, string>): void {
+  /** Replaces the parameters of this view without a history entry. */
+  replace(words: Record<string, string>): void {
     const set = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== ''));
     const text = set.toString();
     history.replaceState(null, '', `#/${this.view}${text ? `?${text}` : ''}`);

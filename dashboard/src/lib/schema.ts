@@ -1,4 +1,4 @@
-// The schema of rule files, as help: each key with what it is for and what may stand there.
+// Editor help from the JSON Schema of rule files: each key with its description and values.
 export interface Help {
   name: string;
   text: string;
@@ -30,7 +30,7 @@ export function helpOf(schema: Schema): Help[] {
       const options = [whole, ...(whole.anyOf ?? []).map(follow)];
       const listed = options.flatMap((option) => option.enum ?? []);
       const values = (listed.length > 0 ? listed : options.flatMap((option) => option.examples ?? [])).filter((value) => value !== null).map(String);
-      const text = (whole.description ?? '') + (whole.default === undefined ? '' : ` Unless set: ${String(whole.default)}.`);
+      const text = (whole.description ?? '') + (whole.default === undefined ? '' : ` Default: ${String(whole.default)}.`);
       const known = found.get(name);
       if (!known || (!known.text && text)) found.set(name, { name, text: text.trim(), values: [...new Set(values)] });
     }

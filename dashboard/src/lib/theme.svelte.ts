@@ -1,4 +1,4 @@
-// Light or dark: as the system says, unless somebody has chosen here.
+// Light or dark theme: the system's, unless one was chosen.
 export type Theme = 'system' | 'light' | 'dark';
 
 const KEY = 'tollgate-theme';
@@ -6,8 +6,8 @@ const system = matchMedia('(prefers-color-scheme: dark)');
 
 function stored(): Theme {
   try {
-    const said = localStorage.getItem(KEY);
-    return said === 'light' || said === 'dark' ? said : 'system';
+    const choice = localStorage.getItem(KEY);
+    return choice === 'light' || choice === 'dark' ? choice : 'system';
   } catch {
     return 'system';
   }
@@ -26,7 +26,7 @@ export function chooseTheme(choice: Theme): void {
     if (choice === 'system') localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, choice);
   } catch {
-    // A browser that keeps nothing forgets the choice.
+    // Without storage the choice lasts until the page is closed.
   }
   applyTheme();
 }

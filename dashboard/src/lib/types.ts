@@ -1,8 +1,10 @@
-// What the admin API answers, as far as the page reads it.
+// Responses of the admin API, as far as the dashboard reads them.
 export interface Session {
   name: string | null;
   role: 'viewer' | 'operator' | 'admin' | null;
   needs_login: boolean;
+  /** The kind of control-plane database; null without one. */
+  database: string | null;
 }
 
 export interface Override {
@@ -46,6 +48,7 @@ export interface Tick {
   shadow_deny: number;
   fail_open: number;
   delayed: number;
+  unmatched: number;
   p50_us: number | null;
   p99_us: number | null;
   p999_us: number | null;
@@ -79,11 +82,20 @@ export interface NodeState {
   concurrency: { rule: string; in_flight: number }[];
 }
 
+export interface DomainRequests {
+  domain: string;
+  requests: number;
+}
+
 export interface Stats {
   now: string;
   step_ms: number;
   series: Series;
   rules: RuleCount[];
+  /** Requests that no limit applied to, by domain, since startup. */
+  unmatched: DomainRequests[];
+  /** Requests of domains without rules, since startup; the names are sampled. */
+  unknown_domains: { requests: number; domains: DomainRequests[] };
   tiers: { tier: string; histogram: number[] }[];
   node: NodeState;
 }
@@ -91,7 +103,7 @@ export interface Stats {
 export interface Top {
   window_s: number;
   by_rate: { key_masked: string; key_id: string; actionable: boolean; rate: number; share: number }[];
-  /** Who has an API key is actionable, by the id. */
+  /** Callers with an API key are actionable, by the id. */
   by_denials: { key_masked: string; key_id: string; actionable: boolean; domain: string; rule: string; denied: number }[];
   near_limit: {
     key_masked: string;
@@ -105,8 +117,8 @@ export interface Top {
     tier_above: string | null;
   }[];
   shared_address: { prefix: string; keys: number; near_limit: number }[];
-  /** Leased keys with the most traffic at this node; the values are hidden as elsewhere. */
-  hot: { counter: string; values: string[]; per_second: number; state: 'leased' | 'promoted'; in_hand: number }[];
+  /** Leased keys with the most traffic at this node; values are masked. */
+  hot: { counter: string; values: string[]; per_second: number; state: 'leased' | 'promoted'; available: number }[];
 }
 
 export interface ClusterNode {
@@ -114,30 +126,30 @@ export interface ClusterNode {
   region: string | null;
   version: string;
   started_at: string;
-  /** The last change of operators that acts there. */
+  /** The control revision that is active there. */
   revision: number | null;
   rules_revision: string | null;
   rules_rev: number | null;
   control_age_ms: number | null;
-  /** How long the last change took to act there. */
-  lag_ms: number | null;
+  /** How long the last change took to take effect there. */
+  propagation_lag_ms: number | null;
   store: string;
-  /** How many are in which state. */
+  /** Number of breakers by state. */
   breakers: Record<string, number>;
   draining: boolean;
   seen_at: string;
   age_ms: number;
   stale: boolean;
-  own: boolean;
+  is_self: boolean;
 }
 
 export interface Cluster {
   database: string | null;
-  /** Whether there is a database that does not answer. */
-  away: boolean;
-  /** Whether the others are told as they are. */
+  /** Whether a configured database is unavailable. */
+  database_unavailable: boolean;
+  /** Whether the other nodes are current. */
   complete: boolean;
-  /** When they were read. */
+  /** When the other nodes were read. */
   read_at: string | null;
   nodes: ClusterNode[];
 }
@@ -146,9 +158,9 @@ export interface Decision {
   id: string;
   at: string;
   domain: string;
-  /** A list, where one came more than once. */
+  /** A list where an attribute occurs more than once. */
   attributes: Record<string, string | string[]>;
-  front: string;
+  protocol: string;
   verdict: string;
   origin: string;
   rule?: string | null;
@@ -156,14 +168,16 @@ export interface Decision {
   used_before?: number | null;
   remaining?: number | null;
   retry_after_ms?: number | null;
-  /** None, for a limit that came with its call. */
+  /** The rules hash; null for an inline limit. */
   revision: string | null;
-  /** What the caller can be acted on by, if it has an API key. */
+  /** The caller's id, if it has an API key. */
   key_id?: string;
   node: string;
   region?: string | null;
   why: string;
-  explanation?: string[];
+  headline?: string;
+  notes?: string[];
+  cost?: number;
   would_pass_at?: string | null;
 }
 
@@ -187,16 +201,16 @@ export interface RuleChange {
   after?: unknown;
 }
 
-export interface Rehearsal {
+export interface Impact {
   requests: number;
   weight: number;
   newly_denied_share: number;
   newly_allowed_share: number;
-  tenants_affected_share: number;
+  callers_affected_share: number;
   top: { key_masked: string; rule: string; share: number; before_denied: number; after_denied: number }[];
   window_s: number;
   nodes: string[];
-  nodes_silent: string[];
+  nodes_missing: string[];
   nodes_unknown: boolean;
 }
 
@@ -204,7 +218,7 @@ export interface RuleCheck {
   errors: Finding[];
   warnings: Finding[];
   diff: RuleChange[];
-  rehearsal: Rehearsal | null;
+  impact: Impact | null;
 }
 
 export interface RuleRevision {
@@ -222,7 +236,7 @@ export interface RuleRevision {
 export interface RuleList {
   active: { rev: number | null; revision: string; source: 'files' | 'database'; files: (string | RuleFile)[] };
   revisions: RuleRevision[];
-  /** Where the page after this one begins, if there is one. */
+  /** The cursor of the next page, if there is one. */
   next_before?: number | null;
 }
 
@@ -248,7 +262,7 @@ export interface RuleTree {
     domain: string;
     tier_key: string;
     descriptors: { element: string; depth: number; rule: TreeRule | null }[];
-    left_out: number;
+    omitted: number;
   }[];
 }
 
@@ -271,7 +285,7 @@ export interface Usage {
   domain?: string;
   tier: string | null;
   limits: UsageLimit[];
-  /** Rules that would count the caller if its requests said more. */
+  /** Rules that need more attributes. */
   needs?: { rule: string; descriptor: string; attributes: string[] }[];
   grants?: { id: string; rules: string[] | null; units: number; remaining: number; expires_at: string }[];
 }
@@ -293,5 +307,5 @@ export interface Emergency {
 export interface ImportReport {
   imported: number;
   failed: number;
-  errors: { line: number; detail: string; place?: string | null }[];
+  errors: { line: number; detail: string; field?: string | null }[];
 }

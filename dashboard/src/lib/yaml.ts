@@ -1,4 +1,4 @@
-// Colours for YAML, a line at a time: enough to read by, no more.
+// Minimal YAML highlighting, one line at a time.
 export interface Piece {
   kind: 'key' | 'text' | 'comment' | 'mark';
   text: string;
@@ -29,7 +29,7 @@ export function pieces(line: string): Piece[] {
   return found;
 }
 
-/** The key that a line is about. */
+/** The key on a line. */
 export function keyOf(line: string): string | null {
   return /^\s*(?:-\s+)?\{?\s*([A-Za-z_][\w-]*):/.exec(line)?.[1] ?? null;
 }

@@ -12,7 +12,7 @@ use axum::{Router, serve};
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use tollgate_edge::who::{ApiKeySettings, Asked, Who, WhoSettings};
+use tollgate_http::who::{ApiKeySettings, Asked, Who, WhoSettings};
 use tollgate_sdk::{Ask, InProcess, TollgateLayer};
 
 const RULES: &str = "

@@ -13,9 +13,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_core::Timestamp;
-use tollgate_edge::problem::Problem;
 use tollgate_engine::DecisionId;
-use tollgate_observe::{Observe, Ruled, Search};
+use tollgate_http::problem::Problem;
+use tollgate_observe::{DecisionQuery, LoggedVerdict, Telemetry};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -31,14 +31,14 @@ const MAX_KEY: usize = 256;
 /// Asks what observes decisions, of all up to now, beside the threads that decide: those never wait for a reader.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     admin: &AdminState,
-    ask: impl FnOnce(&Observe) -> T + Send + 'static,
+    ask: impl FnOnce(&Telemetry) -> T + Send + 'static,
 ) -> Result<T, Problem> {
     let observe = Arc::clone(admin.observe()?);
     let asked = tokio::task::spawn_blocking(move || {
-        observe.gather();
+        observe.drain_buffers();
         ask(&observe)
     });
-    asked.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Not found out", "try again"))
+    asked.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal error", "try again"))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -53,7 +53,7 @@ struct SearchParameters {
     rule: Option<String>,
     #[serde(default, deserialize_with = "verdict")]
     #[param(value_type = Option<String>)]
-    verdict: Option<Ruled>,
+    verdict: Option<LoggedVerdict>,
     #[serde(default, deserialize_with = "time")]
     #[param(value_type = Option<String>)]
     from: Option<Timestamp>,
@@ -73,7 +73,7 @@ async fn search(
     _: Viewer,
     StrictQuery(of): StrictQuery<SearchParameters>,
 ) -> ApiResult {
-    let search = Search {
+    let search = DecisionQuery {
         id: of.id,
         key: of.key.map(as_kept),
         rule: of.rule,
@@ -85,7 +85,7 @@ async fn search(
     };
     let found = run_blocking(&admin, move |observe| {
         let (found, next) = observe.search(&search);
-        let found: Vec<Value> = found.iter().map(|entry| entry.json(observe.place())).collect();
+        let found: Vec<Value> = found.iter().map(|entry| entry.json(observe.node_info())).collect();
         compact_json(&json!({"decisions": found, "next_cursor": next.map(|next| next.to_string())}))
     });
     Ok(found.await?)
@@ -104,9 +104,11 @@ async fn why(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) -> Api
                       only the latest of them. Another node may have made it";
         Problem::new(StatusCode::NOT_FOUND, "Not found", detail)
     })?;
-    let mut body = found.json(observe.place());
-    let (lines, passes) = found.explanation(observe.place());
+    let mut body = found.json(observe.node_info());
+    let (lines, passes) = found.explanation(observe.node_info());
     body["explanation"] = json!(lines);
+    body["headline"] = json!(found.headline());
+    body["notes"] = json!(found.notes());
     if let Some(passes) = passes {
         body["would_pass_at"] = json!(passes);
     }
@@ -133,8 +135,8 @@ fn decision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<DecisionId>, D:
     parsed(text, DECISION_ID, decision_id).map(Some)
 }
 
-fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Ruled>, D::Error> {
-    parsed(text, "write allow, deny, shadow_deny, delay or degrade", Ruled::named).map(Some)
+fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<LoggedVerdict>, D::Error> {
+    parsed(text, "write allow, deny, shadow_deny, delay or degrade", LoggedVerdict::from_name).map(Some)
 }
 
 fn time<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Timestamp>, D::Error> {

@@ -1,29 +1,35 @@
 //! Emergency measures: list, declare, renew, end.
 
-use super::schemas::IdParameter;
+use super::schemas::{IdParameter, SeenCallerIdParameter};
 use crate::AdminState;
 use crate::auth::{Operator, Viewer};
 use crate::body::{Json, JsonOrDefault};
+use crate::caller_path::CallerPath;
 use crate::error::ApiResult;
 use crate::path::Id;
-use crate::query::{NoParameters, StrictQuery};
+use crate::query::{NoParameters, ReasonParameter, StrictQuery};
 use crate::response::{json_response, no_content};
 use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tollgate_control::{Emergency, EmergencyDraft};
+use tollgate_control::{EmergencyRecord, EmergencySpec, EmergencyTarget, TargetKind};
+use tollgate_http::problem::Problem;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
-    OpenApiRouter::new().routes(routes!(list, declare)).routes(routes!(renew)).routes(routes!(end))
+    OpenApiRouter::new()
+        .routes(routes!(list, declare))
+        .routes(routes!(declare_by_id))
+        .routes(routes!(renew))
+        .routes(routes!(end))
 }
 
 #[derive(Serialize, ToSchema)]
 struct Emergencies {
-    active: Vec<Emergency>,
+    active: Vec<EmergencyRecord>,
 }
 
 /// What acts in an emergency.
@@ -36,15 +42,34 @@ async fn list(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<No
 }
 
 /// Block, tighten or exempt; disable a rule; let all through, or only count.
-#[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency", request_body = EmergencyDraft,
-    responses((status = 201, description = "It acts.", body = Emergency)),
+#[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency", request_body = EmergencySpec,
+    responses((status = 201, description = "It acts.", body = EmergencyRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn declare(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
-    Json(draft): Json<EmergencyDraft>,
+    Json(draft): Json<EmergencySpec>,
 ) -> ApiResult {
-    let declared = admin.control()?.declare_emergency(draft, &(admin.rules)(), &actor).await??;
+    let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;
+    Ok(json_response(StatusCode::CREATED, &declared))
+}
+
+/// Applies a measure to a caller that a list names by its id; `target` must be absent.
+#[utoipa::path(post, path = "/admin/v1/emergency/by-id/{id}", operation_id = "POST_emergency_by-id_id",
+    params(SeenCallerIdParameter), request_body = EmergencySpec,
+    responses((status = 201, description = "The measure is active.", body = EmergencyRecord)),
+    extensions(("x-role" = json!("operator"))))]
+async fn declare_by_id(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    caller: CallerPath,
+    Json(mut draft): Json<EmergencySpec>,
+) -> ApiResult {
+    if draft.target.is_some() {
+        return Err(Problem::bad("the path names the target; leave it out").at("target").into());
+    }
+    draft.target = Some(EmergencyTarget { kind: TargetKind::ApiKey, value: caller.key()?.to_owned() });
+    let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;
     Ok(json_response(StatusCode::CREATED, &declared))
 }
 
@@ -57,7 +82,7 @@ struct Renewal {
 /// Let one act for longer.
 #[utoipa::path(post, path = "/admin/v1/emergency/{id}/renew", operation_id = "POST_emergency_id_renew",
     params(IdParameter), request_body = Option<Renewal>,
-    responses((status = 200, description = "What was asked for.", body = Emergency)),
+    responses((status = 200, description = "What was asked for.", body = EmergencyRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn renew(
     State(admin): State<Arc<AdminState>>,
@@ -70,10 +95,16 @@ async fn renew(
 }
 
 /// End one.
-#[utoipa::path(delete, path = "/admin/v1/emergency/{id}", operation_id = "DELETE_emergency_id", params(IdParameter),
+#[utoipa::path(delete, path = "/admin/v1/emergency/{id}", operation_id = "DELETE_emergency_id",
+    params(IdParameter, ReasonParameter),
     responses((status = 204, description = "Done.")),
     extensions(("x-role" = json!("operator"))))]
-async fn end(State(admin): State<Arc<AdminState>>, Operator(actor): Operator, Id(id): Id) -> ApiResult {
-    admin.control()?.end_emergency(&id, &actor).await?;
+async fn end(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    Id(id): Id,
+    StrictQuery(why): StrictQuery<ReasonParameter>,
+) -> ApiResult {
+    admin.control()?.end_emergency_with_reason(&id, why.get()?, &actor).await?;
     Ok(no_content())
 }

@@ -9,7 +9,7 @@ use axum::response::Response;
 use http::header::ACCEPT;
 use http::{HeaderMap, StatusCode, Uri};
 use std::sync::Arc;
-use tollgate_observe::{Format, Verbosity};
+use tollgate_observe::{ExpositionFormat, Verbosity};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -34,7 +34,7 @@ async fn healthz() -> Response {
         (status = 503, description = "They should not.", body = Readiness)),
     extensions(("x-role" = json!("anybody"))))]
 async fn readyz(State(admin): State<Arc<AdminState>>, uri: Uri) -> Response {
-    let (ready, text) = admin.status.readiness(Verbosity::of_query(uri.query().unwrap_or_default()));
+    let (ready, text) = admin.status.readiness(Verbosity::from_query(uri.query().unwrap_or_default()));
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     typed(status, "application/json", text)
 }
@@ -46,7 +46,7 @@ async fn readyz(State(admin): State<Arc<AdminState>>, uri: Uri) -> Response {
     extensions(("x-role" = json!("viewer"))))]
 async fn metrics(State(admin): State<Arc<AdminState>>, _: Viewer, headers: HeaderMap) -> Response {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let (format, status) = (Format::accepted(accept), Arc::clone(&admin.status));
+    let (format, status) = (ExpositionFormat::accepted(accept), Arc::clone(&admin.status));
     // Beside the threads that decide: where there are many rules, figures take long.
     match tokio::task::spawn_blocking(move || status.metrics_text(format)).await {
         Ok(text) => typed(StatusCode::OK, format.media_type(), text),

@@ -11,7 +11,7 @@ use http::StatusCode;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use utoipa_axum::router::OpenApiRouter;
@@ -95,7 +95,7 @@ async fn put(
         },
     };
     let changed = admin.log.change(wanted);
-    changed.map_err(|(place, detail)| unprocessable("It cannot act", detail).at(place))?;
+    changed.map_err(|(place, detail)| unprocessable("Validation failed", detail).at(place))?;
     let now = admin.log.now();
     tracing::warn!(by = actor.name, level = now.level, modules = ?now.modules, "the log level was changed");
     Ok(json_response(StatusCode::OK, &now))

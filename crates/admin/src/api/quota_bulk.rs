@@ -12,9 +12,9 @@ use http_body_util::BodyExt;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
-use tollgate_control::{ControlError, Import, ImportLine, Imported, KeyHash, Quota};
-use tollgate_edge::body::decode;
-use tollgate_edge::problem::Problem;
+use tollgate_control::{ControlError, Import, ImportLine, ImportReport, KeyHash, Quota};
+use tollgate_http::body::decode;
+use tollgate_http::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -33,19 +33,19 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 /// Many at once, one JSON text a line: a QuotaDraft with an api_key, or a line of an export.
 #[utoipa::path(post, path = "/admin/v1/quotas/import", operation_id = "POST_quotas_import",
     request_body(content((Option<String> = "application/x-ndjson"), (Option<String> = "text/plain"))),
-    responses((status = 200, description = "What was asked for.", body = Imported)),
+    responses((status = 200, description = "What was asked for.", body = ImportReport)),
     extensions(("x-role" = json!("operator"))))]
 async fn import(State(admin): State<Arc<AdminState>>, Operator(actor): Operator, body: Body) -> ApiResult {
     let Some(mut import) = Import::begin(admin.control()?, (admin.rules)(), actor) else {
         body::discard(body).await;
         let detail = "another import is under way here: wait for its end";
-        return Err(Problem::new(StatusCode::CONFLICT, "One at a time", detail).into());
+        return Err(Problem::new(StatusCode::CONFLICT, "Import already running", detail).into());
     };
     let imported = match take_in(&mut import, body).await {
         Ok(()) => import.finish().await.map_err(control_problem),
         Err(problem) => {
             // What is gathered and not yet written is left out, so that it is clear which lines act.
-            let _ = import.break_off().await;
+            let _ = import.abort().await;
             Err(problem)
         }
     };
@@ -98,14 +98,14 @@ async fn one(import: &mut Import, line: u64, sent: &[u8]) -> Result<(), Problem>
     match decode::<ImportLine>(sent) {
         Ok(read) => import.line(line, sent, read).await.map_err(control_problem),
         Err(wrong) => {
-            import.refuse(line, wrong.detail, wrong.place);
+            import.reject_line(line, wrong.detail, wrong.place);
             Ok(())
         }
     }
 }
 
 fn refuse_long(import: &mut Import, line: u64) {
-    import.refuse(line, format!("a line has at most {MAX_LINE} bytes"), None);
+    import.reject_line(line, format!("a line has at most {MAX_LINE} bytes"), None);
 }
 
 fn silent() -> Problem {
@@ -129,7 +129,7 @@ struct Exported<'a> {
     extensions(("x-role" = json!("viewer"))))]
 async fn export(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
     let control = Arc::clone(admin.control()?);
-    let installation = control.installation();
+    let installation = control.installation_id();
     let next = move |after: Option<KeyHash>| {
         let (control, installation) = (Arc::clone(&control), installation.clone());
         async move {

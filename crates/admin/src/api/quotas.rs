@@ -6,7 +6,7 @@ use crate::auth::{Operator, Viewer};
 use crate::body::Json;
 use crate::caller_path::CallerPath;
 use crate::error::ApiResult;
-use crate::query::StrictQuery;
+use crate::query::{ReasonParameter, StrictQuery};
 use crate::response::{json_response, no_content};
 use axum::extract::State;
 use axum::response::Response;
@@ -14,8 +14,8 @@ use http::header::{ETAG, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tollgate_control::{Actor, Cursor, Expected, Page, Quota, QuotaDraft, Wanted};
-use tollgate_edge::problem::Problem;
+use tollgate_control::{Actor, Cursor, Precondition, Quota, QuotaFilter, QuotaPage, QuotaSpec};
+use tollgate_http::problem::Problem;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -41,7 +41,7 @@ struct ListParameters {
 
 /// What is agreed with callers, in pages.
 #[utoipa::path(get, path = "/admin/v1/quotas", operation_id = "GET_quotas", params(ListParameters),
-    responses((status = 200, description = "What was asked for.", body = Page)),
+    responses((status = 200, description = "What was asked for.", body = QuotaPage)),
     extensions(("x-role" = json!("viewer"))))]
 async fn list(
     State(admin): State<Arc<AdminState>>,
@@ -50,7 +50,7 @@ async fn list(
 ) -> ApiResult {
     let wrong = || Problem::bad("write a `next_cursor` of a page before, or leave it out").at("cursor");
     let after = cursor.map(|cursor| Cursor::parse(&cursor).ok_or_else(wrong)).transpose()?;
-    let page = admin.control()?.quotas(&Wanted { tier, prefix, after }).await?;
+    let page = admin.control()?.quotas(&QuotaFilter { tier, prefix, after }).await?;
     Ok(json_response(StatusCode::OK, &page))
 }
 
@@ -80,7 +80,7 @@ async fn read(admin: &AdminState, caller: &CallerPath) -> ApiResult {
 
 /// Agree on something: replaces all that was agreed.
 #[utoipa::path(put, path = "/admin/v1/quotas/{api_key}", operation_id = "PUT_quotas_api_key",
-    params(ApiKeyParameter, Preconditions), request_body = QuotaDraft,
+    params(ApiKeyParameter, Preconditions), request_body = QuotaSpec,
     responses((status = 200, description = "What was asked for.", body = KeyedQuota)),
     extensions(("x-role" = json!("operator"))))]
 async fn put(
@@ -88,14 +88,14 @@ async fn put(
     Operator(actor): Operator,
     caller: CallerPath,
     headers: HeaderMap,
-    Json(draft): Json<QuotaDraft>,
+    Json(draft): Json<QuotaSpec>,
 ) -> ApiResult {
     replace(&admin, &caller, draft, &headers, &actor).await
 }
 
 /// Agree on something, by that id.
 #[utoipa::path(put, path = "/admin/v1/quotas/by-id/{id}", operation_id = "PUT_quotas_by-id_id",
-    params(CallerIdParameter, Preconditions), request_body = QuotaDraft,
+    params(CallerIdParameter, Preconditions), request_body = QuotaSpec,
     responses((status = 200, description = "What was asked for.", body = KeyedQuota)),
     extensions(("x-role" = json!("operator"))))]
 async fn put_by_id(
@@ -103,7 +103,7 @@ async fn put_by_id(
     Operator(actor): Operator,
     caller: CallerPath,
     headers: HeaderMap,
-    Json(draft): Json<QuotaDraft>,
+    Json(draft): Json<QuotaSpec>,
 ) -> ApiResult {
     replace(&admin, &caller, draft, &headers, &actor).await
 }
@@ -111,7 +111,7 @@ async fn put_by_id(
 async fn replace(
     admin: &AdminState,
     caller: &CallerPath,
-    draft: QuotaDraft,
+    draft: QuotaSpec,
     headers: &HeaderMap,
     actor: &Actor,
 ) -> ApiResult {
@@ -122,35 +122,43 @@ async fn replace(
 
 /// The rules act alone again.
 #[utoipa::path(delete, path = "/admin/v1/quotas/{api_key}", operation_id = "DELETE_quotas_api_key",
-    params(ApiKeyParameter, Preconditions),
+    params(ApiKeyParameter, Preconditions, ReasonParameter),
     responses((status = 204, description = "Done.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
+    StrictQuery(why): StrictQuery<ReasonParameter>,
     headers: HeaderMap,
 ) -> ApiResult {
-    remove(&admin, &caller, &headers, &actor).await
+    remove(&admin, &caller, &headers, &why, &actor).await
 }
 
 /// The rules act alone again, by that id.
 #[utoipa::path(delete, path = "/admin/v1/quotas/by-id/{id}", operation_id = "DELETE_quotas_by-id_id",
-    params(CallerIdParameter, Preconditions),
+    params(CallerIdParameter, Preconditions, ReasonParameter),
     responses((status = 204, description = "Done.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete_by_id(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
+    StrictQuery(why): StrictQuery<ReasonParameter>,
     headers: HeaderMap,
 ) -> ApiResult {
-    remove(&admin, &caller, &headers, &actor).await
+    remove(&admin, &caller, &headers, &why, &actor).await
 }
 
-async fn remove(admin: &AdminState, caller: &CallerPath, headers: &HeaderMap, actor: &Actor) -> ApiResult {
-    let expected = expected(headers)?;
-    admin.control()?.delete_quota(caller.caller(), expected, actor).await?;
+async fn remove(
+    admin: &AdminState,
+    caller: &CallerPath,
+    headers: &HeaderMap,
+    why: &ReasonParameter,
+    actor: &Actor,
+) -> ApiResult {
+    let (expected, reason) = (expected(headers)?, why.get()?);
+    admin.control()?.delete_quota_with_reason(caller.caller(), expected, reason, actor).await?;
     Ok(no_content())
 }
 
@@ -174,15 +182,15 @@ fn quota_response(caller: &CallerPath, quota: &Quota) -> Response {
 }
 
 /// What the caller believes is there.
-fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
+fn expected(headers: &HeaderMap) -> Result<Precondition, Problem> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("").trim());
     match (text(IF_MATCH), text(IF_NONE_MATCH)) {
-        (None, None) => Ok(Expected::Anything),
-        (Some("*"), None) => Ok(Expected::Something),
-        (None, Some("*")) => Ok(Expected::Nothing),
+        (None, None) => Ok(Precondition::Any),
+        (Some("*"), None) => Ok(Precondition::Present),
+        (None, Some("*")) => Ok(Precondition::Absent),
         (Some(tag), None) => {
             let revision = tag.strip_prefix("\"r").and_then(|tag| tag.strip_suffix('"'));
-            revision.and_then(|revision| revision.parse().ok()).map(Expected::Revision).ok_or_else(|| {
+            revision.and_then(|revision| revision.parse().ok()).map(Precondition::Revision).ok_or_else(|| {
                 Problem::bad("write one ETag as GET has told it, such as If-Match: \"r12\", or *")
                     .at("If-Match")
             })

@@ -33,7 +33,7 @@ struct TreeDomain {
     tier_key: String,
     descriptors: Vec<TreeDescriptor>,
     /// How many descriptors are not listed.
-    left_out: usize,
+    omitted: usize,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -98,7 +98,7 @@ async fn tree(State(admin): State<Arc<AdminState>>, _: Viewer) -> Response {
             domain: domain.name().to_owned(),
             tier_key: domain.tier_key().to_owned(),
             descriptors: listed.iter().map(descriptor).collect(),
-            left_out: all.len() - listed.len(),
+            omitted: all.len() - listed.len(),
         }
     });
     let tree = RuleTree { revision: rules.revision().to_owned(), domains: domains.collect() };

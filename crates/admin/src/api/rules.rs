@@ -16,14 +16,17 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{
-    Acting, ControlError, Proposal, Publication, PublishedRules, Refusal, Report, RuleFile, RuleRevision,
+    ActiveRules, ControlError, PreviewReport, PublishError, PublishRequest, PublishResult, PublishedRules,
+    RuleFile, RuleRevision,
 };
-use tollgate_edge::problem::{MEDIA_TYPE, Problem};
+use tollgate_http::problem::{MEDIA_TYPE, Problem};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(crate) const ALL: &str = "/admin/v1/rules";
+pub(crate) const PREVIEW: &str = "/admin/v1/rules/preview";
+/// The former path of [`PREVIEW`], for one release.
 pub(crate) const CHECK: &str = "/admin/v1/rules/check";
 /// For publishing and checking: many rules take a while to compile and to rehearse.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -37,6 +40,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
         .routes(routes!(list, publish))
         .routes(routes!(current))
         .routes(routes!(schema))
+        .routes(routes!(preview))
         .routes(routes!(check))
         .routes(routes!(one))
         .routes(routes!(approve))
@@ -58,7 +62,7 @@ fn given_revision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<i64>, D::
 
 #[derive(Serialize, ToSchema)]
 struct RuleRevisions {
-    active: ActiveRules,
+    active: ActiveRuleFiles,
     revisions: Vec<RuleRevision>,
     #[schema(required = true)]
     next_before: Option<i64>,
@@ -66,7 +70,8 @@ struct RuleRevisions {
 
 /// What acts, by the names of its files.
 #[derive(Serialize, ToSchema)]
-struct ActiveRules {
+#[schema(as = ActiveRules)]
+struct ActiveRuleFiles {
     #[schema(required = true)]
     rev: Option<i64>,
     revision: String,
@@ -86,8 +91,8 @@ async fn list(
     let revisions = admin.control()?.rule_revisions(before, PAGE).await?;
     let full = i64::try_from(revisions.len()).is_ok_and(|length| length == PAGE);
     let next_before = revisions.last().map(|last| last.rev).filter(|rev| full && *rev > 1);
-    let acting = admin.desk()?.acting();
-    let active = ActiveRules {
+    let acting = admin.desk()?.active();
+    let active = ActiveRuleFiles {
         rev: acting.rev(),
         revision: acting.rules.revision().to_owned(),
         source: acting.source(),
@@ -96,13 +101,19 @@ async fn list(
     Ok(json_response(StatusCode::OK, &RuleRevisions { active, revisions, next_before }))
 }
 
-/// What acts now, with the text of its files.
+/// The active rules, with the text of their files. Works without a database.
 #[utoipa::path(get, path = "/admin/v1/rules/current", operation_id = "GET_rules_current",
     responses((status = 200, description = "What was asked for.", body = ActingRules)),
     extensions(("x-role" = json!("viewer"))))]
 async fn current(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
-    let acting = admin.desk()?.acting();
-    let Acting { rules, files, published } = &*acting;
+    let Ok(desk) = admin.desk() else {
+        let rules = (admin.rules)();
+        let files: Vec<RuleFile> = rules.sources().iter().map(RuleFile::from).collect();
+        let body = json!({"rev": null, "revision": rules.revision(), "source": "files", "files": files});
+        return Ok(json_response(StatusCode::OK, &body));
+    };
+    let acting = desk.active();
+    let ActiveRules { rules, files, published } = &*acting;
     let mut body = json!({"rev": null, "revision": rules.revision()});
     if let Some(published) = published {
         body = json!(published);
@@ -127,7 +138,7 @@ async fn schema(_: Viewer) -> Response {
     extensions(("x-role" = json!("viewer"))))]
 async fn one(State(admin): State<Arc<AdminState>>, _: Viewer, Rev(rev): Rev) -> ApiResult {
     let found = admin.control()?.rule_revision(rev).await?;
-    let found = found.ok_or(ControlError::Unknown("revision with this number"))?;
+    let found = found.ok_or(ControlError::NotFound("revision with this number"))?;
     Ok(json_response(StatusCode::OK, &found))
 }
 
@@ -138,21 +149,38 @@ struct Candidate {
     files: Vec<RuleFile>,
 }
 
-/// Errors, warnings, differences, and what recent traffic would have met.
+/// Validates rules and previews their impact: errors, warnings, differences, and their effect on recent traffic.
+#[utoipa::path(post, path = "/admin/v1/rules/preview", operation_id = "POST_rules_preview",
+    request_body = Candidate,
+    responses((status = 200, description = "The report.", body = PreviewReport)),
+    extensions(("x-role" = json!("viewer"))))]
+async fn preview(
+    State(admin): State<Arc<AdminState>>,
+    _: Viewer,
+    Json(sent): Json<Candidate, MAX_FILES>,
+) -> ApiResult {
+    report_on(&admin, sent).await
+}
+
+/// The former path of `POST /admin/v1/rules/preview`, supported for one release.
 #[utoipa::path(post, path = "/admin/v1/rules/check", operation_id = "POST_rules_check", request_body = Candidate,
-    responses((status = 200, description = "What was asked for.", body = Report)),
+    responses((status = 200, description = "The report.", body = PreviewReport)),
     extensions(("x-role" = json!("viewer"))))]
 async fn check(
     State(admin): State<Arc<AdminState>>,
     _: Viewer,
     Json(sent): Json<Candidate, MAX_FILES>,
 ) -> ApiResult {
-    let report = admin.desk()?.check(sent.files).await;
+    report_on(&admin, sent).await
+}
+
+async fn report_on(admin: &AdminState, sent: Candidate) -> ApiResult {
+    let report = admin.desk()?.preview_files(sent.files).await;
     Ok(report.map_or_else(refused, |report| json_response(StatusCode::OK, &report)))
 }
 
 /// Publish rules.
-#[utoipa::path(post, path = "/admin/v1/rules", operation_id = "POST_rules", request_body = Proposal,
+#[utoipa::path(post, path = "/admin/v1/rules", operation_id = "POST_rules", request_body = PublishRequest,
     responses((status = 200, description = "They act already.", body = PublishedRevision),
         (status = 201, description = "They act.", body = PublishedRevision),
         (status = 202, description = "Somebody else must approve of them.", body = PublishedRevision)),
@@ -160,16 +188,16 @@ async fn check(
 async fn publish(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
-    Json(sent): Json<Proposal, MAX_FILES>,
+    Json(sent): Json<PublishRequest, MAX_FILES>,
 ) -> ApiResult {
     // On its own: who hangs up in the middle must not leave a revision that is written and does not act here.
     let desk = Arc::clone(admin.desk()?);
     let publishing = tokio::spawn(async move { desk.publish(sent, &actor).await });
     let (status, rev, report) = match finished(publishing.await)? {
         Err(refusal) => return Ok(refused(refusal)),
-        Ok(Publication::Acts(rev, report)) => (StatusCode::CREATED, rev, report),
-        Ok(Publication::Waits(rev, report)) => (StatusCode::ACCEPTED, rev, report),
-        Ok(Publication::Same(rev, report)) => (StatusCode::OK, rev, report),
+        Ok(PublishResult::Active(rev, report)) => (StatusCode::CREATED, rev, report),
+        Ok(PublishResult::PendingApproval(rev, report)) => (StatusCode::ACCEPTED, rev, report),
+        Ok(PublishResult::Unchanged(rev, report)) => (StatusCode::OK, rev, report),
     };
     revision(admin.control()?, status, rev, Some(&report)).await
 }
@@ -187,10 +215,10 @@ async fn approve(
     let desk = Arc::clone(admin.desk()?);
     let approving = tokio::spawn(async move { desk.approve(rev, &actor).await });
     match finished(approving.await)? {
-        Err(ControlError::OwnWork) => return Err(own_work().into()),
-        Err(ControlError::Changed) => {
+        Err(ControlError::SelfApproval) => return Err(own_work().into()),
+        Err(ControlError::Conflict) => {
             let detail = "something else acts by now than when it was published: publish it again";
-            return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "Changed meanwhile", detail).into());
+            return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "Precondition failed", detail).into());
         }
         other => other?,
     }
@@ -225,10 +253,10 @@ async fn roll_back(
 
 /// A revision as it is told after something was done to it, without its text.
 async fn revision(
-    control: &tollgate_control::Control,
+    control: &tollgate_control::ControlPlane,
     status: StatusCode,
     rev: i64,
-    report: Option<&Report>,
+    report: Option<&PreviewReport>,
 ) -> ApiResult {
     let found: Option<RuleRevision> = control.rule_revisions(Some(rev + 1), 1).await?.into_iter().next();
     let mut body = json!(found);
@@ -241,47 +269,47 @@ async fn revision(
 }
 
 fn finished<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, ControlError> {
-    done.map_err(|error| ControlError::Broken(error.to_string()))
+    done.map_err(|error| ControlError::Corrupt(error.to_string()))
 }
 
 fn own_work() -> Problem {
     let detail = "whoever published it cannot approve of it. Another person must, with a token of their own: `tollgate \
                   token create --name THEIR-NAME --role operator`. Before the first token is made there is only one \
                   identity, `loopback`";
-    Problem::new(StatusCode::FORBIDDEN, "Needs another person", detail)
+    Problem::new(StatusCode::FORBIDDEN, "Self-approval not allowed", detail)
 }
 
 /// What speaks against it, as problem+json with more to read.
-fn refused(refusal: Refusal) -> Response {
+fn refused(refusal: PublishError) -> Response {
     let (status, title, detail, more) = match refusal {
-        Refusal::Control(error) => return ApiError::from(error).into_response(),
-        Refusal::Malformed(place, why) => {
+        PublishError::Control(error) => return ApiError::from(error).into_response(),
+        PublishError::Malformed(place, why) => {
             return ApiError(Problem::bad(why).at(place)).into_response();
         }
-        Refusal::Wrong(report) => {
+        PublishError::Invalid(report) => {
             let first = report.errors.first();
             let place = first.map(|first| format!("{}:{}:{}", first.file, first.line, first.column));
             let detail = first.map(|first| first.message.clone()).unwrap_or_default();
-            let more = json!({"place": place, "errors": report.errors});
-            (StatusCode::UNPROCESSABLE_ENTITY, "The rules cannot act", detail, more)
+            let more = json!({"field": place, "errors": report.errors});
+            (StatusCode::UNPROCESSABLE_ENTITY, "Invalid rules", detail, more)
         }
-        Refusal::NeedsConfirm(report) => {
+        PublishError::NeedsConfirm(report) => {
             let share =
                 report.rehearsal.as_ref().map_or(0.0, |rehearsal| rehearsal.newly_denied_share) * 100.0;
             let detail = format!(
                 "{share:.1}% of the last requests would be newly denied; if that is meant, send it again with \
                  `confirm: true`"
             );
-            (StatusCode::CONFLICT, "It would deny much", detail, json!(report))
+            (StatusCode::CONFLICT, "Confirmation required", detail, json!(report))
         }
-        Refusal::FromFiles => {
+        PublishError::FromFiles => {
             let detail = "this node takes its rules from files (--rules-from files): change those".to_owned();
             (StatusCode::CONFLICT, "Rules come from files", detail, Value::Null)
         }
-        Refusal::Changed(acting) => {
+        PublishError::Conflict(acting) => {
             let acts = acting.map_or("the rule files act".to_owned(), |rev| format!("revision {rev} acts"));
             let detail = format!("{acts} by now: look at it, and publish again");
-            (StatusCode::PRECONDITION_FAILED, "Changed meanwhile", detail, json!({"active_rev": acting}))
+            (StatusCode::PRECONDITION_FAILED, "Precondition failed", detail, json!({"active_rev": acting}))
         }
     };
     let mut body =

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tollgate_control::{Report, RuleFile, RuleRevision, RuleStatus};
+use tollgate_control::{PreviewReport, RevisionStatus, RuleFile, RuleRevision};
 use utoipa::{IntoParams, ToSchema};
 
 /// A problem (RFC 9457).
@@ -17,7 +17,7 @@ pub(crate) struct Problem {
     detail: String,
     /// The field that is wrong.
     #[schema(required = false)]
-    place: String,
+    field: String,
 }
 
 #[derive(ToSchema)]
@@ -103,7 +103,7 @@ pub(crate) struct PublishedRevision {
     #[serde(flatten)]
     revision: RuleRevision,
     #[serde(flatten)]
-    report: Report,
+    report: PreviewReport,
 }
 
 /// The rules that act now; what is known of their revision, if they were published.
@@ -121,7 +121,7 @@ pub(crate) struct ActingRules {
     #[schema(required = false)]
     created_at: String,
     #[schema(required = false)]
-    status: RuleStatus,
+    status: RevisionStatus,
     base_rev: Option<i64>,
     #[schema(required = false)]
     active_since_ms: i64,
@@ -138,7 +138,7 @@ pub(crate) struct Nodes {
     database: Option<String>,
     /// Whether there is a database that does not answer: then this node is told as it is, and the others as they were last
     /// read.
-    away: bool,
+    database_unavailable: bool,
     /// Whether the other nodes are told as they are: false without a database, and while it does not answer.
     complete: bool,
     /// When the other nodes were read from the database; null, if never.
@@ -164,7 +164,7 @@ struct Node {
     /// For how long it has not been sure to know every change.
     control_age_ms: Option<i64>,
     /// How long the last change took to act there.
-    lag_ms: Option<i64>,
+    propagation_lag_ms: Option<i64>,
     #[schema(required = false)]
     store: String,
     #[schema(required = false)]
@@ -175,7 +175,7 @@ struct Node {
     age_ms: i64,
     stale: bool,
     /// Whether it is the node that was asked.
-    own: bool,
+    is_self: bool,
 }
 
 #[derive(ToSchema)]
@@ -192,7 +192,7 @@ struct Decision {
     domain: String,
     /// What the request said, secrets hidden. An attribute that came more than once has a list of its values, in order.
     attributes: BTreeMap<String, AttributeValues>,
-    front: String,
+    protocol: String,
     verdict: DecisionVerdict,
     origin: String,
     cost: u64,
@@ -254,6 +254,10 @@ pub(crate) struct ExplainedDecision {
     #[serde(flatten)]
     decision: Decision,
     explanation: Vec<String>,
+    /// The verdict and its cause, without the numbers that other fields have.
+    headline: String,
+    /// What neither the headline nor another field says.
+    notes: Vec<String>,
     /// For denials, where it is known: not while the store is away.
     #[schema(required = false)]
     would_pass_at: String,
@@ -265,8 +269,25 @@ pub(crate) struct Stats {
     step_ms: u64,
     series: StatsSeries,
     rules: Vec<RuleStats>,
+    /// Requests that no limit applied to, by domain, since startup.
+    unmatched: Vec<DomainRequests>,
+    unknown_domains: UnknownDomains,
     tiers: Vec<TierStats>,
     node: NodeStats,
+}
+
+#[derive(ToSchema)]
+struct DomainRequests {
+    domain: String,
+    requests: u64,
+}
+
+/// Requests of domains that no rule file names, since startup.
+#[derive(ToSchema)]
+struct UnknownDomains {
+    requests: u64,
+    /// The first 20 of these domains, with their requests as the samples estimate them.
+    domains: Vec<DomainRequests>,
 }
 
 #[derive(ToSchema)]
@@ -278,6 +299,8 @@ struct StatsSeries {
     shadow_deny: Vec<Option<f64>>,
     fail_open: Vec<Option<f64>>,
     delayed: Vec<Option<f64>>,
+    /// Requests that no limit applied to.
+    unmatched: Vec<Option<f64>>,
     p50_us: Vec<Option<f64>>,
     p99_us: Vec<Option<f64>>,
     p999_us: Vec<Option<f64>>,
@@ -390,7 +413,7 @@ struct HotKey {
     /// Leased because its rule says so, or because it is hot.
     state: LeaseState,
     /// Units that this node may still spend by itself.
-    in_hand: i64,
+    available: i64,
 }
 
 #[derive(ToSchema)]

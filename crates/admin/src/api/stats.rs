@@ -29,10 +29,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
-use tollgate_control::NodeSeen;
+use tollgate_control::NodeRecord;
 use tollgate_core::Span;
-use tollgate_edge::problem::Problem;
-use tollgate_observe::{Event, Observe, rfc3339};
+use tollgate_http::problem::Problem;
+use tollgate_observe::{Event, Telemetry, rfc3339};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -58,7 +58,7 @@ const DATABASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the database told last of the nodes, if it answered.
 #[derive(Default)]
-pub struct NodeCache(Coalesced<Option<Vec<NodeSeen>>>);
+pub struct NodeCache(Coalesced<Option<Vec<NodeRecord>>>);
 
 /// How many listen, by place.
 static LISTENING: LazyLock<Mutex<HashMap<IpAddr, usize>>> = LazyLock::new(Mutex::default);
@@ -82,7 +82,7 @@ async fn stats(
 ) -> ApiResult {
     let seconds = seconds.map_or(300, |seconds| usize::try_from(seconds.0).unwrap_or(usize::MAX));
     let status = Arc::clone(&admin.status);
-    let all = move |observe: &Observe| {
+    let all = move |observe: &Telemetry| {
         let mut stats = observe.stats(seconds);
         if let (Some(node), Value::Object(more)) = (stats["node"].as_object_mut(), status.node()) {
             node.extend(more);
@@ -98,7 +98,7 @@ async fn stats(
     extensions(("x-role" = json!("viewer"))))]
 async fn top(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
     let (rules, status) = ((admin.rules)(), Arc::clone(&admin.status));
-    let all = move |observe: &Observe| {
+    let all = move |observe: &Telemetry| {
         let (mut top, mut hot) = (observe.top_talkers(&rules), status.hot());
         top["hot"] = hot["hot"].take();
         top["hot_from_per_second"] = hot["threshold_per_second"].take();
@@ -116,7 +116,7 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
     let control = admin.control.as_ref();
     let read = async {
         // That the database is away is told by whoever follows it; nobody need wait for it to see that.
-        let control = control.filter(|control| !control.is_away())?;
+        let control = control.filter(|control| !control.is_unavailable())?;
         match tokio::time::timeout(DATABASE_TIMEOUT, control.nodes()).await {
             Ok(Ok(nodes)) => Some(nodes),
             Ok(Err(error)) => {
@@ -131,7 +131,7 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
     };
     let (at, read) = admin.nodes.0.get(|| observe.now(), read).await;
     let now = observe.now();
-    let last = control.filter(|_| read.is_none()).and_then(|control| control.nodes_last_read());
+    let last = control.filter(|_| read.is_none()).and_then(|control| control.cached_nodes());
     let (since, rows) = match (&*read, &last) {
         (Some(rows), _) => (i64::try_from(now.since(at).ceil_millis()).unwrap_or(i64::MAX), &rows[..]),
         (None, Some((age, rows))) => (*age, &rows[..]),
@@ -142,21 +142,25 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
         node["seen_at"] = json!(ago(age));
         node["age_ms"] = json!(age);
         node["stale"] = json!(stale);
-        node["own"] = json!(own);
+        node["is_self"] = json!(own);
+        // Heartbeats of all versions say `lag_ms`.
+        if let Some(lag) = node.as_object_mut().and_then(|node| node.remove("lag_ms")) {
+            node["propagation_lag_ms"] = lag;
+        }
         node
     };
     // What this one is at now, not when it last told.
     let mut nodes = vec![seen(admin.status.presence(), 0, false, true)];
     // Who was there when the database went away is not silent because nobody can hear it.
-    nodes.extend(rows.iter().filter(|node| !node.own).map(|node| {
-        seen(Value::Object(node.told.clone()), node.age_millis.saturating_add(since), node.stale, false)
+    nodes.extend(rows.iter().filter(|node| !node.is_self).map(|node| {
+        seen(Value::Object(node.report.clone()), node.age_millis.saturating_add(since), node.stale, false)
     }));
     nodes.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
     let database = control.map(|control| control.kind());
     let read_at = (read.is_some() || last.is_some()).then(|| ago(since));
     Ok(compact_json(&json!({
         "database": database,
-        "away": control.is_some() && read.is_none(),
+        "database_unavailable": control.is_some() && read.is_none(),
         "complete": read.is_some(),
         "read_at": read_at,
         "nodes": nodes,
@@ -206,7 +210,7 @@ impl Drop for EventSubscriber {
 }
 
 fn busy(detail: &str) -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many listen", detail)
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many event streams", detail)
 }
 
 /// What is told of an event, if it is not the end. Whoever was too slow has missed some: figures come again, but that something
@@ -227,8 +231,8 @@ fn said(heard: Result<Event, RecvError>) -> Option<Bytes> {
     responses((status = 200, description = "Events.", body = String, content_type = "text/event-stream")),
     extensions(("x-role" = json!("viewer"))))]
 async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) -> ApiResult {
-    let events = admin.observe()?.listen().ok_or_else(|| {
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Ending", "this process is about to end")
+    let events = admin.observe()?.subscribe().ok_or_else(|| {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Shutting down", "this process is about to end")
     })?;
     let listener = EventSubscriber::new(auth::peer(&head), events)?;
     let head = Arc::new(head);

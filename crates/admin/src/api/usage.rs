@@ -20,10 +20,10 @@ use serde_json::json;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use tollgate_control::{Actor, GrantDraft, QuotaGrant, rfc3339};
+use tollgate_control::{Actor, GrantRecord, GrantSpec, rfc3339};
 use tollgate_core::CounterStore;
-use tollgate_edge::problem::Problem;
 use tollgate_engine::{Left, Limiter, Needs, Usage, UsageError, Used, Window};
+use tollgate_http::problem::Problem;
 use tollgate_rules::{Role as LimitRole, TENANT_KEY};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -182,42 +182,42 @@ async fn forget(
     let before = admin.usage.usage(&of).await.map_err(unread)?;
     let noted = json!({"limits": before.limits.iter().map(used_limit).collect::<Vec<_>>()}).to_string();
     let key = caller.key()?;
-    admin.control()?.note_reset(key, of.rule.as_deref(), &sent.reason, noted, actor).await??;
+    admin.control()?.audit_reset(key, of.rule.as_deref(), &sent.reason, noted, actor).await??;
     let usage = admin.usage.reset(&of).await.map_err(unread)?;
     Ok(usage_response(&caller, &usage))
 }
 
 /// Extra quota, once.
 #[utoipa::path(post, path = "/admin/v1/usage/{api_key}/grant", operation_id = "POST_usage_api_key_grant",
-    params(ApiKeyParameter), request_body = GrantDraft,
-    responses((status = 201, description = "What was asked for.", body = QuotaGrant)),
+    params(ApiKeyParameter), request_body = GrantSpec,
+    responses((status = 201, description = "What was asked for.", body = GrantRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn grant(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
     _: StrictQuery<NoParameters>,
-    Json(draft): Json<GrantDraft>,
+    Json(draft): Json<GrantSpec>,
 ) -> ApiResult {
     add(&admin, &caller, draft, &actor).await
 }
 
 /// The same for a caller whom a list tells, by its id.
 #[utoipa::path(post, path = "/admin/v1/usage/by-id/{id}/grant", operation_id = "POST_usage_api_key_grant_by_id",
-    params(CallerIdParameter), request_body = GrantDraft,
-    responses((status = 201, description = "What was asked for.", body = QuotaGrant)),
+    params(CallerIdParameter), request_body = GrantSpec,
+    responses((status = 201, description = "What was asked for.", body = GrantRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn grant_by_id(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
     _: StrictQuery<NoParameters>,
-    Json(draft): Json<GrantDraft>,
+    Json(draft): Json<GrantSpec>,
 ) -> ApiResult {
     add(&admin, &caller, draft, &actor).await
 }
 
-async fn add(admin: &AdminState, caller: &CallerPath, draft: GrantDraft, actor: &Actor) -> ApiResult {
+async fn add(admin: &AdminState, caller: &CallerPath, draft: GrantSpec, actor: &Actor) -> ApiResult {
     let granted = admin.control()?.grant(caller.caller(), draft, &(admin.rules)(), actor).await??;
     Ok(json_response(StatusCode::CREATED, &granted))
 }
@@ -264,7 +264,7 @@ fn unread(error: UsageError) -> Problem {
         error => {
             tracing::warn!(%error, "counters could not be read for an operator");
             let detail = "the store of the counters does not answer. Try again";
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Store away", detail)
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Store unavailable", detail)
         }
     }
 }

@@ -21,8 +21,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tls::ClientPeer;
-use tollgate_control::{Actor, Claim, Identity, Role};
-use tollgate_edge::problem::Problem;
+use tollgate_control::{Actor, Principal, Role, TokenCheck};
+use tollgate_http::problem::Problem;
 
 /// Whether a token is always needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub(crate) fn peer(parts: &Parts) -> IpAddr {
 }
 
 /// Who sends a request that needs a role. Its connection is not evicted while it is answered.
-async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Identity, Problem> {
+async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Principal, Problem> {
     let who = match needed {
         Role::Viewer => authorize_viewer(admin, head).await?,
         Role::Operator | Role::Admin => identify(admin, head).await?,
@@ -100,11 +100,11 @@ async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Ide
 }
 
 fn refused(detail: &str) -> Problem {
-    Problem::new(StatusCode::UNAUTHORIZED, "Who are you?", detail)
+    Problem::new(StatusCode::UNAUTHORIZED, "Unauthorized", detail)
 }
 
 /// Who has this token. Whoever sends wrong ones is slowed down, by where they come from; a right one never waits for them.
-async fn authenticate_token(admin: &AdminState, head: &Parts, token: &str) -> Result<Identity, Problem> {
+async fn authenticate_token(admin: &AdminState, head: &Parts, token: &str) -> Result<Principal, Problem> {
     let control = admin.control()?;
     let peer = peer(head);
     let attempt = || {
@@ -113,29 +113,29 @@ async fn authenticate_token(admin: &AdminState, head: &Parts, token: &str) -> Re
             Problem::new(StatusCode::TOO_MANY_REQUESTS, "Too many wrong tokens", detail)
         })
     };
-    let failed = match control.claim(token).await.map_err(control_problem)? {
-        Claim::Over => return Err(refused("the token has expired or is revoked")),
-        Claim::Right(claimed) => {
-            let found = control.prove(claimed).await.map_err(control_problem)?;
+    let failed = match control.precheck_token(token).await.map_err(control_problem)? {
+        TokenCheck::Expired => return Err(refused("the token has expired or is revoked")),
+        TokenCheck::Valid(claimed) => {
+            let found = control.verify_token(claimed).await.map_err(control_problem)?;
             return found.ok_or_else(|| refused("the token is wrong"));
         }
-        Claim::Unclear(claimed) => {
+        TokenCheck::Unverified(claimed) => {
             let attempt = attempt()?;
-            if let Some(who) = control.prove(claimed).await.map_err(control_problem)? {
+            if let Some(who) = control.verify_token(claimed).await.map_err(control_problem)? {
                 return Ok(who);
             }
             attempt
         }
-        Claim::Wrong => attempt()?,
+        TokenCheck::Invalid => attempt()?,
     };
     failed.failed().await;
     Err(refused("the token is wrong, has expired or is revoked"))
 }
 
 /// Who a certificate stands for, if one was shown.
-fn certified(admin: &AdminState, head: &Parts) -> Option<Result<Identity, Problem>> {
+fn certified(admin: &AdminState, head: &Parts) -> Option<Result<Principal, Problem>> {
     let names = &head.extensions.get::<ClientPeer>()?.names;
-    let role = |name: &String| Some(Identity { name: name.clone(), role: *admin.roles.get(name)? });
+    let role = |name: &String| Some(Principal { name: name.clone(), role: *admin.roles.get(name)? });
     let found = names.iter().find_map(role).ok_or_else(|| {
         let shown: String = names.join(", ").chars().take(200).collect();
         let detail = format!("`admin_roles` gives no role to any name of the certificate: {shown}");
@@ -147,7 +147,7 @@ fn certified(admin: &AdminState, head: &Parts) -> Option<Result<Identity, Proble
 /// What a request shows of who sends it.
 enum Credentials<'h> {
     Token(&'h str),
-    Certificate(Result<Identity, Problem>),
+    Certificate(Result<Principal, Problem>),
     /// Of a browser that has logged in: the id of its token.
     Session(String),
     /// Nothing, on an address where that may be enough.
@@ -175,12 +175,12 @@ fn credentials<'h>(admin: &AdminState, head: &'h Parts) -> Result<Credentials<'h
 }
 
 /// Who asks, and what the database says that they may do.
-async fn identify(admin: &AdminState, head: &Parts) -> Result<Identity, Problem> {
+async fn identify(admin: &AdminState, head: &Parts) -> Result<Principal, Problem> {
     match credentials(admin, head)? {
         Credentials::Token(token) => return authenticate_token(admin, head, token).await,
         Credentials::Certificate(found) => return found,
         Credentials::Session(token) => {
-            let found = admin.control()?.holder(&token).await.map_err(control_problem)?;
+            let found = admin.control()?.principal(&token).await.map_err(control_problem)?;
             return found
                 .ok_or_else(|| refused("the token of this session has expired or is revoked; log in again"));
         }
@@ -198,14 +198,14 @@ async fn identify(admin: &AdminState, head: &Parts) -> Result<Identity, Problem>
     Err(refused("send `Authorization: Bearer TOKEN`; make a token with `tollgate token create`"))
 }
 
-fn loopback(role: Role) -> Identity {
-    Identity { name: "loopback".to_owned(), role }
+fn loopback(role: Role) -> Principal {
+    Principal { name: "loopback".to_owned(), role }
 }
 
 /// Who wants to look, and no more. While the database is away, whoever it let in lately may go on looking: that is when there
 /// is most to see.
-pub(crate) async fn authorize_viewer(admin: &AdminState, head: &Parts) -> Result<Identity, Problem> {
-    if admin.control.as_ref().is_some_and(|control| control.is_away())
+pub(crate) async fn authorize_viewer(admin: &AdminState, head: &Parts) -> Result<Principal, Problem> {
+    if admin.control.as_ref().is_some_and(|control| control.is_unavailable())
         && let Some(known) = lately(admin, head)
     {
         return Ok(known);
@@ -224,12 +224,12 @@ pub(crate) async fn may_still_view(admin: &AdminState, head: &Parts, timeout: Du
     }
 }
 
-fn lately(admin: &AdminState, head: &Parts) -> Option<Identity> {
+fn lately(admin: &AdminState, head: &Parts) -> Option<Principal> {
     let control = admin.control.as_ref()?;
     match credentials(admin, head).ok()? {
-        Credentials::Token(token) => control.identified_lately(token),
-        Credentials::Session(token) => control.holder_lately(&token),
-        Credentials::Loopback => control.had_no_tokens_lately().then(|| loopback(Role::Viewer)),
+        Credentials::Token(token) => control.cached_principal(token),
+        Credentials::Session(token) => control.cached_principal_by_id(&token),
+        Credentials::Loopback => control.cached_no_tokens().then(|| loopback(Role::Viewer)),
         Credentials::Certificate(_) | Credentials::Nothing => None,
     }
 }
@@ -254,7 +254,7 @@ pub(crate) fn reject_cross_site(head: &Parts) -> Result<(), Problem> {
         text(ORIGIN.as_str()).filter(|origin| origin.split_once("://").is_none_or(|(_, from)| from != host));
     if elsewhere || origin.is_some() {
         let detail = "this was sent by a page of another site";
-        return Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail));
+        return Err(Problem::new(StatusCode::FORBIDDEN, "Cross-site request", detail));
     }
     Ok(())
 }
@@ -266,5 +266,5 @@ fn proven_same_origin(head: &Parts) -> Result<(), Problem> {
         return Ok(());
     }
     let detail = "a change by a session's cookie needs the header `Origin`; programs send `Authorization: Bearer TOKEN`";
-    Err(Problem::new(StatusCode::FORBIDDEN, "Another site", detail))
+    Err(Problem::new(StatusCode::FORBIDDEN, "Cross-site request", detail))
 }

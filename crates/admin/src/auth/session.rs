@@ -15,7 +15,7 @@ use http::request::Parts;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tollgate_control::Role;
-use tollgate_edge::problem::Problem;
+use tollgate_http::problem::Problem;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -33,6 +33,9 @@ struct Session {
     #[schema(required = true)]
     role: Option<Role>,
     needs_login: bool,
+    /// The kind of control-plane database; null without one, where the API is read-only, and before login.
+    #[schema(required = true)]
+    database: Option<&'static str>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -46,10 +49,11 @@ struct LogIn {
     responses((status = 200, description = "What was asked for.", body = Session)),
     extensions(("x-role" = json!("anybody"))))]
 async fn who(State(admin): State<Arc<AdminState>>, head: Parts) -> ApiResult {
+    let database = admin.control.as_ref().map(|control| control.kind());
     let session = match authorize_viewer(&admin, &head).await {
-        Ok(who) => Session { name: Some(who.name), role: Some(who.role), needs_login: false },
+        Ok(who) => Session { name: Some(who.name), role: Some(who.role), needs_login: false, database },
         Err(refused) if refused.status == StatusCode::UNAUTHORIZED => {
-            Session { name: None, role: None, needs_login: true }
+            Session { name: None, role: None, needs_login: true, database: None }
         }
         Err(other) => return Err(other.into()),
     };

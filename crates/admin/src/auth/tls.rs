@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
-use tollgate_edge::tls::{Seen, ServerCertificate, authorities, provider};
+use tollgate_http::tls::{Seen, ServerCertificate, authorities, provider};
 
 const GLANCE: Duration = Duration::from_secs(1);
 

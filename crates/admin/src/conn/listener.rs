@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tollgate_edge::server::Drain;
-use tollgate_edge::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
+use tollgate_http::server::Drain;
+use tollgate_http::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
 use tower_service::Service;
 
 /// The time that a head may take, the wait for the next request included.

@@ -12,13 +12,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use tollgate_control::Role;
 use tollgate_engine::UsageError;
-use tollgate_observe::{Page, Status};
+use tollgate_http::problem::NO_SUCH_PATH;
+use tollgate_observe::{MetricsWriter, ProcessStatus};
 use tollgate_rules::{Options, Ruleset};
 use tower::ServiceExt;
 
 struct Process;
 
-impl Status for Process {
+impl ProcessStatus for Process {
     fn is_ready(&self) -> bool {
         true
     }
@@ -27,7 +28,7 @@ impl Status for Process {
         json!({})
     }
 
-    fn metrics(&self, _: &mut Page) {}
+    fn metrics(&self, _: &mut MetricsWriter) {}
 }
 
 impl LogLevels for Process {
@@ -159,7 +160,8 @@ async fn an_unknown_path_is_a_problem() {
         assert_eq!(answer.headers()["cache-control"], "no-store");
         assert_eq!(answer.headers()["x-content-type-options"], "nosniff");
         let detail = format!("there is nothing at `{path}`; try GET /admin/v1/quotas");
-        assert_eq!(json_of(answer).await["detail"], detail);
+        let body = json_of(answer).await;
+        assert_eq!((&body["detail"], &body["type"]), (&json!(detail), &json!(NO_SUCH_PATH)));
     }
 }
 
@@ -175,7 +177,7 @@ async fn an_empty_name_is_named() {
     ] {
         let answer = call(method, path, Some("admin")).await;
         assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{path}");
-        assert_eq!(json_of(answer).await["place"], place, "{path}");
+        assert_eq!(json_of(answer).await["field"], place, "{path}");
     }
     let put = call("PUT", "/admin/v1/usage/", Some("admin")).await;
     assert_eq!(put.headers()[ALLOW], "GET");

@@ -5,7 +5,7 @@ use ring::hmac;
 use std::fmt;
 
 /// The longest API key, in bytes.
-pub(crate) const LONGEST: usize = 512;
+pub(crate) const MAX_KEY_BYTES: usize = 512;
 
 /// What stands for an API key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -14,13 +14,13 @@ pub struct KeyHash(pub(crate) [u8; 32]);
 impl KeyHash {
     /// The word that memory finds it by.
     #[must_use]
-    pub(crate) fn word(&self) -> u64 {
+    pub(crate) fn table_hash(&self) -> u64 {
         u64::from_le_bytes(self.0[..8].try_into().unwrap_or_default())
     }
 
     /// As many bits as a number has, in the order in which [`fmt::Display`] writes them.
     #[must_use]
-    pub fn first_word(&self) -> u64 {
+    pub fn short_id(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().unwrap_or_default())
     }
 
@@ -63,26 +63,26 @@ impl fmt::Debug for KeyHash {
 
 /// Who is meant: by the key, or by what stands for it, which is all that lists tell.
 #[derive(Clone, Copy, Debug)]
-pub enum Caller<'a> {
+pub enum CallerRef<'a> {
     /// Who has this key.
     Key(&'a str),
     /// With whom something is agreed under this id.
     Id(KeyHash),
 }
 
-impl<'a> From<&'a str> for Caller<'a> {
+impl<'a> From<&'a str> for CallerRef<'a> {
     fn from(key: &'a str) -> Self {
         Self::Key(key)
     }
 }
 
-impl<'a> From<&'a String> for Caller<'a> {
+impl<'a> From<&'a String> for CallerRef<'a> {
     fn from(key: &'a String) -> Self {
         Self::Key(key)
     }
 }
 
-impl From<KeyHash> for Caller<'_> {
+impl From<KeyHash> for CallerRef<'_> {
     fn from(id: KeyHash) -> Self {
         Self::Id(id)
     }
@@ -104,23 +104,23 @@ impl KeyHasher {
         KeyHash(tag.as_ref().try_into().unwrap_or_default())
     }
 
-    pub(crate) fn of(&self, caller: Caller<'_>) -> KeyHash {
+    pub(crate) fn hash_caller(&self, caller: CallerRef<'_>) -> KeyHash {
         match caller {
-            Caller::Key(key) => self.hash(key),
-            Caller::Id(id) => id,
+            CallerRef::Key(key) => self.hash(key),
+            CallerRef::Id(id) => id,
         }
     }
 
     /// A number that all nodes of an installation have in common, and nobody else knows.
     pub(crate) fn seed(&self) -> u64 {
-        let tag = hmac::sign(&self.0, &[b'#'; LONGEST + 1]);
+        let tag = hmac::sign(&self.0, &[b'#'; MAX_KEY_BYTES + 1]);
         u64::from_le_bytes(tag.as_ref()[..8].try_into().unwrap_or_default())
     }
 
     /// What a token's secret is told from wrong ones by. It is no key's hash: what is signed is longer than any key.
-    pub(crate) fn token(&self, id: &str, secret: &str) -> [u8; 32] {
+    pub(crate) fn token_digest(&self, id: &str, secret: &str) -> [u8; 32] {
         let mut signing = hmac::Context::with_key(&self.0);
-        signing.update(&[b't'; LONGEST + 1]);
+        signing.update(&[b't'; MAX_KEY_BYTES + 1]);
         signing.update(id.as_bytes());
         signing.update(secret.as_bytes());
         signing.sign().as_ref().try_into().unwrap_or_default()
@@ -128,8 +128,8 @@ impl KeyHasher {
 
     /// A word that tells installations apart, so that ids of one are not taken for another's. It gives no key away: what is
     /// signed is longer than any.
-    pub(crate) fn installation(&self) -> String {
-        let tag = hmac::sign(&self.0, &[b'.'; LONGEST + 1]);
+    pub(crate) fn installation_id(&self) -> String {
+        let tag = hmac::sign(&self.0, &[b'.'; MAX_KEY_BYTES + 1]);
         tag.as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
 }
@@ -141,10 +141,10 @@ impl fmt::Debug for KeyHasher {
 }
 
 /// The most first characters of a key that are kept.
-pub(crate) const LONGEST_PREFIX: usize = 6;
+pub(crate) const MAX_PREFIX: usize = 6;
 
 /// The first characters of a key: a quarter of it, at least one and six at most, so that a short key is not given away.
 pub(crate) fn prefix(api_key: &str) -> String {
     let length = api_key.chars().count();
-    api_key.chars().take((length / 4).clamp(1, LONGEST_PREFIX)).collect()
+    api_key.chars().take((length / 4).clamp(1, MAX_PREFIX)).collect()
 }

@@ -3,8 +3,8 @@
 pub(crate) mod key_hash;
 pub(crate) mod offline;
 pub(crate) mod principal;
+pub(crate) mod pseudonym;
 pub(crate) mod secret;
-pub(crate) mod stand_in;
 pub(crate) mod tokens;
 pub(crate) mod verified;
 pub(crate) mod verify;

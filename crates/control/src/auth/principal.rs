@@ -38,7 +38,7 @@ impl std::str::FromStr for Role {
 
 /// Somebody who has proven who they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct Principal {
     /// The token's name.
     pub name: String,
     /// What they may do.

@@ -5,13 +5,13 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use ring::rand::{SecureRandom, SystemRandom};
 
 /// A name that nothing else has.
-pub(crate) fn fresh_id() -> Result<String, ControlError> {
+pub(crate) fn generate_id() -> Result<String, ControlError> {
     random::<8>().map(|bytes| hex(&bytes))
 }
 
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], ControlError> {
     let mut bytes = [0; N];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| ControlError::Broken("no randomness".to_owned()))?;
+    SystemRandom::new().fill(&mut bytes).map_err(|_| ControlError::Corrupt("no randomness".to_owned()))?;
     Ok(bytes)
 }
 
@@ -20,8 +20,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Argon2id with 19 MiB and two passes.
-pub(crate) fn stretch(secret: &[u8], salt: &[u8]) -> Result<Vec<u8>, ControlError> {
-    let broken = |error: argon2::Error| ControlError::Broken(error.to_string());
+pub(crate) fn argon2_hash(secret: &[u8], salt: &[u8]) -> Result<Vec<u8>, ControlError> {
+    let broken = |error: argon2::Error| ControlError::Corrupt(error.to_string());
     let params = Params::new(19_456, 2, 1, Some(32)).map_err(broken)?;
     let mut hash = vec![0; 32];
     Argon2::new(Algorithm::Argon2id, Version::V0x13, params)

@@ -4,12 +4,12 @@
 //! still valid is asked of the database every time, so that revoking acts at once (while it is away: `offline`).
 
 use crate::audit::record;
-use crate::auth::principal::{Identity, Role};
-use crate::auth::secret::{hex, random, stretch};
-use crate::control_plane::Control;
+use crate::auth::principal::{Principal, Role};
+use crate::auth::secret::{argon2_hash, hex, random};
+use crate::control_plane::ControlPlane;
 use crate::db::on;
-use crate::db::time::tell_millis;
-use crate::db::transaction::{Actor, Changed, writing};
+use crate::db::time::format_millis;
+use crate::db::transaction::{Actor, ChangeRecord, writing};
 use crate::error::ControlError;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -44,14 +44,14 @@ pub struct Token {
 
 const INSERT: &str = "INSERT INTO tokens (id, name, role, salt, hash, created_at, expires_at, digest)
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
-const HOLDER: &str = "SELECT name, role, expires_at FROM tokens
+const SELECT_ONE: &str = "SELECT name, role, expires_at FROM tokens
      WHERE id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)";
 const LIST: &str =
     "SELECT id, name, role, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id";
 
-type Row = (String, String, String, i64, Option<i64>, Option<i64>);
+type TokenRow = (String, String, String, i64, Option<i64>, Option<i64>);
 
-impl Control {
+impl ControlPlane {
     /// Makes a token. What is returned cannot be had again.
     ///
     /// # Errors
@@ -65,8 +65,8 @@ impl Control {
     ) -> Result<NewToken, ControlError> {
         let (id, salt, secret) = (random::<8>()?, random::<16>()?, random::<32>()?);
         let (id, secret) = (hex(&id), URL_SAFE_NO_PAD.encode(secret));
-        let hash = stretch(secret.as_bytes(), &salt)?;
-        let digest = self.hasher.token(&id, &secret);
+        let hash = argon2_hash(secret.as_bytes(), &salt)?;
+        let digest = self.hasher.token_digest(&id, &secret);
         let now = self.now_millis();
         let expires_at =
             lasts.map(|lasts| now.saturating_add(i64::try_from(lasts.ceil_millis()).unwrap_or(i64::MAX)));
@@ -83,9 +83,9 @@ impl Control {
                 .execute(&mut *tx)
                 .await?;
             let after = serde_json::json!({
-                "name": name, "role": role.name(), "expires_at": expires_at.map(tell_millis),
+                "name": name, "role": role.name(), "expires_at": expires_at.map(format_millis),
             });
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "token.create",
                 target: &id,
                 before: String::new(),
@@ -101,14 +101,14 @@ impl Control {
     /// # Errors
     /// [`ControlError`] if the database does not answer.
     pub async fn tokens(&self) -> Result<Vec<Token>, ControlError> {
-        let rows: Vec<Row> = on!(&self.db, pool => sqlx::query_as(LIST).fetch_all(pool).await?);
-        let token = |(id, name, role, created_at, expires_at, revoked_at): Row| Token {
+        let rows: Vec<TokenRow> = on!(&self.db, pool => sqlx::query_as(LIST).fetch_all(pool).await?);
+        let token = |(id, name, role, created_at, expires_at, revoked_at): TokenRow| Token {
             id,
             name,
             role,
-            created_at: tell_millis(created_at),
-            expires_at: expires_at.map(tell_millis),
-            revoked_at: revoked_at.map(tell_millis),
+            created_at: format_millis(created_at),
+            expires_at: expires_at.map(format_millis),
+            revoked_at: revoked_at.map(format_millis),
         };
         Ok(rows.into_iter().map(token).collect())
     }
@@ -132,24 +132,28 @@ impl Control {
     pub async fn had_tokens(&self) -> Result<bool, ControlError> {
         let count = "SELECT COUNT(*) FROM tokens";
         let (count,): (i64,) = on!(&self.db, pool => sqlx::query_as(count).fetch_one(pool).await?);
-        self.lately.note_tokens(count > 0, self.now_millis());
+        self.offline_access.record_tokens(count > 0, self.now_millis());
         Ok(count > 0)
     }
 
     /// Makes a token worthless, at once.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] if there is none with this id that is not revoked already; or the database's own.
+    /// [`ControlError::NotFound`] if there is none with this id that is not revoked already; or the database's own.
     pub async fn revoke_token(&self, id: &str, actor: &Actor) -> Result<(), ControlError> {
         let now = self.now_millis();
         writing!(&self.db, |tx, head| {
             let revoke = "UPDATE tokens SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL";
             let done = sqlx::query(revoke).bind(id.to_owned()).bind(now).execute(&mut *tx).await?;
             if done.rows_affected() == 0 {
-                return Err(ControlError::Unknown("token with this id that is not revoked already"));
+                return Err(ControlError::NotFound("token with this id that is not revoked already"));
             }
-            let changed =
-                Changed { action: "token.revoke", target: id, before: String::new(), after: String::new() };
+            let changed = ChangeRecord {
+                action: "token.revoke",
+                target: id,
+                before: String::new(),
+                after: String::new(),
+            };
             record!(tx, head, now, actor, &changed);
         });
         Ok(())
@@ -159,17 +163,17 @@ impl Control {
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
-    pub async fn holder(&self, id: &str) -> Result<Option<Identity>, ControlError> {
+    pub async fn principal(&self, id: &str) -> Result<Option<Principal>, ControlError> {
         let now = self.now_millis();
         let row: Option<(String, String, Option<i64>)> = on!(&self.db, pool => {
-            sqlx::query_as(HOLDER).bind(id.to_owned()).bind(now).fetch_optional(pool).await?
+            sqlx::query_as(SELECT_ONE).bind(id.to_owned()).bind(now).fetch_optional(pool).await?
         });
         let Some((name, role, expires_at)) = row else {
-            self.lately.note(id, None, now);
+            self.offline_access.record(id, None, now);
             return Ok(None);
         };
-        let who = Identity { name, role: role.parse().map_err(ControlError::Broken)? };
-        self.lately.note(id, Some((&who, expires_at)), now);
+        let who = Principal { name, role: role.parse().map_err(ControlError::Corrupt)? };
+        self.offline_access.record(id, Some((&who, expires_at)), now);
         Ok(Some(who))
     }
 }

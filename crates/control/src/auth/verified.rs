@@ -6,25 +6,25 @@ use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
 /// The hash that proved a token, and the token's digest.
-type Proof = (Vec<u8>, [u8; 32]);
+type VerifiedDigest = (Vec<u8>, [u8; 32]);
 
 /// Tokens that have been proven, by their ids.
-pub(crate) struct Proven {
-    pub(crate) known: Mutex<HashMap<String, Proof>>,
+pub(crate) struct VerifiedTokens {
+    pub(crate) digests: Mutex<HashMap<String, VerifiedDigest>>,
     /// So many proofs at a time: each takes 19 MiB.
-    pub(crate) proving: Semaphore,
+    pub(crate) verifying: Semaphore,
 }
 
-impl Default for Proven {
+impl Default for VerifiedTokens {
     fn default() -> Self {
-        Self { known: Mutex::default(), proving: Semaphore::new(2) }
+        Self { digests: Mutex::default(), verifying: Semaphore::new(2) }
     }
 }
 
-impl Proven {
+impl VerifiedTokens {
     /// Whether this token was verified by this hash.
-    pub(crate) fn knows(&self, id: &str, hash: &[u8], digest: &[u8; 32]) -> bool {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn contains(&self, id: &str, hash: &[u8], digest: &[u8; 32]) -> bool {
+        let known = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
         known.get(id).is_some_and(|(by, known)| by == hash && bool::from(known.ct_eq(digest)))
     }
 }

@@ -8,41 +8,41 @@ use ring::rand::{SecureRandom, SystemRandom};
 use sqlx::{AssertSqlSafe, Executor};
 
 /// One step: what both databases do, and what each does in its own words.
-struct Step {
+struct Migration {
     both: &'static str,
     sqlite: &'static str,
     postgres: &'static str,
 }
 
-impl Step {
+impl Migration {
     /// One in words that both understand.
-    const fn alike(both: &'static str) -> Self {
+    const fn same_for_both(both: &'static str) -> Self {
         Self { both, sqlite: "", postgres: "" }
     }
 }
 
-const STEPS: [Step; 9] = [
-    Step {
+const MIGRATIONS: [Migration; 9] = [
+    Migration {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
         postgres: include_str!("migrations/0001.postgres.sql"),
     },
-    Step {
+    Migration {
         both: include_str!("migrations/0002.sql"),
         sqlite: "",
         postgres: include_str!("migrations/0002.postgres.sql"),
     },
-    Step::alike(include_str!("migrations/0003.sql")),
-    Step::alike(include_str!("migrations/0004.sql")),
-    Step::alike(include_str!("migrations/0005.sql")),
-    Step::alike(include_str!("migrations/0006.sql")),
-    Step {
+    Migration::same_for_both(include_str!("migrations/0003.sql")),
+    Migration::same_for_both(include_str!("migrations/0004.sql")),
+    Migration::same_for_both(include_str!("migrations/0005.sql")),
+    Migration::same_for_both(include_str!("migrations/0006.sql")),
+    Migration {
         both: include_str!("migrations/0007.sql"),
         sqlite: "",
         postgres: include_str!("migrations/0007.postgres.sql"),
     },
-    Step::alike(include_str!("migrations/0008.sql")),
-    Step::alike(include_str!("migrations/0009.sql")),
+    Migration::same_for_both(include_str!("migrations/0008.sql")),
+    Migration::same_for_both(include_str!("migrations/0009.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";
@@ -52,28 +52,28 @@ const LOCK: i64 = 0x746f_6c6c_6761_7465;
 
 /// Every change takes the one row of `head` first, and then the tables that it writes to; so must this, or a node that writes
 /// meanwhile and this one wait for each other.
-const FIRST: &str = "SELECT 1 FROM head WHERE id = 1 FOR UPDATE";
+const LOCK_HEAD: &str = "SELECT 1 FROM head WHERE id = 1 FOR UPDATE";
 
 /// Whether there is a table of versions, in the words of each.
-const THERE: [&str; 2] = [
+const TABLE_EXISTS: [&str; 2] = [
     "SELECT COUNT(*) FROM sqlite_master WHERE name = 'tollgate_schema'",
     "SELECT COUNT(to_regclass('tollgate_schema'))",
 ];
-const FOUND: &str = "SELECT COALESCE(MAX(version), 0) FROM tollgate_schema";
+const CURRENT_VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM tollgate_schema";
 
 /// How often somebody who finds a file of SQLite being written to waits anew, a few seconds each time: another process may be
 /// making the tables, and indexes over ten million rows take minutes.
-const TURNS: u32 = 200;
+const MAX_ATTEMPTS: u32 = 200;
 
 /// The body of both arms: the transaction holds the lock already.
 macro_rules! migrate {
     ($tx:ident, $own:ident) => {{
         $tx.execute(sqlx::raw_sql(VERSIONS)).await?;
-        let (found,): (i64,) = sqlx::query_as(FOUND).fetch_one(&mut *$tx).await?;
+        let (found,): (i64,) = sqlx::query_as(CURRENT_VERSION).fetch_one(&mut *$tx).await?;
         if !is_newest(found)? {
             first!($own, $tx, found);
         }
-        for (version, step) in (1..).zip(&STEPS) {
+        for (version, step) in (1..).zip(&MIGRATIONS) {
             if version <= found {
                 continue;
             }
@@ -101,16 +101,16 @@ macro_rules! first {
     (sqlite, $tx:ident, $found:ident) => {};
     (postgres, $tx:ident, $found:ident) => {
         if $found > 0 {
-            sqlx::query(FIRST).execute(&mut *$tx).await?;
+            sqlx::query(LOCK_HEAD).execute(&mut *$tx).await?;
         }
     };
 }
 
 /// Whether any table of ours is there.
-pub(crate) async fn is_there(db: &Db) -> Result<bool, ControlError> {
+pub(crate) async fn is_initialized(db: &Db) -> Result<bool, ControlError> {
     let there = match db {
-        Db::Sqlite { .. } => THERE[0],
-        Db::Postgres(_) => THERE[1],
+        Db::Sqlite { .. } => TABLE_EXISTS[0],
+        Db::Postgres(_) => TABLE_EXISTS[1],
     };
     on!(db, pool => {
         let (there,): (i64,) = sqlx::query_as(there).fetch_one(pool).await?;
@@ -120,17 +120,17 @@ pub(crate) async fn is_there(db: &Db) -> Result<bool, ControlError> {
 
 /// Whether all tables are there. Nobody waits for this, whoever writes.
 pub(crate) async fn is_current(db: &Db) -> Result<bool, ControlError> {
-    if !is_there(db).await? {
+    if !is_initialized(db).await? {
         return Ok(false);
     }
     on!(db, pool => {
-        let (found,): (i64,) = sqlx::query_as(FOUND).fetch_one(pool).await?;
+        let (found,): (i64,) = sqlx::query_as(CURRENT_VERSION).fetch_one(pool).await?;
         is_newest(found)
     })
 }
 
 fn is_newest(found: i64) -> Result<bool, ControlError> {
-    let known = i64::try_from(STEPS.len()).unwrap_or(i64::MAX);
+    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
     if found > known { Err(ControlError::TooNew { found, known }) } else { Ok(found == known) }
 }
 
@@ -141,7 +141,7 @@ pub(crate) async fn migrate(db: &Db) -> Result<(), ControlError> {
             let mut turn = 1;
             let mut tx = loop {
                 match pool.begin_with("BEGIN IMMEDIATE").await {
-                    Err(error) if is_busy(&error) && turn < TURNS => turn += 1,
+                    Err(error) if is_busy(&error) && turn < MAX_ATTEMPTS => turn += 1,
                     other => break other?,
                 }
             };
@@ -165,6 +165,6 @@ fn is_busy(error: &sqlx::Error) -> bool {
 
 fn secret() -> Result<Vec<u8>, ControlError> {
     let mut secret = vec![0; 32];
-    SystemRandom::new().fill(&mut secret).map_err(|_| ControlError::Broken("no randomness".into()))?;
+    SystemRandom::new().fill(&mut secret).map_err(|_| ControlError::Corrupt("no randomness".into()))?;
     Ok(secret)
 }

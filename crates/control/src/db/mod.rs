@@ -17,7 +17,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// How long a statement waits for its turn.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the writer of a file may hold of it. An import puts rows at random places of an index: what does not fit is written
 /// out and read in again many times within a batch.
@@ -48,7 +48,7 @@ pub enum Db {
 
 /// Which end of an import it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Importing {
+pub(crate) enum ImportPhase {
     Begins,
     Ends,
 }
@@ -83,7 +83,7 @@ pub(crate) use at_now;
 
 /// What becomes of a file that is not there.
 #[derive(Clone, Copy)]
-enum Missing {
+enum IfMissing {
     Created,
     Refused,
 }
@@ -94,7 +94,7 @@ impl Db {
     /// # Errors
     /// [`ControlError`] if the address is none of these, or nobody answers there.
     pub async fn open(address: &str) -> Result<Self, ControlError> {
-        Self::open_or(address, Missing::Created).await
+        Self::open_or(address, IfMissing::Created).await
     }
 
     /// The same of one that is there: nothing is made of a path that was mistyped.
@@ -102,10 +102,10 @@ impl Db {
     /// # Errors
     /// [`ControlError`] if there is none, too.
     pub async fn open_existing(address: &str) -> Result<Self, ControlError> {
-        Self::open_or(address, Missing::Refused).await
+        Self::open_or(address, IfMissing::Refused).await
     }
 
-    async fn open_or(address: &str, missing: Missing) -> Result<Self, ControlError> {
+    async fn open_or(address: &str, missing: IfMissing) -> Result<Self, ControlError> {
         if let Some(path) = address.strip_prefix("sqlite:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() || path.contains('?') || path == ":memory:" {
@@ -128,18 +128,18 @@ impl Db {
     }
 
     /// A server that does not answer yet; it is asked when it is needed.
-    pub(crate) fn later(address: &str) -> Result<Self, ControlError> {
+    pub(crate) fn open_lazily(address: &str) -> Result<Self, ControlError> {
         let (pool, options) = postgres(address)?;
         Ok(Self::Postgres(pool.connect_lazy_with(options)))
     }
 
-    async fn sqlite(path: &Path, missing: Missing) -> Result<Self, ControlError> {
+    async fn sqlite(path: &Path, missing: IfMissing) -> Result<Self, ControlError> {
         let shown = path.display();
         match missing {
-            Missing::Created => private(path)
+            IfMissing::Created => restrict_permissions(path)
                 .map_err(|error| ControlError::Address(format!("cannot create {shown}: {error}")))?,
-            Missing::Refused if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) => {}
-            Missing::Refused => {
+            IfMissing::Refused if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) => {}
+            IfMissing::Refused => {
                 return Err(ControlError::Address(format!("there is no such database: {shown}")));
             }
         }
@@ -150,8 +150,8 @@ impl Db {
             .synchronous(SqliteSynchronous::Full)
             // The thread that asks the file hands rows over so many at a time, and not each by a switch of its own.
             .row_buffer_size(512)
-            .busy_timeout(PATIENCE);
-        let pool = SqlitePoolOptions::new().acquire_timeout(PATIENCE);
+            .busy_timeout(CONNECT_TIMEOUT);
+        let pool = SqlitePoolOptions::new().acquire_timeout(CONNECT_TIMEOUT);
         let read = pool.clone().max_connections(4).connect_with(options.clone()).await?;
         let options = options
             .pragma("cache_size", format!("-{WRITER_CACHE_KIB}"))
@@ -178,11 +178,11 @@ impl Db {
     }
 
     /// Prepares the writer of a file for much at once, or for what is usual.
-    pub(crate) async fn importing(&self, while_it_runs: Importing) -> Result<(), ControlError> {
+    pub(crate) async fn importing(&self, while_it_runs: ImportPhase) -> Result<(), ControlError> {
         let Self::Sqlite { write, .. } = self else { return Ok(()) };
         let text = match while_it_runs {
-            Importing::Begins => WHILE_IMPORTING,
-            Importing::Ends => AFTER_IMPORTING,
+            ImportPhase::Begins => WHILE_IMPORTING,
+            ImportPhase::Ends => AFTER_IMPORTING,
         };
         sqlx::raw_sql(text).execute(write).await?;
         Ok(())
@@ -201,22 +201,22 @@ fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlE
     let options = PgConnectOptions::from_str(address)
         .map_err(|_| ControlError::Address("the address of PostgreSQL is malformed".into()))?
         .application_name("tollgate");
-    Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(PATIENCE), options))
+    Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(CONNECT_TIMEOUT), options))
 }
 
 /// Who does not answer, and why. A pool tries again until it has no time left, and then says only that.
 #[cold]
 async fn unreachable(options: &PgConnectOptions, error: sqlx::Error) -> ControlError {
-    let place = format!("PostgreSQL at {}", shown(options));
-    let sqlx::Error::PoolTimedOut = error else { return ControlError::Unreachable { place, error } };
-    match tokio::time::timeout(PATIENCE, PgConnection::connect_with(options)).await {
-        Ok(Err(error)) => ControlError::Unreachable { place, error },
-        _ => ControlError::Unreachable { place, error },
+    let place = format!("PostgreSQL at {}", display_address(options));
+    let sqlx::Error::PoolTimedOut = error else { return ControlError::Unreachable { address: place, error } };
+    match tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(options)).await {
+        Ok(Err(error)) => ControlError::Unreachable { address: place, error },
+        _ => ControlError::Unreachable { address: place, error },
     }
 }
 
 /// An address without its password, for people.
-fn shown(options: &PgConnectOptions) -> String {
+fn display_address(options: &PgConnectOptions) -> String {
     let (user, database) = (options.get_username(), options.get_database().unwrap_or_default());
     match options.get_socket() {
         Some(socket) => format!("postgres://{user}@/{database}?host={}", socket.display()),
@@ -228,12 +228,16 @@ fn shown(options: &PgConnectOptions) -> String {
 ///
 /// # Errors
 /// [`ControlError`] if it is none.
-pub fn without_password(address: &str) -> Result<String, ControlError> {
-    if address.starts_with("sqlite:") { Ok(address.to_owned()) } else { Ok(shown(&postgres(address)?.1)) }
+pub fn redact_password(address: &str) -> Result<String, ControlError> {
+    if address.starts_with("sqlite:") {
+        Ok(address.to_owned())
+    } else {
+        Ok(display_address(&postgres(address)?.1))
+    }
 }
 
 /// Creates the file for its owner alone: it holds the secret that API keys are hashed with.
-fn private(path: &Path) -> std::io::Result<()> {
+fn restrict_permissions(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),

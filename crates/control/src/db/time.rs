@@ -3,19 +3,19 @@
 use tollgate_core::Timestamp;
 
 /// A time as it is told.
-pub(crate) fn tell(seconds: i64) -> String {
+pub(crate) fn format_time(seconds: i64) -> String {
     jiff::Timestamp::from_second(seconds).map(|at| at.to_string()).unwrap_or_default()
 }
 
 /// The same, of milliseconds.
-pub(crate) fn tell_millis(millis: i64) -> String {
+pub(crate) fn format_millis(millis: i64) -> String {
     jiff::Timestamp::from_millisecond(millis).map(|at| at.to_string()).unwrap_or_default()
 }
 
 /// A time as it is told, in RFC 3339.
 #[must_use]
 pub fn rfc3339(at: Timestamp) -> String {
-    tell_millis(i64::try_from(at.as_micros() / 1_000).unwrap_or(i64::MAX))
+    format_millis(i64::try_from(at.as_micros() / 1_000).unwrap_or(i64::MAX))
 }
 
 /// Milliseconds as the limiter's clock has them.

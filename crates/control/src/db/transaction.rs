@@ -13,31 +13,31 @@ pub struct Actor {
 
 /// What the caller believes is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expected {
+pub enum Precondition {
     /// Whatever it is.
-    Anything,
+    Any,
     /// Nothing.
-    Nothing,
+    Absent,
     /// Something.
-    Something,
+    Present,
     /// What this revision left.
     Revision(i64),
 }
 
-impl Expected {
+impl Precondition {
     /// Whether it is there.
-    pub(crate) fn meets(self, found: Option<i64>) -> bool {
+    pub(crate) fn is_met(self, found: Option<i64>) -> bool {
         match self {
-            Self::Anything => true,
-            Self::Nothing => found.is_none(),
-            Self::Something => found.is_some(),
+            Self::Any => true,
+            Self::Absent => found.is_none(),
+            Self::Present => found.is_some(),
             Self::Revision(revision) => found == Some(revision),
         }
     }
 }
 
 /// What was changed: the content of the entry in the audit log.
-pub(crate) struct Changed<'a> {
+pub(crate) struct ChangeRecord<'a> {
     pub(crate) action: &'static str,
     pub(crate) target: &'a str,
     pub(crate) before: String,
@@ -48,10 +48,10 @@ pub(crate) struct Changed<'a> {
 pub(crate) const CHANNEL: &str = "tollgate_changes";
 
 /// Takes the next revision, or the next so many; everything else of the transaction waits for this.
-pub(crate) const NEXT: &str =
+pub(crate) const ADVANCE_HEAD: &str =
     "UPDATE head SET revision = revision + $1 WHERE id = 1 RETURNING revision, audit_seq, audit_hash";
 
-/// The row that [`NEXT`] returns.
+/// The row that [`ADVANCE_HEAD`] returns.
 pub(crate) type Head = (i64, i64, Vec<u8>);
 
 /// Begins a transaction that will write. The bodies that use it are compiled for both databases.
@@ -75,20 +75,22 @@ macro_rules! writing {
         match $db {
             $crate::db::Db::Sqlite { write: pool, .. } => {
                 let mut $tx = $crate::db::transaction::begin!(sqlite, pool);
-                let $head: $crate::db::transaction::Head = sqlx::query_as($crate::db::transaction::NEXT)
-                    .bind($revisions)
-                    .fetch_one(&mut *$tx)
-                    .await?;
+                let $head: $crate::db::transaction::Head =
+                    sqlx::query_as($crate::db::transaction::ADVANCE_HEAD)
+                        .bind($revisions)
+                        .fetch_one(&mut *$tx)
+                        .await?;
                 let done = $body;
                 $tx.commit().await?;
                 done
             }
             $crate::db::Db::Postgres(pool) => {
                 let mut $tx = $crate::db::transaction::begin!(postgres, pool);
-                let $head: $crate::db::transaction::Head = sqlx::query_as($crate::db::transaction::NEXT)
-                    .bind($revisions)
-                    .fetch_one(&mut *$tx)
-                    .await?;
+                let $head: $crate::db::transaction::Head =
+                    sqlx::query_as($crate::db::transaction::ADVANCE_HEAD)
+                        .bind($revisions)
+                        .fetch_one(&mut *$tx)
+                        .await?;
                 let done = $body;
                 sqlx::query("SELECT pg_notify($1, $2)")
                     .bind($crate::db::transaction::CHANNEL)

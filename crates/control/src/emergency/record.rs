@@ -1,7 +1,7 @@
 //! What operators decide in an emergency, as they write it and read it.
 
 use crate::auth::key_hash::{KeyHasher, prefix};
-use crate::error::{QuotaProblem, problem, text};
+use crate::error::{ValidationError, check_text, invalid};
 use serde::{Deserialize, Serialize};
 use tollgate_engine::Network;
 use tollgate_rules::Ruleset;
@@ -10,14 +10,15 @@ use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AdditionalProperties, Object, ObjectBuilder, Type};
 
 /// How long a measure lasts unless somebody says otherwise, in seconds.
-const USUAL: u64 = 3_600;
+const DEFAULT_TTL: u64 = 3_600;
 /// The longest that it may last without being renewed: a day.
-const LONGEST: u64 = 86_400;
+const MAX_TTL: u64 = 86_400;
 
 /// A measure as it is sent.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct EmergencyDraft {
+#[schema(as = EmergencyDraft)]
+pub struct EmergencySpec {
     /// What to do.
     pub action: EmergencyAction,
     /// To whom; to everybody, if it does not say.
@@ -79,13 +80,14 @@ pub enum TargetKind {
 
 /// A measure as it is kept.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-pub struct Emergency {
+#[schema(as = Emergency)]
+pub struct EmergencyRecord {
     /// Its name; decisions call it `emergency:` and this.
     pub id: String,
     /// What it does.
     pub action: EmergencyAction,
     /// To whom.
-    #[schema(schema_with = told_target)]
+    #[schema(schema_with = target_text)]
     pub target: EmergencyTarget,
     /// By what limits are multiplied.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,10 +106,11 @@ pub struct Emergency {
 }
 
 /// One of them, as it is kept here and in the snapshot.
-pub(crate) type Row = (String, String, String, String, String, Option<i64>, String, String, i64, i64, i64);
+pub(crate) type EmergencyRow =
+    (String, String, String, String, String, Option<i64>, String, String, i64, i64, i64);
 
 /// A target as it is told: a measure against everybody has an empty `value`, which a draft may leave out.
-fn told_target() -> Object {
+fn target_text() -> Object {
     let value = Object::with_type(Type::String);
     ObjectBuilder::new()
         .property("kind", Ref::from_schema_name("TargetKind"))
@@ -119,28 +122,32 @@ fn told_target() -> Object {
 }
 
 /// A measure that can act.
-pub(crate) struct Checked {
+pub(crate) struct ValidEmergency {
     pub(crate) action: EmergencyAction,
     pub(crate) kind: TargetKind,
     /// What is kept: of an API key its hash.
     pub(crate) target: String,
-    pub(crate) shown: String,
+    pub(crate) target_display: String,
     pub(crate) thousandths: Option<i64>,
     pub(crate) reason: String,
     /// In milliseconds.
-    pub(crate) lasts: i64,
+    pub(crate) ttl: i64,
 }
 
 /// How long it lasts, in milliseconds.
-pub(crate) fn lasts(ttl_seconds: Option<u64>) -> Result<i64, QuotaProblem> {
-    match ttl_seconds.unwrap_or(USUAL) {
-        seconds @ 1..=LONGEST => Ok(i64::try_from(seconds * 1_000).unwrap_or(i64::MAX)),
-        _ => Err(problem("ttl_seconds", format!("write 1 to {LONGEST}; renew it if it must last longer"))),
+pub(crate) fn parse_ttl(ttl_seconds: Option<u64>) -> Result<i64, ValidationError> {
+    match ttl_seconds.unwrap_or(DEFAULT_TTL) {
+        seconds @ 1..=MAX_TTL => Ok(i64::try_from(seconds * 1_000).unwrap_or(i64::MAX)),
+        _ => Err(invalid("ttl_seconds", format!("write 1 to {MAX_TTL}; renew it if it must last longer"))),
     }
 }
 
-impl EmergencyDraft {
-    pub(crate) fn check(self, hasher: &KeyHasher, rules: &Ruleset) -> Result<Checked, QuotaProblem> {
+impl EmergencySpec {
+    pub(crate) fn validate(
+        self,
+        hasher: &KeyHasher,
+        rules: &Ruleset,
+    ) -> Result<ValidEmergency, ValidationError> {
         use EmergencyAction::{AllowAll, Block, DisableRule, Exempt, ShadowAll, Tighten};
         let target = self.target.unwrap_or(EmergencyTarget { kind: TargetKind::All, value: String::new() });
         let kind = target.kind;
@@ -151,7 +158,7 @@ impl EmergencyDraft {
             Block | Exempt => !matches!(kind, TargetKind::Rule | TargetKind::All),
         };
         if !fits {
-            return Err(problem(
+            return Err(invalid(
                 "target.kind",
                 match self.action {
                     AllowAll | ShadowAll => "this is about everybody: leave `target` out",
@@ -166,35 +173,43 @@ impl EmergencyDraft {
                 Some((factor * 1_000.0).round().clamp(1.0, 999.0) as i64)
             }
             (Tighten, _) => {
-                return Err(problem("factor", "write what limits are multiplied by, from 0.001 to 0.999"));
+                return Err(invalid("factor", "write what limits are multiplied by, from 0.001 to 0.999"));
             }
-            (_, Some(_)) => return Err(problem("factor", "only `tighten` has one")),
+            (_, Some(_)) => return Err(invalid("factor", "only `tighten` has one")),
             (_, None) => None,
         };
         let value = target.value;
         let least = usize::from(kind != TargetKind::All);
-        text("target.value", &value, least, if kind == TargetKind::All { 0 } else { 512 })?;
+        check_text("target.value", &value, least, if kind == TargetKind::All { 0 } else { 512 })?;
         let (target, shown) = match kind {
             TargetKind::ApiKey => (hasher.hash(&value).to_string(), format!("{}…", prefix(&value))),
             TargetKind::Address => {
-                let _: Network = value.parse().map_err(|why: String| problem("target.value", why))?;
+                let _: Network = value.parse().map_err(|why: String| invalid("target.value", why))?;
                 (value.clone(), value)
             }
             TargetKind::Rule => {
                 if !rules.rules().iter().any(|rule| rule.name == value) {
                     let why =
                         "no rule that acts now has this name; GET /v1/rules or `tollgate explain` tell names";
-                    return Err(problem("target.value", why));
+                    return Err(invalid("target.value", why));
                 }
                 (value.clone(), value)
             }
             TargetKind::Endpoint if value.trim_end_matches('*').contains('*') => {
-                return Err(problem("target.value", "a `*` can only stand at the end"));
+                return Err(invalid("target.value", "a `*` can only stand at the end"));
             }
             _ => (value.clone(), value),
         };
-        text("reason", &self.reason, 1, 512)?;
-        let lasts = lasts(self.ttl_seconds)?;
-        Ok(Checked { action: self.action, kind, target, shown, thousandths, reason: self.reason, lasts })
+        check_text("reason", &self.reason, 1, 512)?;
+        let lasts = parse_ttl(self.ttl_seconds)?;
+        Ok(ValidEmergency {
+            action: self.action,
+            kind,
+            target,
+            target_display: shown,
+            thousandths,
+            reason: self.reason,
+            ttl: lasts,
+        })
     }
 }

@@ -3,16 +3,16 @@
 //! Few are ever on at once, so a node reads all of them again whenever anything has changed, before anything else: that is
 //! one short query, and nothing can be missed.
 
-use crate::audit::record;
+use crate::audit::{reason_only, record};
 use crate::auth::key_hash::KeyHash;
-use crate::control_plane::{Control, Heard};
+use crate::control_plane::{ChangeEvent, ControlPlane};
 use crate::db::on;
-use crate::db::time::{tell_millis, timestamp};
-use crate::db::transaction::{Actor, Changed, writing};
+use crate::db::time::{format_millis, timestamp};
+use crate::db::transaction::{Actor, ChangeRecord, writing};
 use crate::emergency::record::{
-    Emergency, EmergencyAction, EmergencyDraft, EmergencyTarget, Row, TargetKind, lasts,
+    EmergencyAction, EmergencyRecord, EmergencyRow, EmergencySpec, EmergencyTarget, TargetKind, parse_ttl,
 };
-use crate::error::{ControlError, QuotaProblem, problem};
+use crate::error::{ControlError, ValidationError, invalid};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::PoisonError;
@@ -21,13 +21,13 @@ use tollgate_engine::{Act, Measure, Target};
 use tollgate_rules::Ruleset;
 
 /// The most that are on at once.
-const MOST: i64 = 1_000;
+const MAX_ACTIVE: i64 = 1_000;
 
-const ON: &str =
+const SELECT_ACTIVE: &str =
     "SELECT id, action, kind, target, shown, factor, reason, author, created_at, expires_at, revision
      FROM emergencies WHERE ended = 0 AND expires_at > $1 ORDER BY created_at DESC, id";
 
-const ONE: &str =
+const SELECT_ONE: &str =
     "SELECT id, action, kind, target, shown, factor, reason, author, created_at, expires_at, revision
      FROM emergencies WHERE id = $1 AND ended = 0 AND expires_at > $2";
 
@@ -35,33 +35,34 @@ const INSERT: &str = "INSERT INTO emergencies (id, action, kind, target, shown, 
      created_at, expires_at, ended, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11)";
 
 /// Names of actions and kinds are kept as they are told.
-fn word<T: Serialize>(of: &T) -> String {
+fn action_name<T: Serialize>(of: &T) -> String {
     serde_json::to_value(of).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn from_word<T: for<'a> Deserialize<'a>>(word: &str) -> Result<T, ControlError> {
-    serde_json::from_value(word.into()).map_err(|_| ControlError::Broken(format!("an emergency of `{word}`")))
+fn action_from_name<T: for<'a> Deserialize<'a>>(word: &str) -> Result<T, ControlError> {
+    serde_json::from_value(word.into())
+        .map_err(|_| ControlError::Corrupt(format!("an emergency of `{word}`")))
 }
 
-fn emergency(row: &Row) -> Result<Emergency, ControlError> {
+fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> {
     let (id, action, kind, _, shown, factor, reason, author, created_at, expires_at, revision) = row;
-    Ok(Emergency {
+    Ok(EmergencyRecord {
         id: id.clone(),
-        action: from_word(action)?,
-        target: EmergencyTarget { kind: from_word(kind)?, value: shown.clone() },
+        action: action_from_name(action)?,
+        target: EmergencyTarget { kind: action_from_name(kind)?, value: shown.clone() },
         factor: factor.map(|thousandths| thousandths as f64 / 1_000.0),
         reason: reason.clone(),
         author: author.clone(),
-        created_at: tell_millis(*created_at),
-        expires_at: tell_millis(*expires_at),
+        created_at: format_millis(*created_at),
+        expires_at: format_millis(*expires_at),
         revision: *revision,
     })
 }
 
-fn measure(row: &Row) -> Result<Measure, ControlError> {
+fn measure_from_row(row: &EmergencyRow) -> Result<Measure, ControlError> {
     let (id, action, kind, target, _, factor, _, _, _, expires_at, _) = row;
-    let broken = |what: &dyn fmt::Display| ControlError::Broken(format!("emergency {id}: {what}"));
-    let act = match from_word(action)? {
+    let broken = |what: &dyn fmt::Display| ControlError::Corrupt(format!("emergency {id}: {what}"));
+    let act = match action_from_name(action)? {
         EmergencyAction::Block => Act::Block,
         EmergencyAction::Exempt => Act::Exempt,
         EmergencyAction::DisableRule => Act::DisableRule,
@@ -72,10 +73,10 @@ fn measure(row: &Row) -> Result<Measure, ControlError> {
             Act::Tighten(factor.ok_or_else(|| broken(&"it has no factor"))?)
         }
     };
-    let target = match from_word(kind)? {
+    let target = match action_from_name(kind)? {
         TargetKind::All => Target::All,
         TargetKind::ApiKey => {
-            Target::ApiKey(KeyHash::parse(target).ok_or_else(|| broken(&"no hash of a key"))?.word())
+            Target::ApiKey(KeyHash::parse(target).ok_or_else(|| broken(&"no hash of a key"))?.table_hash())
         }
         TargetKind::Tenant => Target::Tenant(target.as_str().into()),
         TargetKind::Address => Target::Address(target.parse().map_err(|why: String| broken(&why))?),
@@ -86,127 +87,141 @@ fn measure(row: &Row) -> Result<Measure, ControlError> {
     Ok(Measure { name: format!("emergency:{id}").into(), act, target, until })
 }
 
-fn told(emergency: &Emergency) -> String {
+fn audit_json(emergency: &EmergencyRecord) -> String {
     serde_json::to_string(emergency).unwrap_or_default()
 }
 
-impl Control {
+impl ControlPlane {
     /// What is on now, the latest first.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
-    pub async fn emergencies(&self) -> Result<Vec<Emergency>, ControlError> {
-        self.emergency_rows().await?.iter().map(emergency).collect()
+    pub async fn emergencies(&self) -> Result<Vec<EmergencyRecord>, ControlError> {
+        self.emergency_rows().await?.iter().map(record_from_row).collect()
     }
 
-    async fn emergency_rows(&self) -> Result<Vec<Row>, ControlError> {
+    async fn emergency_rows(&self) -> Result<Vec<EmergencyRow>, ControlError> {
         let now = self.now_millis();
-        Ok(on!(&self.db, pool => sqlx::query_as(ON).bind(now).fetch_all(pool).await?))
+        Ok(on!(&self.db, pool => sqlx::query_as(SELECT_ACTIVE).bind(now).fetch_all(pool).await?))
     }
 
     /// Decides something. It acts on this node when this returns.
     ///
     /// # Errors
     /// The outer one if the database does not do it; the inner one if what is sent cannot be.
-    pub async fn declare_emergency(
+    pub async fn create_emergency(
         &self,
-        draft: EmergencyDraft,
+        draft: EmergencySpec,
         rules: &Ruleset,
         actor: &Actor,
-    ) -> Result<Result<Emergency, QuotaProblem>, ControlError> {
-        let checked = match draft.check(&self.hasher, rules) {
+    ) -> Result<Result<EmergencyRecord, ValidationError>, ControlError> {
+        let checked = match draft.validate(&self.hasher, rules) {
             Ok(checked) => checked,
             Err(problem) => return Ok(Err(problem)),
         };
-        let id = crate::auth::secret::fresh_id()?;
+        let id = crate::auth::secret::generate_id()?;
         let now = self.now_millis();
         let declared = writing!(&self.db, |tx, head| {
             let count = "SELECT COUNT(*) FROM emergencies WHERE ended = 0 AND expires_at > $1";
             let (count,): (i64,) = sqlx::query_as(count).bind(now).fetch_one(&mut *tx).await?;
-            if count >= MOST {
-                return Ok(Err(problem("action", format!("{MOST} are on already; end some first"))));
+            if count >= MAX_ACTIVE {
+                return Ok(Err(invalid("action", format!("{MAX_ACTIVE} are on already; end some first"))));
             }
-            let declared = Emergency {
+            let declared = EmergencyRecord {
                 id: id.clone(),
                 action: checked.action,
-                target: EmergencyTarget { kind: checked.kind, value: checked.shown.clone() },
+                target: EmergencyTarget { kind: checked.kind, value: checked.target_display.clone() },
                 factor: checked.thousandths.map(|thousandths| thousandths as f64 / 1_000.0),
                 reason: checked.reason.clone(),
                 author: actor.name.clone(),
-                created_at: tell_millis(now),
-                expires_at: tell_millis(now + checked.lasts),
+                created_at: format_millis(now),
+                expires_at: format_millis(now + checked.ttl),
                 revision: head.0,
             };
             sqlx::query(INSERT)
                 .bind(id.clone())
-                .bind(word(&checked.action))
-                .bind(word(&checked.kind))
+                .bind(action_name(&checked.action))
+                .bind(action_name(&checked.kind))
                 .bind(checked.target.clone())
-                .bind(checked.shown.clone())
+                .bind(checked.target_display.clone())
                 .bind(checked.thousandths)
                 .bind(declared.reason.clone())
                 .bind(declared.author.clone())
                 .bind(now)
-                .bind(now + checked.lasts)
+                .bind(now + checked.ttl)
                 .bind(head.0)
                 .execute(&mut *tx)
                 .await?;
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "emergency.declare",
                 target: &id,
                 before: String::new(),
-                after: told(&declared),
+                after: audit_json(&declared),
             };
             record!(tx, head, now, actor, &changed);
             declared
         });
-        self.act().await;
+        self.apply().await;
         Ok(Ok(declared))
     }
 
     /// Lets one last so much longer from now on.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] if it is not on; or the database's own. The inner one if it cannot last so long.
+    /// [`ControlError::NotFound`] if it is not on; or the database's own. The inner one if it cannot last so long.
     pub async fn renew_emergency(
         &self,
         id: &str,
         ttl_seconds: Option<u64>,
         actor: &Actor,
-    ) -> Result<Result<Emergency, QuotaProblem>, ControlError> {
-        let lasts = match lasts(ttl_seconds) {
+    ) -> Result<Result<EmergencyRecord, ValidationError>, ControlError> {
+        let lasts = match parse_ttl(ttl_seconds) {
             Ok(lasts) => lasts,
             Err(problem) => return Ok(Err(problem)),
         };
         let until = self.now_millis() + lasts;
-        let renewed = self.change_emergency(id, Change::Until(until), "emergency.renew", actor).await?;
+        let renewed =
+            self.change_emergency(id, EmergencyChange::Extend(until), "emergency.renew", actor).await?;
         Ok(Ok(renewed))
     }
 
     /// Ends one before its time.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] if it is not on; or the database's own.
+    /// [`ControlError::NotFound`] if it is not on; or the database's own.
     pub async fn end_emergency(&self, id: &str, actor: &Actor) -> Result<(), ControlError> {
-        self.change_emergency(id, Change::End, "emergency.end", actor).await.map(drop)
+        self.end_emergency_with_reason(id, "", actor).await
+    }
+
+    /// Ends a measure and records the reason in the audit log.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::end_emergency`].
+    pub async fn end_emergency_with_reason(
+        &self,
+        id: &str,
+        reason: &str,
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
+        self.change_emergency(id, EmergencyChange::End(reason), "emergency.end", actor).await.map(drop)
     }
 
     async fn change_emergency(
         &self,
         id: &str,
-        change: Change,
+        change: EmergencyChange<'_>,
         action: &'static str,
         actor: &Actor,
-    ) -> Result<Emergency, ControlError> {
+    ) -> Result<EmergencyRecord, ControlError> {
         let now = self.now_millis();
         let changed = writing!(&self.db, |tx, head| {
-            let row: Option<Row> =
-                sqlx::query_as(ONE).bind(id.to_owned()).bind(now).fetch_optional(&mut *tx).await?;
-            let row = row.ok_or(ControlError::Unknown("emergency with this id that is on"))?;
-            let before = emergency(&row)?;
+            let row: Option<EmergencyRow> =
+                sqlx::query_as(SELECT_ONE).bind(id.to_owned()).bind(now).fetch_optional(&mut *tx).await?;
+            let row = row.ok_or(ControlError::NotFound("emergency with this id that is on"))?;
+            let before = record_from_row(&row)?;
             let (ended, until) = match change {
-                Change::End => (1_i64, row.9),
-                Change::Until(until) => (0, until),
+                EmergencyChange::End(_) => (1_i64, row.9),
+                EmergencyChange::Extend(until) => (0, until),
             };
             sqlx::query("UPDATE emergencies SET ended = $2, expires_at = $3, revision = $4 WHERE id = $1")
                 .bind(id.to_owned())
@@ -215,46 +230,53 @@ impl Control {
                 .bind(head.0)
                 .execute(&mut *tx)
                 .await?;
-            let after = Emergency { expires_at: tell_millis(until), revision: head.0, ..before.clone() };
-            let told_after = if ended == 1 { String::new() } else { told(&after) };
-            let changed = Changed { action, target: id, before: told(&before), after: told_after };
+            let after =
+                EmergencyRecord { expires_at: format_millis(until), revision: head.0, ..before.clone() };
+            let told_after = match change {
+                EmergencyChange::End(reason) => reason_only(reason),
+                EmergencyChange::Extend(_) => audit_json(&after),
+            };
+            let changed = ChangeRecord { action, target: id, before: audit_json(&before), after: told_after };
             record!(tx, head, now, actor, &changed);
             after
         });
-        self.act().await;
+        self.apply().await;
         Ok(changed)
     }
 
     /// Puts what is on before the limiter.
     pub(crate) async fn read_emergencies(&self) -> Result<(), ControlError> {
         let rows = self.emergency_rows().await?;
-        self.take_emergencies(rows);
+        self.apply_emergencies(rows);
         Ok(())
     }
 
     /// The same of what a file knows.
-    pub(crate) fn take_emergencies(&self, rows: Vec<Row>) {
+    pub(crate) fn apply_emergencies(&self, rows: Vec<EmergencyRow>) {
         // One that cannot be read (a newer program has written it) must not keep the others from acting.
         let measures = rows.iter().filter_map(|row| {
-            measure(row).inspect_err(|error| tracing::error!(%error, "a measure does not act here")).ok()
+            measure_from_row(row)
+                .inspect_err(|error| tracing::error!(%error, "a measure does not act here"))
+                .ok()
         });
-        self.emergencies.replace(measures.collect::<Vec<_>>());
-        let mut known = self.emergencies_known.lock().unwrap_or_else(PoisonError::into_inner);
+        self.measures.replace(measures.collect::<Vec<_>>());
+        let mut known = self.measure_rows.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != rows {
             *known = rows;
             drop(known);
-            self.acts_changed.fetch_add(1, Ordering::Relaxed);
-            self.say(Heard::Emergencies);
+            self.snapshot_generation.fetch_add(1, Ordering::Relaxed);
+            self.notify(ChangeEvent::Emergencies);
         }
     }
 
     /// What was last known to be on.
-    pub(crate) fn known_emergencies(&self) -> Vec<Row> {
-        self.emergencies_known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn cached_emergencies(&self) -> Vec<EmergencyRow> {
+        self.measure_rows.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-enum Change {
-    End,
-    Until(i64),
+enum EmergencyChange<'r> {
+    /// For this reason, if any was given.
+    End(&'r str),
+    Extend(i64),
 }

@@ -1,13 +1,13 @@
 //! Extra quota of single callers, once; and notes of what operators did to counters, which are kept elsewhere.
 
 use crate::audit::record;
-use crate::auth::key_hash::{Caller, KeyHash, prefix};
-use crate::control_plane::Control;
+use crate::auth::key_hash::{CallerRef, KeyHash, prefix};
+use crate::control_plane::ControlPlane;
 use crate::db::on;
-use crate::db::time::tell_millis;
-use crate::db::transaction::{Actor, Changed, writing};
-use crate::error::{ControlError, QuotaProblem, problem, text};
-use crate::grant::table::KeptGrant;
+use crate::db::time::format_millis;
+use crate::db::transaction::{Actor, ChangeRecord, writing};
+use crate::error::{ControlError, ValidationError, check_text, invalid};
+use crate::grant::table::ReplicatedGrant;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 use tollgate_core::Quota as CoreQuota;
@@ -15,16 +15,16 @@ use tollgate_rules::Ruleset;
 use utoipa::ToSchema;
 
 /// For how long a grant can be used unless somebody says otherwise: 30 days, in seconds.
-const USUAL: u64 = 30 * 86_400;
+const DEFAULT_TTL: u64 = 30 * 86_400;
 /// The longest: a year.
-const LONGEST: u64 = 366 * 86_400;
+const MAX_TTL: u64 = 366 * 86_400;
 /// The most that one caller has at once.
-const MOST: i64 = 100;
+const MAX_PER_CALLER: i64 = 100;
 
 const INSERT: &str = "INSERT INTO grants (id, key_hash, key_prefix, rule, units, reason, author, created_at,
      expires_at, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 
-const ONE: &str =
+const SELECT_ONE: &str =
     "SELECT id, key_prefix, rule, units, reason, author, created_at, expires_at, revision FROM grants
      WHERE id = $1 AND key_hash = $2 AND expires_at > $3";
 
@@ -32,13 +32,14 @@ const ONE: &str =
 const REVOKE: &str = "UPDATE grants SET expires_at = 0, revision = $2 WHERE id = $1";
 
 /// Those that have ended too: one that was taken back has.
-const SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expires_at FROM grants
+const SELECT_SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expires_at FROM grants
      WHERE revision > $1 AND expires_at > $2 ORDER BY revision";
 
 /// A grant as it is sent.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct GrantDraft {
+#[schema(as = GrantDraft)]
+pub struct GrantSpec {
     /// Which rule; the one about the caller alone, if it does not say.
     pub rule: Option<String>,
     /// How much.
@@ -53,7 +54,7 @@ pub struct GrantDraft {
 /// A grant as it is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Grant)]
-pub struct QuotaGrant {
+pub struct GrantRecord {
     /// Its name.
     pub id: String,
     /// The key's first characters.
@@ -74,50 +75,50 @@ pub struct QuotaGrant {
     pub revision: i64,
 }
 
-impl Control {
+impl ControlPlane {
     /// Grants extra quota. It can be used on this node when this returns.
     ///
     /// # Errors
     /// The outer one if the database does not do it, or knows nobody by the id; the inner one if what is sent cannot be.
     pub async fn grant(
         &self,
-        caller: impl Into<Caller<'_>>,
-        draft: GrantDraft,
+        caller: impl Into<CallerRef<'_>>,
+        draft: GrantSpec,
         rules: &Ruleset,
         actor: &Actor,
-    ) -> Result<Result<QuotaGrant, QuotaProblem>, ControlError> {
-        if let Err(problem) = check(&draft, rules) {
+    ) -> Result<Result<GrantRecord, ValidationError>, ControlError> {
+        if let Err(problem) = validate(&draft, rules) {
             return Ok(Err(problem));
         }
         let caller = caller.into();
-        let hash = self.hasher.of(caller);
+        let hash = self.hasher.hash_caller(caller);
         let key_prefix = match caller {
-            Caller::Key(key) => prefix(key),
-            Caller::Id(id) => {
-                self.quota(id).await?.ok_or(ControlError::Unknown("quota with this id"))?.key_prefix
+            CallerRef::Key(key) => prefix(key),
+            CallerRef::Id(id) => {
+                self.quota(id).await?.ok_or(ControlError::NotFound("quota with this id"))?.key_prefix
             }
         };
-        let (id, now) = (crate::auth::secret::fresh_id()?, self.now_millis());
-        let lasts = i64::try_from(draft.ttl_seconds.unwrap_or(USUAL) * 1_000).unwrap_or(i64::MAX);
+        let (id, now) = (crate::auth::secret::generate_id()?, self.now_millis());
+        let lasts = i64::try_from(draft.ttl_seconds.unwrap_or(DEFAULT_TTL) * 1_000).unwrap_or(i64::MAX);
         let granted = writing!(&self.db, |tx, head| {
             let count = "SELECT COUNT(*) FROM grants WHERE key_hash = $1 AND expires_at > $2";
             let (count,): (i64,) =
                 sqlx::query_as(count).bind(hash.0.to_vec()).bind(now).fetch_one(&mut *tx).await?;
-            if count >= MOST {
-                return Ok(Err(problem(
+            if count >= MAX_PER_CALLER {
+                return Ok(Err(invalid(
                     "units",
-                    format!("this key has {MOST} grants already; wait for some to end"),
+                    format!("this key has {MAX_PER_CALLER} grants already; wait for some to end"),
                 )));
             }
-            let granted = QuotaGrant {
+            let granted = GrantRecord {
                 id: id.clone(),
                 key_prefix: key_prefix.clone(),
                 rule: draft.rule.clone().unwrap_or_else(|| "default".to_owned()),
                 units: draft.units,
                 reason: draft.reason.clone(),
                 author: actor.name.clone(),
-                created_at: tell_millis(now),
-                expires_at: tell_millis(now + lasts),
+                created_at: format_millis(now),
+                expires_at: format_millis(now + lasts),
                 revision: head.0,
             };
             sqlx::query(INSERT)
@@ -134,7 +135,7 @@ impl Control {
                 .execute(&mut *tx)
                 .await?;
             let target = hash.to_string();
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "usage.grant",
                 target: &target,
                 before: String::new(),
@@ -143,32 +144,33 @@ impl Control {
             record!(tx, head, now, actor, &changed);
             granted
         });
-        self.act().await;
+        self.apply().await;
         Ok(Ok(granted))
     }
 
     /// Takes back what is left of a grant. It cannot be used on this node any more when this returns.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] if this caller has no such grant, or it has ended; or the database's own.
+    /// [`ControlError::NotFound`] if this caller has no such grant, or it has ended; or the database's own.
     pub async fn revoke_grant(
         &self,
-        caller: impl Into<Caller<'_>>,
+        caller: impl Into<CallerRef<'_>>,
         id: &str,
         actor: &Actor,
     ) -> Result<(), ControlError> {
-        let (hash, now) = (self.hasher.of(caller.into()), self.now_millis());
+        let (hash, now) = (self.hasher.hash_caller(caller.into()), self.now_millis());
         writing!(&self.db, |tx, head| {
-            let row: Option<GrantRow> = sqlx::query_as(ONE)
+            let row: Option<GrantRow> = sqlx::query_as(SELECT_ONE)
                 .bind(id.to_owned())
                 .bind(hash.0.to_vec())
                 .bind(now)
                 .fetch_optional(&mut *tx)
                 .await?;
-            let before = granted(row.ok_or(ControlError::Unknown("grant of this caller with this id"))?);
+            let before =
+                record_from_row(row.ok_or(ControlError::NotFound("grant of this caller with this id"))?);
             sqlx::query(REVOKE).bind(id.to_owned()).bind(head.0).execute(&mut *tx).await?;
             let target = hash.to_string();
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "usage.revoke",
                 target: &target,
                 before: serde_json::to_string(&before).unwrap_or_default(),
@@ -176,7 +178,7 @@ impl Control {
             };
             record!(tx, head, now, actor, &changed);
         });
-        self.act().await;
+        self.apply().await;
         Ok(())
     }
 
@@ -184,21 +186,21 @@ impl Control {
     ///
     /// # Errors
     /// The outer one if the database does not do it; the inner one if the reason cannot be.
-    pub async fn note_reset(
+    pub async fn audit_reset(
         &self,
         api_key: &str,
         rule: Option<&str>,
         reason: &str,
         before: String,
         actor: &Actor,
-    ) -> Result<Result<(), QuotaProblem>, ControlError> {
-        if let Err(problem) = text("reason", reason, 1, 512) {
+    ) -> Result<Result<(), ValidationError>, ControlError> {
+        if let Err(problem) = check_text("reason", reason, 1, 512) {
             return Ok(Err(problem));
         }
         let (target, now) = (self.hasher.hash(api_key).to_string(), self.now_millis());
         let after = serde_json::json!({"rule": rule, "reason": reason}).to_string();
         writing!(&self.db, |tx, head| {
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "usage.reset",
                 target: &target,
                 before: before.clone(),
@@ -206,7 +208,7 @@ impl Control {
             };
             record!(tx, head, now, actor, &changed);
         });
-        self.act().await;
+        self.apply().await;
         Ok(Ok(()))
     }
 
@@ -216,16 +218,16 @@ impl Control {
         // Who asks for all need not hear of those that have ended: what is known otherwise, from a snapshot, goes.
         let ended = if since < 0 { now } else { i64::MIN };
         let rows: Vec<(Vec<u8>, String, String, i64, i64, i64)> = on!(&self.db, pool => {
-            sqlx::query_as(SINCE).bind(since).bind(ended).fetch_all(pool).await?
+            sqlx::query_as(SELECT_SINCE).bind(since).bind(ended).fetch_all(pool).await?
         });
         let grants = rows.into_iter().map(|(hash, id, rule, units, created_at, until)| {
             let hash = KeyHash::from_slice(&hash)
-                .ok_or_else(|| ControlError::Broken("the hash of an API key".to_owned()))?;
+                .ok_or_else(|| ControlError::Corrupt("the hash of an API key".to_owned()))?;
             let units = u64::try_from(units).unwrap_or(0);
-            Ok((hash.word(), KeptGrant { id, rule, units, lasts: until - created_at, until }))
+            Ok((hash.table_hash(), ReplicatedGrant { id, rule, units, lasts: until - created_at, until }))
         });
         let grants = grants.collect::<Result<Vec<_>, ControlError>>()?;
-        let known = self.book.grants();
+        let known = self.quota_table.grants();
         let changed = !(grants.is_empty() && (since >= 0 || known.is_empty()));
         if since < 0 {
             known.replace(grants, now);
@@ -233,7 +235,7 @@ impl Control {
             known.change(grants, now);
         }
         if changed {
-            self.acts_changed.fetch_add(1, Ordering::Relaxed);
+            self.snapshot_generation.fetch_add(1, Ordering::Relaxed);
         }
         Ok(changed)
     }
@@ -241,16 +243,16 @@ impl Control {
 
 type GrantRow = (String, String, String, i64, String, String, i64, i64, i64);
 
-fn granted(row: GrantRow) -> QuotaGrant {
+fn record_from_row(row: GrantRow) -> GrantRecord {
     let (id, key_prefix, rule, units, reason, author, created_at, expires_at, revision) = row;
-    let (created_at, expires_at) = (tell_millis(created_at), tell_millis(expires_at));
+    let (created_at, expires_at) = (format_millis(created_at), format_millis(expires_at));
     let units = u64::try_from(units).unwrap_or(0);
-    QuotaGrant { id, key_prefix, rule, units, reason, author, created_at, expires_at, revision }
+    GrantRecord { id, key_prefix, rule, units, reason, author, created_at, expires_at, revision }
 }
 
-fn check(draft: &GrantDraft, rules: &Ruleset) -> Result<(), QuotaProblem> {
+fn validate(draft: &GrantSpec, rules: &Ruleset) -> Result<(), ValidationError> {
     let rule = draft.rule.as_deref().unwrap_or("default");
-    text("rule", rule, 1, 512)?;
+    check_text("rule", rule, 1, 512)?;
     if rules.callers_rules_called(rule).is_empty() {
         let why = match &draft.rule {
             Some(_) => {
@@ -258,13 +260,13 @@ fn check(draft: &GrantDraft, rules: &Ruleset) -> Result<(), QuotaProblem> {
             }
             None => "there is no rule about `api_key` alone: write which `rule` is meant",
         };
-        return Err(problem("rule", why));
+        return Err(invalid("rule", why));
     }
     if draft.units == 0 || draft.units > CoreQuota::LARGEST {
-        return Err(problem("units", format!("write 1 to {}", CoreQuota::LARGEST)));
+        return Err(invalid("units", format!("write 1 to {}", CoreQuota::LARGEST)));
     }
-    if !(1..=LONGEST).contains(&draft.ttl_seconds.unwrap_or(USUAL)) {
-        return Err(problem("ttl_seconds", format!("write 1 to {LONGEST}")));
+    if !(1..=MAX_TTL).contains(&draft.ttl_seconds.unwrap_or(DEFAULT_TTL)) {
+        return Err(invalid("ttl_seconds", format!("write 1 to {MAX_TTL}")));
     }
-    text("reason", &draft.reason, 1, 512)
+    check_text("reason", &draft.reason, 1, 512)
 }

@@ -11,7 +11,7 @@ use tollgate_rules::Ruleset;
 
 /// A grant, for those who follow.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct KeptGrant {
+pub(crate) struct ReplicatedGrant {
     pub(crate) id: String,
     pub(crate) rule: String,
     pub(crate) units: u64,
@@ -22,54 +22,54 @@ pub(crate) struct KeptGrant {
 
 /// What callers were granted, by the word that stands for their keys.
 #[derive(Default)]
-pub(crate) struct Granted {
+pub(crate) struct GrantTable {
     callers: AtomicUsize,
-    by_word: Mutex<HashMap<u64, Kept>>,
+    by_key: Mutex<HashMap<u64, CompiledGrants>>,
 }
 
 #[derive(Default)]
-struct Kept {
-    grants: Vec<KeptGrant>,
+struct CompiledGrants {
+    grants: Vec<ReplicatedGrant>,
     /// For the rules that were last asked about.
     compiled: Option<(String, Arc<Grants>)>,
 }
 
-impl Granted {
+impl GrantTable {
     pub(crate) fn is_empty(&self) -> bool {
         self.callers.load(Ordering::Relaxed) == 0
     }
 
     /// Takes these in, each in the place of the same one as it was before. What has ended goes.
-    pub(crate) fn change(&self, grants: Vec<(u64, KeptGrant)>, now: i64) {
-        let mut by_word = self.by_word.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn change(&self, grants: Vec<(u64, ReplicatedGrant)>, now: i64) {
+        let mut by_word = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
         put(&mut by_word, grants, now);
         self.callers.store(by_word.len(), Ordering::Relaxed);
     }
 
     /// These are all there are: what was known before goes, at once with their coming.
-    pub(crate) fn replace(&self, grants: Vec<(u64, KeptGrant)>, now: i64) {
+    pub(crate) fn replace(&self, grants: Vec<(u64, ReplicatedGrant)>, now: i64) {
         let mut fresh = HashMap::new();
         put(&mut fresh, grants, now);
-        let mut by_word = self.by_word.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_word = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
         *by_word = fresh;
         self.callers.store(by_word.len(), Ordering::Relaxed);
     }
 
     /// All of them, by the word of the caller.
-    pub(crate) fn all(&self) -> Vec<(u64, KeptGrant)> {
-        let by_word = self.by_word.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = |(word, kept): (&u64, &Kept)| {
+    pub(crate) fn all(&self) -> Vec<(u64, ReplicatedGrant)> {
+        let by_word = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |(word, kept): (&u64, &CompiledGrants)| {
             kept.grants.iter().map(|grant| (*word, grant.clone())).collect::<Vec<_>>()
         };
         by_word.iter().flat_map(of).collect()
     }
 
     /// What a caller was granted that has not ended, compiled against these rules.
-    pub(crate) fn find(&self, word: u64, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Grants>> {
+    pub(crate) fn lookup(&self, word: u64, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Grants>> {
         if self.is_empty() {
             return None;
         }
-        let mut by_word = self.by_word.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_word = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = by_word.get_mut(&word)?;
         let grants = match &kept.compiled {
             Some((revision, grants)) if revision == rules.revision() => Arc::clone(grants),
@@ -85,7 +85,7 @@ impl Granted {
     }
 }
 
-fn put(by_word: &mut HashMap<u64, Kept>, grants: Vec<(u64, KeptGrant)>, now: i64) {
+fn put(by_word: &mut HashMap<u64, CompiledGrants>, grants: Vec<(u64, ReplicatedGrant)>, now: i64) {
     for (word, grant) in grants {
         let kept = by_word.entry(word).or_default();
         kept.compiled = None;
@@ -100,7 +100,7 @@ fn put(by_word: &mut HashMap<u64, Kept>, grants: Vec<(u64, KeptGrant)>, now: i64
     by_word.retain(|_, kept| !kept.grants.is_empty());
 }
 
-impl KeptGrant {
+impl ReplicatedGrant {
     fn compile(&self, rules: &Ruleset) -> Option<Arc<Grant>> {
         let lasts = Span::from_millis(u64::try_from(self.lasts).unwrap_or(1));
         let covered = rules.callers_rules_called(&self.rule);

@@ -1,7 +1,7 @@
 //! Who asks, for those who watch requests: the API key where there is one, else the first thing that tells who it is.
 
 use crate::auth::key_hash::prefix;
-use crate::auth::stand_in;
+use crate::auth::pseudonym;
 use std::hash::BuildHasher;
 use tollgate_engine::{Check, Request};
 use tollgate_rules::{TENANT_KEY, tells_who};
@@ -31,7 +31,7 @@ pub(crate) fn number(hasher: &impl BuildHasher, check: &Check<'_>) -> Option<u64
 /// A caller as people may see it: API keys and the like are shown by their first characters alone.
 pub(crate) fn masked(check: &Check<'_>) -> String {
     of(check).map_or_else(String::new, |(key, value)| {
-        let first = stand_in::first(value).map_or_else(|| prefix(value), str::to_owned);
+        let first = pseudonym::pseudonym_prefix(value).map_or_else(|| prefix(value), str::to_owned);
         format!("{key}={first}…")
     })
 }

@@ -4,40 +4,40 @@
 //! asked. A node with more traffic keeps fewer callers: for each slice of time those are in whom the node with the most keeps,
 //! and each stands for as many as there. Who makes a large part of the traffic of any node is in, and stands for itself.
 
-use crate::preview::sample_slice::{Remembered, is_in, lucky};
-use crate::preview::sampled_request::Sampled;
+use crate::preview::sample_slice::{SampleSlice, is_in, keep_one_in};
+use crate::preview::sampled_request::SampledRequest;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// One in more callers than this is none.
-pub(crate) const WIDEST: u64 = (1 << 20) - 1;
+pub(crate) const MAX_SHIFT: u64 = (1 << 20) - 1;
 /// Who asks so often, and makes one part in so many of a node's traffic, is a large one.
 const LARGE: u64 = 32;
 
 /// So much may be kept of one slice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct SliceBudget {
     pub(crate) requests: usize,
     pub(crate) bytes: usize,
 }
 
-impl Room {
-    fn holds(self, requests: &[Sampled]) -> bool {
+impl SliceBudget {
+    fn fits(self, requests: &[SampledRequest]) -> bool {
         requests.len() <= self.requests && requests.iter().map(|one| one.bytes).sum::<usize>() <= self.bytes
     }
 }
 
-impl Remembered {
+impl SampleSlice {
     /// Keeps as much as there is room for: of half of the callers each time, each for twice as many; where only large ones
     /// are left, half of their requests.
-    pub(crate) fn fit(&mut self, room: Room) {
+    pub(crate) fn fit(&mut self, room: SliceBudget) {
         let large = self.large();
-        while !room.holds(&self.requests) {
-            if self.mask < WIDEST && self.requests.iter().any(|one| !large.contains(&one.caller)) {
+        while !room.fits(&self.requests) {
+            if self.mask < MAX_SHIFT && self.requests.iter().any(|one| !large.contains(&one.caller)) {
                 self.narrow(self.mask << 1 | 1, &large);
             } else {
                 self.requests.retain_mut(|one| {
                     one.own = one.own.saturating_mul(2);
-                    lucky(2)
+                    keep_one_in(2)
                 });
             }
         }
@@ -67,8 +67,11 @@ impl Remembered {
 }
 
 /// The traffic of all nodes, in the order of time.
-pub(crate) fn merge(nodes: impl IntoIterator<Item = Vec<Remembered>>, room: Room) -> Vec<Sampled> {
-    let mut slices: BTreeMap<u64, (Remembered, HashSet<u64>)> = BTreeMap::new();
+pub(crate) fn merge(
+    nodes: impl IntoIterator<Item = Vec<SampleSlice>>,
+    room: SliceBudget,
+) -> Vec<SampledRequest> {
+    let mut slices: BTreeMap<u64, (SampleSlice, HashSet<u64>)> = BTreeMap::new();
     for (node, remembered) in (0..).zip(nodes) {
         for mut one in remembered {
             let (all, large) = slices.entry(one.number).or_default();

@@ -15,14 +15,14 @@ pub(crate) mod sample;
 pub(crate) mod sample_slice;
 pub(crate) mod sampled_request;
 
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 use crate::error::ControlError;
-use crate::preview::collect::{Hearing, Others, PeerSamples, REQUESTS, wildcards};
-use crate::preview::merge::{Room, merge};
-use crate::preview::pseudonym::Known;
-use crate::preview::replay::{Rehearsal, rehearse};
-use crate::preview::report::{Change, ChangeKind, Remark, Report};
-use crate::preview::sample::Sample;
+use crate::preview::collect::{Freshness, MAX_SLICE_REQUESTS, PeerSampleCollector, PeerSamples, wildcards};
+use crate::preview::merge::{SliceBudget, merge};
+use crate::preview::pseudonym::KnownValues;
+use crate::preview::replay::{ImpactReport, replay};
+use crate::preview::report::{ChangeKind, PreviewReport, RuleDiagnostic, RuleDiff};
+use crate::preview::sample::TrafficSample;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 use tollgate_engine::Counters;
@@ -30,12 +30,12 @@ use tollgate_rules::{Options, Ruleset, Source};
 
 /// Reads candidate rules, compares them with the active ones, and replays the last traffic through both.
 pub(crate) struct Preview {
-    control: Arc<Control>,
+    control: Arc<ControlPlane>,
     options: Options,
     /// What this node remembers of its traffic.
-    sample: Arc<Sample>,
+    sample: Arc<TrafficSample>,
     /// What the others remember.
-    peers: Arc<PeerSamples>,
+    peers: Arc<PeerSampleCollector>,
     /// Which counters nodes have of their own.
     counters: Counters,
     /// One replay at a time: each takes memory.
@@ -43,42 +43,42 @@ pub(crate) struct Preview {
 }
 
 impl Preview {
-    pub(crate) fn new(control: Arc<Control>, options: Options, counters: Counters) -> Arc<Self> {
-        let sample = Arc::new(Sample::new(Arc::clone(&control.clock), control.hasher.seed()));
-        let peers = Arc::new(PeerSamples::new(Arc::clone(&control)));
+    pub(crate) fn new(control: Arc<ControlPlane>, options: Options, counters: Counters) -> Arc<Self> {
+        let sample = Arc::new(TrafficSample::new(Arc::clone(&control.clock), control.hasher.seed()));
+        let peers = Arc::new(PeerSampleCollector::new(Arc::clone(&control)));
         Arc::new(Self { control, options, sample, peers, counters, replaying: Mutex::default() })
     }
 
-    pub(crate) fn sample(&self) -> Arc<Sample> {
+    pub(crate) fn sample(&self) -> Arc<TrafficSample> {
         Arc::clone(&self.sample)
     }
 
     /// Reads rules, compares them with what acts, and rehearses them.
-    pub(crate) async fn look(
+    pub(crate) async fn preview(
         self: &Arc<Self>,
         sources: Vec<Source>,
         acting: Arc<Ruleset>,
-        hearing: Hearing,
-    ) -> Result<(Report, Option<Arc<Ruleset>>), ControlError> {
+        hearing: Freshness,
+    ) -> Result<(PreviewReport, Option<Arc<Ruleset>>), ControlError> {
         let (own, before) = (Arc::clone(self), Arc::clone(&acting));
-        let (mut report, candidate) = aside(move || own.read(&sources, &before)).await?;
+        let (mut report, candidate) = run_blocking(move || own.read(&sources, &before)).await?;
         let Some(candidate) = candidate else { return Ok((report, None)) };
-        let others = self.peers.hear(hearing, wildcards([&acting, &candidate])).await;
+        let others = self.peers.collect(hearing, wildcards([&acting, &candidate])).await;
         let _one = self.replaying.lock().await;
         let (own, new) = (Arc::clone(self), Arc::clone(&candidate));
-        report.rehearsal = Some(aside(move || own.rehearse(&acting, &new, &others)).await?);
+        report.rehearsal = Some(run_blocking(move || own.replay(&acting, &new, &others)).await?);
         Ok((report, Some(candidate)))
     }
 
-    fn read(&self, sources: &[Source], acting: &Ruleset) -> (Report, Option<Arc<Ruleset>>) {
+    fn read(&self, sources: &[Source], acting: &Ruleset) -> (PreviewReport, Option<Arc<Ruleset>>) {
         let candidate = match Ruleset::load(sources, &self.options) {
             Ok(candidate) => Arc::new(candidate),
             Err(errors) => {
-                let errors = errors.all().iter().map(Remark::from).collect();
-                return (Report { errors, ..Report::default() }, None);
+                let errors = errors.all().iter().map(RuleDiagnostic::from).collect();
+                return (PreviewReport { errors, ..PreviewReport::default() }, None);
             }
         };
-        let change = |change: tollgate_rules::RuleChange| Change {
+        let change = |change: tollgate_rules::RuleChange| RuleDiff {
             rule: change.rule,
             change: match (&change.before, &change.after) {
                 (None, _) => ChangeKind::Added,
@@ -88,9 +88,9 @@ impl Preview {
             before: change.before,
             after: change.after,
         };
-        let report = Report {
+        let report = PreviewReport {
             errors: Vec::new(),
-            warnings: candidate.warnings().iter().map(Remark::from).collect(),
+            warnings: candidate.warnings().iter().map(RuleDiagnostic::from).collect(),
             diff: acting.diff(&candidate).into_iter().map(change).collect(),
             rehearsal: None,
         };
@@ -98,16 +98,16 @@ impl Preview {
     }
 
     /// Rehearses on what this node and the others remember.
-    fn rehearse(&self, live: &Arc<Ruleset>, candidate: &Arc<Ruleset>, others: &Others) -> Rehearsal {
-        let own = self.sample.remembered();
-        let (mut nodes, mut nodes_silent) = (vec![others.own.clone()], others.silent.clone());
+    fn replay(&self, live: &Arc<Ruleset>, candidate: &Arc<Ruleset>, others: &PeerSamples) -> ImpactReport {
+        let own = self.sample.slices();
+        let (mut nodes, mut nodes_silent) = (vec![others.own_name.clone()], others.missing.clone());
         let mut told = Vec::new();
-        if !others.told.is_empty() {
+        if !others.samples.is_empty() {
             let (hasher, now) = (&self.control.hasher, self.control.clock.now());
             let requests = own.iter().flat_map(|slice| &slice.requests);
-            let known = Known::new(hasher, requests, &[live, candidate]);
-            for (name, text) in &others.told {
-                match encoding::read(text, now, &known, others.bytes) {
+            let known = KnownValues::new(hasher, requests, &[live, candidate]);
+            for (name, text) in &others.samples {
+                match encoding::decode(text, now, &known, others.bytes) {
                     Ok(remembered) => {
                         told.push(remembered);
                         nodes.push(name.clone());
@@ -119,16 +119,20 @@ impl Preview {
                 }
             }
         }
-        let mut sample =
-            merge(std::iter::once(own).chain(told), Room { requests: REQUESTS, bytes: usize::MAX });
-        sample.retain(|one| !one.is_look());
-        let rehearsal = rehearse(&sample, live, candidate, Some(&self.control.book()), self.counters);
-        Rehearsal { nodes, nodes_silent, nodes_unknown: others.unknown, ..rehearsal }
+        let mut sample = merge(
+            std::iter::once(own).chain(told),
+            SliceBudget { requests: MAX_SLICE_REQUESTS, bytes: usize::MAX },
+        );
+        sample.retain(|one| !one.is_peek());
+        let rehearsal = replay(&sample, live, candidate, Some(&self.control.quota_table()), self.counters);
+        ImpactReport { nodes, nodes_silent, nodes_unknown: others.unknown, ..rehearsal }
     }
 }
 
 /// Does what takes a while where nobody waits for the thread.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ControlError> {
+async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ControlError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| ControlError::Broken(error.to_string()))
+    done.map_err(|error| ControlError::Corrupt(error.to_string()))
 }

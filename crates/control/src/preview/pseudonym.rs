@@ -7,19 +7,19 @@
 //! asking node knows what a word stands for, it puts the value back.
 
 use crate::auth::key_hash::KeyHasher;
-use crate::auth::stand_in::{MARK, stand_in, word};
-use crate::preview::sampled_request::Sampled;
+use crate::auth::pseudonym::{MARK, pseudonymize, table_hash};
+use crate::preview::sampled_request::SampledRequest;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use tollgate_rules::{CostFrom, Ruleset, Wildcards, may_be_secret, tells_who};
 
 /// The longest number that is taken for a cost.
-const LONGEST_COST: usize = 7;
+const MAX_COST_BYTES: usize = 7;
 /// The shortest value that is looked for in others.
-const SHORTEST: usize = 4;
+const MIN_SECRET_BYTES: usize = 4;
 
 /// Hides the values of a sample.
-pub(crate) struct Hiding<'a> {
+pub(crate) struct Pseudonymizer<'a> {
     hasher: &'a KeyHasher,
     /// The attributes that rules take costs from.
     costs: HashSet<&'a str>,
@@ -29,7 +29,7 @@ pub(crate) struct Hiding<'a> {
     known: HashMap<String, String>,
 }
 
-impl<'a> Hiding<'a> {
+impl<'a> Pseudonymizer<'a> {
     pub(crate) fn new(hasher: &'a KeyHasher, rules: &'a Ruleset, wildcards: Wildcards) -> Self {
         let costs = rules.rules().iter().filter_map(|rule| match &rule.cost {
             CostFrom::Attribute(name) => Some(name.as_str()),
@@ -39,9 +39,9 @@ impl<'a> Hiding<'a> {
     }
 
     /// Whether a value is hidden for its own sake.
-    fn hides(&self, key: &str, value: &str) -> bool {
+    fn is_pseudonymized(&self, key: &str, value: &str) -> bool {
         let address = || value.parse::<IpAddr>().is_ok();
-        let number = || value.len() <= LONGEST_COST && value.parse::<u64>().is_ok();
+        let number = || value.len() <= MAX_COST_BYTES && value.parse::<u64>().is_ok();
         let stays = || match may_be_secret(key) {
             true => self.costs.contains(key) && number(),
             false => address() || number(),
@@ -49,30 +49,31 @@ impl<'a> Hiding<'a> {
         value.contains(MARK) || tells_who(key) && !stays()
     }
 
-    fn disguised(&mut self, value: &str) -> String {
+    fn pseudonym(&mut self, value: &str) -> String {
         if let Some(known) = self.known.get(value) {
             return known.clone();
         }
-        let disguised = self.wildcards.disguise(value, &stand_in(self.hasher, value));
+        let disguised = self.wildcards.disguise(value, &pseudonymize(self.hasher, value));
         self.known.insert(value.to_owned(), disguised.clone());
         disguised
     }
 
     /// The values of a request as others may read them, in order.
-    pub(crate) fn values(&mut self, request: &Sampled) -> Vec<String> {
-        let hides: Vec<bool> = request.entries().map(|(key, value)| self.hides(key, value)).collect();
+    pub(crate) fn values(&mut self, request: &SampledRequest) -> Vec<String> {
+        let hides: Vec<bool> =
+            request.entries().map(|(key, value)| self.is_pseudonymized(key, value)).collect();
         let hidden: Vec<&str> =
             request.entries().zip(&hides).filter(|(_, hides)| **hides).map(|((_, value), _)| value).collect();
         let told = |text: &str| {
-            let mut long = hidden.iter().filter(|value| value.len() >= SHORTEST);
+            let mut long = hidden.iter().filter(|value| value.len() >= MIN_SECRET_BYTES);
             long.any(|value| text.contains(value))
         };
         let mut one = |((_, value), hides): ((&str, &str), &bool)| {
             let (open, more) = value.split_once('?').map_or((value, false), |(open, _)| (open, true));
             if *hides || told(open) {
-                self.disguised(value)
+                self.pseudonym(value)
             } else if more {
-                format!("{open}?{}", stand_in(self.hasher, value))
+                format!("{open}?{}", pseudonymize(self.hasher, value))
             } else {
                 value.to_owned()
             }
@@ -82,50 +83,50 @@ impl<'a> Hiding<'a> {
 }
 
 /// What this node knows words to stand for: all that it has been asked about itself, and what rules name.
-pub(crate) struct Known(HashMap<u64, Box<str>>);
+pub(crate) struct KnownValues(HashMap<u64, Box<str>>);
 
-impl Known {
+impl KnownValues {
     pub(crate) fn new<'a>(
         hasher: &KeyHasher,
-        own: impl Iterator<Item = &'a Sampled>,
+        own: impl Iterator<Item = &'a SampledRequest>,
         rules: &'a [&'a Ruleset],
     ) -> Self {
         let named = rules.iter().flat_map(|rules| rules.domains()).flat_map(tollgate_rules::Domain::words);
         let all: HashSet<&str> =
-            own.flat_map(Sampled::entries).map(|(_, value)| value).chain(named).collect();
-        Self(all.into_iter().map(|value| (hasher.hash(value).word(), value.into())).collect())
+            own.flat_map(SampledRequest::entries).map(|(_, value)| value).chain(named).collect();
+        Self(all.into_iter().map(|value| (hasher.hash(value).table_hash(), value.into())).collect())
     }
 
     /// The value itself, where it is known.
-    pub(crate) fn reveal(&self, told: String) -> Box<str> {
-        word(&told).and_then(|word| self.0.get(&word)).cloned().unwrap_or_else(|| told.into())
+    pub(crate) fn restore(&self, told: String) -> Box<str> {
+        table_hash(&told).and_then(|word| self.0.get(&word)).cloned().unwrap_or_else(|| told.into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::stand_in::first;
+    use crate::auth::pseudonym::pseudonym_prefix;
     use tollgate_core::Timestamp;
     use tollgate_engine::Check;
     use tollgate_rules::{Options, Source};
 
     const KEY: &str = "sk_live_4242424242424242";
 
-    fn told(pairs: &[(&str, &str)]) -> Vec<String> {
+    fn encoded(pairs: &[(&str, &str)]) -> Vec<String> {
         let hasher = KeyHasher::new(b"secret");
-        let request =
-            Sampled::new(&Check::attributes("d", pairs), Timestamp::from_secs(1), 1, 1).expect("short");
+        let request = SampledRequest::new(&Check::attributes("d", pairs), Timestamp::from_secs(1), 1, 1)
+            .expect("short");
         let text = "{domain: d, descriptors: [{key: user, value: bob, tiers: {gold: 2/minute}, limit: 1/minute, cost: tokens}]}";
         let rules = Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules");
-        Hiding::new(&hasher, &rules, Wildcards::new(["bot-*", "sk_*_42*"])).values(&request)
+        Pseudonymizer::new(&hasher, &rules, Wildcards::new(["bot-*", "sk_*_42*"])).values(&request)
     }
 
     /// Whoever reads the database must not be able to call as somebody else.
     #[test]
-    fn nothing_that_tells_who_asks_is_told_under_any_name() {
+    fn nothing_that_identifies_a_caller_is_sent_under_any_name() {
         let path = format!("/a/{KEY}/b");
-        let told = told(&[
+        let told = encoded(&[
             ("api_key", KEY),
             ("user", "alice@example.com"),
             ("path", &path),
@@ -136,12 +137,16 @@ mod tests {
         for secret in [&KEY[7..], "alice@", "1234", "abcdef"] {
             assert!(!all.contains(secret), "{secret}: {all}");
         }
-        assert_eq!((first(&told[0]), first(&told[4])), (Some("sk_liv"), Some("/o?")), "{all}");
+        assert_eq!(
+            (pseudonym_prefix(&told[0]), pseudonym_prefix(&told[4])),
+            (Some("sk_liv"), Some("/o?")),
+            "{all}"
+        );
         assert!(told[4].starts_with("/o?"), "{all}");
     }
 
     #[test]
-    fn what_rules_ask_about_stays() {
+    fn values_that_rules_name_are_kept() {
         let pairs = [
             ("path", "/a"),
             ("remote_address", "10.1.2.3"),
@@ -149,27 +154,27 @@ mod tests {
             ("method", "GET"),
             ("ip", "::1"),
         ];
-        assert_eq!(told(&pairs), pairs.map(|(_, value)| value));
+        assert_eq!(encoded(&pairs), pairs.map(|(_, value)| value));
     }
 
     #[test]
-    fn what_is_known_is_put_back() {
+    fn known_values_are_restored() {
         let text =
             "{domain: d, descriptors: [{key: user, value: bob, tiers: {gold: 2/minute}, limit: 1/minute}]}";
         let rules = Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules");
         let hasher = KeyHasher::new(b"secret");
-        let own = Sampled::new(
+        let own = SampledRequest::new(
             &Check::attributes("d", &[("api_key", "mine"), ("path", "/a?b")]),
             Timestamp::from_secs(1),
             1,
             1,
         )
         .expect("short");
-        let known = Known::new(&hasher, [&own].into_iter(), &[&rules]);
+        let known = KnownValues::new(&hasher, [&own].into_iter(), &[&rules]);
         let pairs =
             [("user", "bob"), ("tier", "gold"), ("api_key", "mine"), ("client", "theirs"), ("path", "/a?b")];
-        let back: Vec<Box<str>> = told(&pairs).into_iter().map(|one| known.reveal(one)).collect();
+        let back: Vec<Box<str>> = encoded(&pairs).into_iter().map(|one| known.restore(one)).collect();
         assert_eq!([&*back[0], &*back[1], &*back[2], &*back[4]], ["bob", "gold", "mine", "/a?b"]);
-        assert_eq!(word(&back[3]), Some(hasher.hash("theirs").word()));
+        assert_eq!(table_hash(&back[3]), Some(hasher.hash("theirs").table_hash()));
     }
 }

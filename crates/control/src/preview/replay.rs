@@ -7,8 +7,8 @@
 //! before the sample began: a limit for a day is not used up by five minutes of traffic.
 
 use crate::preview::caller;
-use crate::preview::sampled_request::Sampled;
-use crate::quota::table::Book;
+use crate::preview::sampled_request::SampledRequest;
+use crate::quota::table::QuotaTable;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,19 +19,20 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 use utoipa::ToSchema;
 
 /// The most that is asked of each rule set.
-const MOST_ASKED: usize = 200_000;
+const MAX_WILDCARD_CHECKS: usize = 200_000;
 /// The most that one request of the sample is asked.
 const MOST_PIECES: usize = 64;
 /// Memory for the counters of each rule set.
 const COUNTERS: usize = 32 << 20;
 /// Callers that are named.
-const NAMED: usize = 10;
+const MAX_TOP: usize = 10;
 /// Thinned requests are spread over this at most.
 const SPREAD: Span = Span::from_secs(10);
 
 /// What other rules would have done.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
-pub struct Rehearsal {
+#[schema(as = Rehearsal)]
+pub struct ImpactReport {
     /// Requests of the sample.
     pub requests: u64,
     /// Requests that they stand for.
@@ -44,14 +45,16 @@ pub struct Rehearsal {
     pub newly_allowed_share: f64,
     /// The part of callers of whom something would be newly denied.
     #[schema(minimum = 0, maximum = 1)]
+    #[serde(rename = "callers_affected_share")]
     pub tenants_affected_share: f64,
     /// The callers of whom most would be newly denied.
-    pub top: Vec<Affected>,
+    pub top: Vec<AffectedCaller>,
     /// The time that the sample spans.
     pub window_s: f64,
     /// The nodes whose traffic it is, this one first.
     pub nodes: Vec<String>,
     /// Nodes that are alive and did not tell what they remember in time.
+    #[serde(rename = "nodes_missing")]
     pub nodes_silent: Vec<String>,
     /// The database did not say which other nodes there are.
     pub nodes_unknown: bool,
@@ -59,7 +62,8 @@ pub struct Rehearsal {
 
 /// A caller of whom something would be newly denied.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-pub struct Affected {
+#[schema(as = Affected)]
+pub struct AffectedCaller {
     /// Who, by its first characters.
     pub key_masked: String,
     /// The rule that would deny most of it.
@@ -86,29 +90,29 @@ struct Tally {
 
 /// Rehearses `candidate` beside `live`. The sample is in the order of time.
 #[must_use]
-pub fn rehearse(
-    sample: &[Sampled],
+pub fn replay(
+    sample: &[SampledRequest],
     live: &Arc<Ruleset>,
     candidate: &Arc<Ruleset>,
-    book: Option<&Arc<Book>>,
+    book: Option<&Arc<QuotaTable>>,
     counters: Counters,
-) -> Rehearsal {
-    let (Some(first), Some(last)) = (sample.first(), sample.last()) else { return Rehearsal::default() };
+) -> ImpactReport {
+    let (Some(first), Some(last)) = (sample.first(), sample.last()) else { return ImpactReport::default() };
     let clock = Arc::new(ManualClock::at(first.at));
     let limiter = |rules: &Arc<Ruleset>| {
         let store = MemoryStore::new(&MemoryConfig::with_bytes(COUNTERS), Arc::clone(&clock)).ok()?;
         let limiter = Limiter::new(Arc::clone(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
         Some(match book {
-            Some(book) => limiter.with_tenants(Arc::new(Agreed::new(book))),
+            Some(book) => limiter.with_tenants(Arc::new(CompiledQuotas::new(book))),
             None => limiter,
         })
     };
     let (Some(live), Some(candidate)) = (limiter(live), limiter(candidate)) else {
-        return Rehearsal::default();
+        return ImpactReport::default();
     };
     let mut tallies: HashMap<u64, Tally> = HashMap::new();
     let (mut weight, mut denied, mut allowed) = (0_u64, 0_u64, 0_u64);
-    for (at, place, own) in asked(sample) {
+    for (at, place, own) in check(sample) {
         clock.set(at);
         let one = &sample[place];
         let stands = Stands { own, all: own.saturating_mul(one.callers), node: one.node, counters };
@@ -140,7 +144,7 @@ pub fn rehearse(
     }
     let callers: u64 = tallies.values().map(|tally| tally.callers).sum();
     let affected: u64 = tallies.values().filter(|one| one.newly_denied > 0).map(|one| one.callers).sum();
-    Rehearsal {
+    ImpactReport {
         requests: sample.len() as u64,
         weight,
         newly_denied_share: share(denied, weight),
@@ -148,14 +152,14 @@ pub fn rehearse(
         tenants_affected_share: share(affected, callers),
         top: top(tallies),
         window_s: last.at.since(first.at).as_micros() as f64 / 1e6,
-        ..Rehearsal::default()
+        ..ImpactReport::default()
     }
 }
 
 /// What is asked: when, which of the sample, and for how many of its caller's requests; in the order of time.
-fn asked(sample: &[Sampled]) -> Vec<(Timestamp, usize, u64)> {
+fn check(sample: &[SampledRequest]) -> Vec<(Timestamp, usize, u64)> {
     let thinned = sample.iter().filter(|one| one.own > 1).count().max(1);
-    let more = MOST_ASKED.saturating_sub(sample.len()) / thinned;
+    let more = MAX_WILDCARD_CHECKS.saturating_sub(sample.len()) / thinned;
     let most = (1 + more).min(MOST_PIECES) as u64;
     // What a caller asks of one node says nothing about when it asks another.
     let mut next: HashMap<(u32, u64), Timestamp> = HashMap::new();
@@ -175,10 +179,10 @@ fn asked(sample: &[Sampled]) -> Vec<(Timestamp, usize, u64)> {
     asked
 }
 
-fn top(tallies: HashMap<u64, Tally>) -> Vec<Affected> {
+fn top(tallies: HashMap<u64, Tally>) -> Vec<AffectedCaller> {
     let mut all: Vec<Tally> = tallies.into_values().filter(|tally| tally.newly_denied > 0).collect();
     all.sort_by(|a, b| (b.newly_denied, &a.masked).cmp(&(a.newly_denied, &b.masked)));
-    let affected = |tally: Tally| Affected {
+    let affected = |tally: Tally| AffectedCaller {
         share: share(tally.newly_denied, tally.weight),
         rule: tally
             .rules
@@ -189,7 +193,7 @@ fn top(tallies: HashMap<u64, Tally>) -> Vec<Affected> {
         before_denied: tally.before_denied,
         after_denied: tally.after_denied,
     };
-    all.into_iter().take(NAMED).map(affected).collect()
+    all.into_iter().take(MAX_TOP).map(affected).collect()
 }
 
 fn share(part: u64, whole: u64) -> f64 {
@@ -197,25 +201,27 @@ fn share(part: u64, whole: u64) -> f64 {
 }
 
 /// What is agreed with callers, compiled once a rehearsal: the book's own copy is for the rules that act.
-struct Agreed {
-    book: Arc<Book>,
+struct CompiledQuotas {
+    table: Arc<QuotaTable>,
     known: Mutex<HashMap<String, Option<Arc<Tenant>>>>,
 }
 
-impl Agreed {
-    fn new(book: &Arc<Book>) -> Self {
-        Self { book: Arc::clone(book), known: Mutex::default() }
+impl CompiledQuotas {
+    fn new(book: &Arc<QuotaTable>) -> Self {
+        Self { table: Arc::clone(book), known: Mutex::default() }
     }
 }
 
-impl Tenants for Agreed {
+impl Tenants for CompiledQuotas {
     fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> tollgate_engine::Agreed {
-        if self.book.is_empty() {
+        if self.table.is_empty() {
             return tollgate_engine::Agreed::default();
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let tenant =
-            known.entry(caller.to_owned()).or_insert_with(|| self.book.compile(caller, rules, clock)).clone();
+        let tenant = known
+            .entry(caller.to_owned())
+            .or_insert_with(|| self.table.compile(caller, rules, clock))
+            .clone();
         // What is granted once is not what rules are judged by.
         tollgate_engine::Agreed { tenant, grants: None }
     }

@@ -1,13 +1,14 @@
 //! What a preview reports: errors, warnings, what changes, and what the rules would have done to the last traffic.
 
-use crate::preview::replay::Rehearsal;
+use crate::preview::replay::ImpactReport;
 use serde::Serialize;
 use tollgate_rules::Diagnostic;
 use utoipa::ToSchema;
 
 /// What is wrong in a file, or does nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Remark {
+#[schema(as = Remark)]
+pub struct RuleDiagnostic {
     /// The file.
     pub file: String,
     /// The line, from 1.
@@ -22,7 +23,7 @@ pub struct Remark {
     pub help: Option<String>,
 }
 
-impl From<&Diagnostic> for Remark {
+impl From<&Diagnostic> for RuleDiagnostic {
     fn from(one: &Diagnostic) -> Self {
         let Diagnostic { file, line, column, message, help, .. } = one.clone();
         Self { file, line, column, message, help }
@@ -32,7 +33,7 @@ impl From<&Diagnostic> for Remark {
 /// What becomes of one rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = RuleChange)]
-pub struct Change {
+pub struct RuleDiff {
     /// Its domain and path.
     pub rule: String,
     /// Whether it is new, goes, or stays as another.
@@ -62,14 +63,15 @@ pub enum ChangeKind {
 /// What is known of rules before they act.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 #[schema(as = RuleReport)]
-pub struct Report {
+pub struct PreviewReport {
     /// Why they cannot act.
-    pub errors: Vec<Remark>,
+    pub errors: Vec<RuleDiagnostic>,
     /// What in them does nothing.
-    pub warnings: Vec<Remark>,
+    pub warnings: Vec<RuleDiagnostic>,
     /// What they change.
-    pub diff: Vec<Change>,
+    pub diff: Vec<RuleDiff>,
     /// What they would have done to the last traffic.
+    #[serde(rename = "impact")]
     #[schema(required = true)]
-    pub rehearsal: Option<Rehearsal>,
+    pub rehearsal: Option<ImpactReport>,
 }

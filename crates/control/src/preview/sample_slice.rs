@@ -1,16 +1,16 @@
 //! What a node remembers of one slice of time, and how what does not fit is left out.
 
-use crate::preview::sampled_request::Sampled;
+use crate::preview::sampled_request::SampledRequest;
 use std::cell::Cell;
 
 /// What a node remembers of one slice of time.
 #[derive(Clone, Debug, Default)]
-pub struct Remembered {
+pub struct SampleSlice {
     /// Which slice.
     pub(crate) number: u64,
     /// Callers are in whose number has none of these bits, and those who made a large part of the traffic.
     pub(crate) mask: u64,
-    pub(crate) requests: Vec<Sampled>,
+    pub(crate) requests: Vec<SampledRequest>,
 }
 
 /// Whether a caller is in where these bits tell who is.
@@ -23,7 +23,7 @@ thread_local! {
 }
 
 /// Whether one in so many.
-pub(crate) fn lucky(many: u32) -> bool {
+pub(crate) fn keep_one_in(many: u32) -> bool {
     DICE.with(|dice| {
         let mut word = dice.get();
         word ^= word << 13;

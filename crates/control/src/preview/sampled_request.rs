@@ -5,11 +5,11 @@ use tollgate_engine::{Check, Request};
 use tollgate_rules::{Descriptor, Unit};
 
 /// Bytes of a request; longer ones are not kept.
-const LONGEST: usize = 2 << 10;
+const MAX_BYTES: usize = 2 << 10;
 
 /// A request that was kept.
 #[derive(Clone, Debug)]
-pub struct Sampled {
+pub struct SampledRequest {
     /// When.
     pub at: Timestamp,
     /// Whose.
@@ -21,7 +21,7 @@ pub struct Sampled {
     /// Which node remembers it; this one is the first, 0.
     pub node: u32,
     pub(crate) domain: Box<str>,
-    pub(crate) form: Form,
+    pub(crate) input: SampledInput,
     pub(crate) cost: Cost,
     pub(crate) bytes: usize,
 }
@@ -29,15 +29,15 @@ pub struct Sampled {
 pub(crate) type Entries = Box<[(Box<str>, Box<str>)]>;
 
 /// Its entries, hits and limit.
-pub(crate) type OneDescriptor = (Entries, Option<Cost>, Option<(u32, Unit)>);
+pub(crate) type SampledDescriptor = (Entries, Option<Cost>, Option<(u32, Unit)>);
 
 #[derive(Clone, Debug)]
-pub(crate) enum Form {
+pub(crate) enum SampledInput {
     Attributes(Entries),
-    Descriptors(Vec<OneDescriptor>),
+    Descriptors(Vec<SampledDescriptor>),
 }
 
-impl Sampled {
+impl SampledRequest {
     /// What is kept of a request; nothing of one that is too long.
     pub(crate) fn new(check: &Check<'_>, at: Timestamp, caller: u64, own: u64) -> Option<Self> {
         let entries =
@@ -46,14 +46,14 @@ impl Sampled {
             Request::Attributes(all) => length(all),
             Request::Descriptors(all) => all.iter().map(|one| length(one.entries)).sum(),
         };
-        if long > LONGEST {
+        if long > MAX_BYTES {
             return None;
         }
         let form = match check.request {
-            Request::Attributes(all) => Form::Attributes(entries(all)),
-            Request::Descriptors(all) => {
-                Form::Descriptors(all.iter().map(|one| (entries(one.entries), one.hits, one.limit)).collect())
-            }
+            Request::Attributes(all) => SampledInput::Attributes(entries(all)),
+            Request::Descriptors(all) => SampledInput::Descriptors(
+                all.iter().map(|one| (entries(one.entries), one.hits, one.limit)).collect(),
+            ),
         };
         let kept = Self {
             at,
@@ -62,12 +62,12 @@ impl Sampled {
             callers: 1,
             node: 0,
             domain: check.domain.into(),
-            form,
+            input: form,
             cost: check.cost,
             bytes: 0,
         };
         let bytes = kept.size();
-        (bytes <= LONGEST).then_some(Self { bytes, ..kept })
+        (bytes <= MAX_BYTES).then_some(Self { bytes, ..kept })
     }
 
     /// The memory that it takes, about.
@@ -77,18 +77,20 @@ impl Sampled {
     }
 
     /// Whether it charged nothing: whoever only looks is denied nothing, so says nothing about whom rules would deny.
-    pub(crate) fn is_look(&self) -> bool {
-        match &self.form {
-            Form::Attributes(_) => self.cost == Cost::LOOK,
-            Form::Descriptors(all) => all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::LOOK),
+    pub(crate) fn is_peek(&self) -> bool {
+        match &self.input {
+            SampledInput::Attributes(_) => self.cost == Cost::LOOK,
+            SampledInput::Descriptors(all) => {
+                all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::LOOK)
+            }
         }
     }
 
     /// All keys and values.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
-        let (attributes, descriptors): (&[_], &[OneDescriptor]) = match &self.form {
-            Form::Attributes(all) => (all, &[]),
-            Form::Descriptors(all) => (&[], all),
+        let (attributes, descriptors): (&[_], &[SampledDescriptor]) = match &self.input {
+            SampledInput::Attributes(all) => (all, &[]),
+            SampledInput::Descriptors(all) => (&[], all),
         };
         let all = attributes.iter().chain(descriptors.iter().flat_map(|(entries, ..)| entries));
         all.map(|(key, value)| (&**key, &**value))
@@ -99,12 +101,12 @@ impl Sampled {
         fn of(entries: &Entries) -> Vec<(&str, &str)> {
             entries.iter().map(|(key, value)| (&**key, &**value)).collect()
         }
-        match &self.form {
-            Form::Attributes(entries) => {
+        match &self.input {
+            SampledInput::Attributes(entries) => {
                 let entries = of(entries);
                 ask(&Check::attributes(&self.domain, &entries).costing(self.cost))
             }
-            Form::Descriptors(all) => {
+            SampledInput::Descriptors(all) => {
                 let entries: Vec<_> = all.iter().map(|(entries, ..)| of(entries)).collect();
                 let all = entries.iter().zip(all);
                 let all: Vec<_> = all

@@ -8,13 +8,13 @@
 mod write;
 
 use crate::auth::key_hash::{KeyHash, prefix};
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 use crate::db::transaction::Actor;
-use crate::db::{Db, Importing};
-use crate::error::{ControlError, QuotaProblem, text, time};
+use crate::db::{Db, ImportPhase};
+use crate::error::{ControlError, ValidationError, check_text, parse_time};
 use crate::quota::overrides::QuotaOverride;
-use crate::quota::pending::{QuotaUntil, Until, is_to_come};
-use crate::quota::record::{QuotaDraft, agreement};
+use crate::quota::pending::{CurrentTerms, PriorTerms, is_pending};
+use crate::quota::record::{QuotaSpec, quota_message};
 use ring::digest;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -26,18 +26,18 @@ use tollgate_rules::Ruleset;
 use utoipa::ToSchema;
 
 /// Rows in one transaction, and in the first one.
-const FEWEST: usize = 4_000;
-const MOST: usize = 32_000;
+const MIN_BATCH: usize = 4_000;
+const MAX_BATCH: usize = 32_000;
 /// Bytes of lines in one transaction: rows may be long.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_BATCH_BYTES: usize = 16 << 20;
 /// How long a transaction should take at most, in milliseconds.
-const GOAL: i64 = 1_000;
+const BATCH_TARGET: i64 = 1_000;
 /// Other processes look every tenth of a second whether a file of SQLite can be written to; so long nobody here does.
-const BREATH: Duration = Duration::from_millis(110);
+const MIN_PAUSE: Duration = Duration::from_millis(110);
 /// Errors that are told of; all are counted.
-const MOST_ERRORS: usize = 1_000;
+const MAX_ERRORS: usize = 1_000;
 
-agreement! {
+quota_message! {
     /// A line of an import, which may be a line of an export.
     pub struct ImportLine {
         /// The caller's key.
@@ -53,13 +53,14 @@ agreement! {
         /// Exports have it; it is a new one.
         pub revision: Option<i64>,
         /// What acts until `effective_at`, as exports have it; what acts already, if it does not say.
-        pub until_effective: Option<QuotaUntil>,
+        pub until_effective: Option<CurrentTerms>,
     }
 }
 
 /// What came of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Imported {
+#[schema(as = Imported)]
+pub struct ImportReport {
     /// Lines that act.
     pub imported: u64,
     /// Lines that do not.
@@ -76,23 +77,24 @@ pub struct LineError {
     /// What is wrong, and what to write.
     pub detail: String,
     /// The field.
+    #[serde(rename = "field")]
     #[schema(required = true)]
     pub place: Option<String>,
 }
 
 /// An import under way. There is one at a time.
 pub struct Import {
-    control: Arc<Control>,
+    control: Arc<ControlPlane>,
     rules: Arc<Ruleset>,
     actor: Actor,
-    batch: Batch,
+    batch: ImportBatch,
     /// How many rows make a batch now.
     full: usize,
     /// How long this node has written without a pause, in milliseconds.
-    breathless: i64,
+    yield_due: i64,
     /// The batch before, which is written while this one is gathered.
-    writing: Option<JoinHandle<Result<Written, ControlError>>>,
-    told: Imported,
+    writing: Option<JoinHandle<Result<BatchResult, ControlError>>>,
+    report: ImportReport,
     /// Whether the writer of the database is prepared for much at once.
     unusual: bool,
     /// No other import is under way while this is held.
@@ -100,17 +102,17 @@ pub struct Import {
 }
 
 /// What became of a batch.
-struct Written {
+struct BatchResult {
     lines: u64,
     /// In milliseconds.
-    took: i64,
+    elapsed: i64,
 }
 
 /// Lines that are to be written together.
-struct Batch {
-    rows: Vec<BulkRow>,
+struct ImportBatch {
+    rows: Vec<ImportRow>,
     /// Where a key is already: of several lines about it the last counts, and one statement must not meet it twice.
-    places: HashMap<KeyHash, usize>,
+    positions: HashMap<KeyHash, usize>,
     first: u64,
     last: u64,
     lines: u64,
@@ -118,7 +120,7 @@ struct Batch {
     sum: digest::Context,
 }
 
-struct BulkRow {
+struct ImportRow {
     hash: KeyHash,
     key_prefix: String,
     tier: Option<String>,
@@ -128,30 +130,31 @@ struct BulkRow {
     reason: String,
     author: String,
     /// What acts until `effective_at`; where nothing is here, what the row has that is there.
-    until: Option<Until<String>>,
+    until: Option<PriorTerms<String>>,
 }
 
-impl BulkRow {
+impl ImportRow {
     /// In place of a line about the same key, which would have been written first.
     fn after(mut self, before: &Self, now: i64) -> Self {
-        if self.until.is_none() && is_to_come(self.effective_at, now) {
+        if self.until.is_none() && is_pending(self.effective_at, now) {
             let Self { tier, overrides, expires_at, .. } = before;
-            let own = Until { tier: tier.clone(), overrides: overrides.clone(), expires_at: *expires_at };
-            self.until = own.acting(before.effective_at, before.until.clone(), now);
+            let own =
+                PriorTerms { tier: tier.clone(), overrides: overrides.clone(), expires_at: *expires_at };
+            self.until = own.active(before.effective_at, before.until.clone(), now);
         }
         self
     }
 }
 
-impl Default for Batch {
+impl Default for ImportBatch {
     fn default() -> Self {
         let sum = digest::Context::new(&digest::SHA256);
-        Self { rows: Vec::new(), places: HashMap::new(), first: 0, last: 0, lines: 0, bytes: 0, sum }
+        Self { rows: Vec::new(), positions: HashMap::new(), first: 0, last: 0, lines: 0, bytes: 0, sum }
     }
 }
 
-impl Batch {
-    fn add(&mut self, line: u64, sent: &[u8], row: BulkRow, now: i64) {
+impl ImportBatch {
+    fn add(&mut self, line: u64, sent: &[u8], row: ImportRow, now: i64) {
         if self.lines == 0 {
             self.first = line;
         }
@@ -160,10 +163,10 @@ impl Batch {
         self.bytes += sent.len();
         self.sum.update(sent);
         self.sum.update(b"\n");
-        match self.places.get(&row.hash) {
+        match self.positions.get(&row.hash) {
             Some(place) => self.rows[*place] = row.after(&self.rows[*place], now),
             None => {
-                self.places.insert(row.hash, self.rows.len());
+                self.positions.insert(row.hash, self.rows.len());
                 self.rows.push(row);
             }
         }
@@ -173,19 +176,19 @@ impl Batch {
 impl Import {
     /// Begins one; nothing, while another is under way.
     #[must_use]
-    pub fn begin(control: &Arc<Control>, rules: Arc<Ruleset>, actor: Actor) -> Option<Self> {
-        let only = Arc::clone(&control.importing).try_lock_owned().ok()?;
+    pub fn begin(control: &Arc<ControlPlane>, rules: Arc<Ruleset>, actor: Actor) -> Option<Self> {
+        let only = Arc::clone(&control.import_lock).try_lock_owned().ok()?;
         let control = Arc::clone(control);
-        let (batch, told) = (Batch::default(), Imported::default());
+        let (batch, told) = (ImportBatch::default(), ImportReport::default());
         Some(Self {
             control,
             rules,
             actor,
             batch,
-            full: FEWEST,
-            breathless: 0,
+            full: MIN_BATCH,
+            yield_due: 0,
             writing: None,
-            told,
+            report: told,
             unusual: false,
             only: Some(only),
         })
@@ -196,16 +199,16 @@ impl Import {
     /// # Errors
     /// [`ControlError`] if the database did not take what was gathered before.
     pub async fn line(&mut self, line: u64, sent: &[u8], read: ImportLine) -> Result<(), ControlError> {
-        match self.check(read) {
+        match self.validate(read) {
             Ok(row) => self.batch.add(line, sent, row, self.control.now_seconds()),
-            Err(wrong) => self.refuse(line, wrong.detail, Some(wrong.place)),
+            Err(wrong) => self.reject_line(line, wrong.detail, Some(wrong.place)),
         }
-        if self.batch.rows.len() >= self.full || self.batch.bytes >= MOST_BYTES {
-            self.written().await?;
+        if self.batch.rows.len() >= self.full || self.batch.bytes >= MAX_BATCH_BYTES {
+            self.await_batch().await?;
             let batch = std::mem::take(&mut self.batch);
-            let breath = self.breath();
+            let breath = self.yield_between_batches();
             self.unusual = true;
-            self.control.db.importing(Importing::Begins).await?;
+            self.control.db.importing(ImportPhase::Begins).await?;
             let (control, actor) = (Arc::clone(&self.control), self.actor.clone());
             self.writing = Some(tokio::spawn(async move {
                 tokio::time::sleep(breath).await;
@@ -216,52 +219,52 @@ impl Import {
     }
 
     /// How long to wait before the next batch. Those in this process who write get their turn anyway.
-    fn breath(&mut self) -> Duration {
-        if self.breathless < GOAL || !matches!(self.control.db, Db::Sqlite { .. }) {
+    fn yield_between_batches(&mut self) -> Duration {
+        if self.yield_due < BATCH_TARGET || !matches!(self.control.db, Db::Sqlite { .. }) {
             return Duration::ZERO;
         }
-        self.breathless = 0;
-        BREATH
+        self.yield_due = 0;
+        MIN_PAUSE
     }
 
     /// Notes a line that could not be read.
-    pub fn refuse(&mut self, line: u64, detail: String, place: Option<String>) {
-        self.told.failed += 1;
-        if self.told.errors.len() < MOST_ERRORS {
-            self.told.errors.push(LineError { line, detail, place });
+    pub fn reject_line(&mut self, line: u64, detail: String, place: Option<String>) {
+        self.report.failed += 1;
+        if self.report.errors.len() < MAX_ERRORS {
+            self.report.errors.push(LineError { line, detail, place });
         }
     }
 
     /// Lines that act by now, whatever comes after.
     #[must_use]
     pub fn imported(&self) -> u64 {
-        self.told.imported
+        self.report.imported
     }
 
     /// Waits until what came so far is written, and leaves out what is still being gathered.
     ///
     /// # Errors
     /// [`ControlError`] if the database did not take it.
-    pub async fn break_off(&mut self) -> Result<(), ControlError> {
-        let written = self.written().await;
-        self.tidy().await;
+    pub async fn abort(&mut self) -> Result<(), ControlError> {
+        let written = self.await_batch().await;
+        self.restore_writer().await;
         written
     }
 
-    async fn tidy(&mut self) {
-        tidy(&self.control).await;
+    async fn restore_writer(&mut self) {
+        restore_writer(&self.control).await;
         self.unusual = false;
     }
 
-    async fn written(&mut self) -> Result<(), ControlError> {
+    async fn await_batch(&mut self) -> Result<(), ControlError> {
         if let Some(writing) = self.writing.take() {
-            let written = writing.await.map_err(|error| ControlError::Broken(error.to_string()))??;
-            self.told.imported += written.lines;
-            self.breathless += written.took;
-            self.full = match written.took {
-                ..=500 => (self.full * 2).min(MOST),
-                501..=GOAL => self.full,
-                _ => (self.full / 2).max(FEWEST),
+            let written = writing.await.map_err(|error| ControlError::Corrupt(error.to_string()))??;
+            self.report.imported += written.lines;
+            self.yield_due += written.elapsed;
+            self.full = match written.elapsed {
+                ..=500 => (self.full * 2).min(MAX_BATCH),
+                501..=BATCH_TARGET => self.full,
+                _ => (self.full / 2).max(MIN_BATCH),
             };
         }
         Ok(())
@@ -271,30 +274,30 @@ impl Import {
     ///
     /// # Errors
     /// [`ControlError`] if the database did not take it.
-    pub async fn finish(&mut self) -> Result<Imported, ControlError> {
+    pub async fn finish(&mut self) -> Result<ImportReport, ControlError> {
         let written = self.write_rest().await;
-        self.tidy().await;
+        self.restore_writer().await;
         written?;
-        self.control.act().await;
-        Ok(std::mem::take(&mut self.told))
+        self.control.apply().await;
+        Ok(std::mem::take(&mut self.report))
     }
 
     async fn write_rest(&mut self) -> Result<(), ControlError> {
-        self.written().await?;
+        self.await_batch().await?;
         let batch = std::mem::take(&mut self.batch);
         if batch.lines > 0 {
-            self.told.imported += self.control.write_batch(batch, &self.actor).await?.lines;
+            self.report.imported += self.control.write_batch(batch, &self.actor).await?.lines;
         }
         Ok(())
     }
 
-    fn check(&self, read: ImportLine) -> Result<BulkRow, QuotaProblem> {
+    fn validate(&self, read: ImportLine) -> Result<ImportRow, ValidationError> {
         let problem = |place: &str, detail: &str| {
-            Err(QuotaProblem { place: place.to_owned(), detail: detail.to_owned() })
+            Err(ValidationError { place: place.to_owned(), detail: detail.to_owned() })
         };
         let (hash, key_prefix) = match (&read.api_key, &read.id) {
             (Some(api_key), id) => {
-                text("api_key", api_key, 1, crate::auth::key_hash::LONGEST)?;
+                check_text("api_key", api_key, 1, crate::auth::key_hash::MAX_KEY_BYTES)?;
                 let hash = self.control.hasher.hash(api_key);
                 if id.as_ref().is_some_and(|id| KeyHash::parse(id) != Some(hash)) {
                     return problem("id", "it is not what stands for this `api_key` here: leave it out");
@@ -302,7 +305,7 @@ impl Import {
                 (hash, prefix(api_key))
             }
             (None, Some(id)) => {
-                let ours = self.control.installation();
+                let ours = self.control.installation_id();
                 if read.installation.as_deref().is_some_and(|of| of != ours) {
                     return problem(
                         "installation",
@@ -313,7 +316,7 @@ impl Import {
                     return problem("id", "write the 64 digits of an export, or `api_key` instead");
                 };
                 let key_prefix = read.key_prefix.unwrap_or_default();
-                text("key_prefix", &key_prefix, 0, 64)?;
+                check_text("key_prefix", &key_prefix, 0, 64)?;
                 (hash, key_prefix)
             }
             (None, None) => {
@@ -322,12 +325,12 @@ impl Import {
         };
         let ImportLine { tier, overrides, effective_at, expires_at, reason, author, until_effective, .. } =
             read;
-        let draft = QuotaDraft { tier, overrides, effective_at, expires_at, reason, author };
-        let checked = draft.check(&self.rules, self.control.clock.now())?;
+        let draft = QuotaSpec { tier, overrides, effective_at, expires_at, reason, author };
+        let checked = draft.validate(&self.rules, self.control.clock.now())?;
         let now = self.control.now_seconds();
-        let until = until_effective.filter(|_| is_to_come(checked.effective_at, now));
-        let until = until.map(|until| self.check_until(until)).transpose()?.flatten();
-        Ok(BulkRow {
+        let until = until_effective.filter(|_| is_pending(checked.effective_at, now));
+        let until = until.map(|until| self.validate_prior_terms(until)).transpose()?.flatten();
+        Ok(ImportRow {
             hash,
             key_prefix,
             tier: checked.tier,
@@ -341,23 +344,26 @@ impl Import {
     }
 
     /// What is to act until then; nothing, where it would have ended by now.
-    fn check_until(&self, sent: QuotaUntil) -> Result<Option<Until<String>>, QuotaProblem> {
-        let within = |wrong: QuotaProblem| QuotaProblem {
+    fn validate_prior_terms(
+        &self,
+        sent: CurrentTerms,
+    ) -> Result<Option<PriorTerms<String>>, ValidationError> {
+        let within = |wrong: ValidationError| ValidationError {
             place: format!("until_effective.{}", wrong.place),
             detail: wrong.detail,
         };
-        let QuotaUntil { tier, overrides, expires_at } = sent;
-        let expires_at = expires_at.map(|at| time("expires_at", &at)).transpose().map_err(within)?;
-        let draft = QuotaDraft { tier, overrides, ..QuotaDraft::default() };
-        let checked = draft.check(&self.rules, self.control.clock.now()).map_err(within)?;
+        let CurrentTerms { tier, overrides, expires_at } = sent;
+        let expires_at = expires_at.map(|at| parse_time("expires_at", &at)).transpose().map_err(within)?;
+        let draft = QuotaSpec { tier, overrides, ..QuotaSpec::default() };
+        let checked = draft.validate(&self.rules, self.control.clock.now()).map_err(within)?;
         let overrides = serde_json::to_string(&checked.overrides).unwrap_or_default();
-        let until = Until { tier: checked.tier, overrides, expires_at };
-        Ok(until.acting(None, None, self.control.now_seconds()))
+        let until = PriorTerms { tier: checked.tier, overrides, expires_at };
+        Ok(until.active(None, None, self.control.now_seconds()))
     }
 }
 
-async fn tidy(control: &Control) {
-    if let Err(error) = control.db.importing(Importing::Ends).await {
+async fn restore_writer(control: &ControlPlane) {
+    if let Err(error) = control.db.importing(ImportPhase::Ends).await {
         tracing::debug!(%error, "the database was not tidied up after an import");
     }
 }
@@ -374,7 +380,7 @@ impl Drop for Import {
             if let Some(writing) = writing {
                 let _ = writing.await;
             }
-            tidy(&control).await;
+            restore_writer(&control).await;
             drop(only);
         });
     }
@@ -382,7 +388,7 @@ impl Drop for Import {
 
 impl std::fmt::Debug for Import {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Import").field("told", &self.told).finish_non_exhaustive()
+        f.debug_struct("Import").field("report", &self.report).finish_non_exhaustive()
     }
 }
 

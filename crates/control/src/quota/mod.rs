@@ -10,22 +10,23 @@ pub(crate) mod record;
 pub(crate) mod row;
 pub(crate) mod table;
 
-use crate::audit::record;
-use crate::auth::key_hash::{Caller, KeyHash, prefix};
-use crate::control_plane::Control;
+use crate::audit::{reason_only, record};
+use crate::auth::key_hash::{CallerRef, KeyHash, prefix};
+use crate::control_plane::ControlPlane;
 use crate::db::on;
-use crate::db::time::{tell, tell_millis};
-use crate::db::transaction::{Actor, Changed, Expected, writing};
-use crate::error::{ControlError, QuotaProblem};
-use crate::quota::pending::{Until, is_to_come};
-use crate::quota::record::{Quota, QuotaDraft};
-use crate::quota::row::{Whole, columns};
+use crate::db::time::{format_millis, format_time};
+use crate::db::transaction::{Actor, ChangeRecord, Precondition, writing};
+use crate::error::{ControlError, ValidationError};
+use crate::quota::pending::{PriorTerms, is_pending};
+use crate::quota::record::{Quota, QuotaSpec};
+use crate::quota::row::{FullQuotaRow, columns};
 use tollgate_rules::Ruleset;
 
-const ONE: &str = concat!("SELECT ", columns!(whole), " FROM quotas WHERE key_hash = $1 AND deleted = 0");
+const SELECT_ONE: &str =
+    concat!("SELECT ", columns!(whole), " FROM quotas WHERE key_hash = $1 AND deleted = 0");
 
 /// Those whose ids begin with the same word: one, or none.
-const BEGINS: &str =
+const SELECT_BY_SHORT_ID: &str =
     "SELECT key_hash FROM quotas WHERE key_hash >= $1 AND key_hash <= $2 AND deleted = 0 LIMIT 2";
 
 const UPSERT: &str =
@@ -39,24 +40,24 @@ const UPSERT: &str =
      until_expires_at = excluded.until_expires_at";
 
 /// About how many rows there are, without counting them.
-const ABOUT: [&str; 2] = [
+const ESTIMATE: [&str; 2] = [
     "SELECT COALESCE(MAX(rowid), 0) FROM quotas",
     "SELECT GREATEST(reltuples::BIGINT, pg_relation_size(oid) / 256) FROM pg_class WHERE oid = 'quotas'::regclass",
 ];
 
-fn told(quota: Option<&Quota>) -> String {
+fn audit_json(quota: Option<&Quota>) -> String {
     quota.and_then(|quota| serde_json::to_string(quota).ok()).unwrap_or_default()
 }
 
-impl Control {
+impl ControlPlane {
     /// What is agreed with a caller.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
-    pub async fn quota(&self, caller: impl Into<Caller<'_>>) -> Result<Option<Quota>, ControlError> {
-        let hash = self.hasher.of(caller.into());
-        let row: Option<Whole> = on!(&self.db, pool => {
-            sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(pool).await?
+    pub async fn quota(&self, caller: impl Into<CallerRef<'_>>) -> Result<Option<Quota>, ControlError> {
+        let hash = self.hasher.hash_caller(caller.into());
+        let row: Option<FullQuotaRow> = on!(&self.db, pool => {
+            sqlx::query_as(SELECT_ONE).bind(hash.0.to_vec()).fetch_optional(pool).await?
         });
         let now = self.now_seconds();
         row.map(|row| row.quota(now)).transpose()
@@ -74,7 +75,7 @@ impl Control {
         });
         let [from, to] = ends;
         let rows: Vec<(Vec<u8>,)> = on!(&self.db, pool => {
-            sqlx::query_as(BEGINS).bind(from).bind(to).fetch_all(pool).await?
+            sqlx::query_as(SELECT_BY_SHORT_ID).bind(from).bind(to).fetch_all(pool).await?
         });
         // Two that begin alike cannot be told apart by it.
         let one = rows.first().filter(|_| rows.len() == 1);
@@ -88,48 +89,52 @@ impl Control {
     /// sent cannot be.
     pub async fn put_quota(
         &self,
-        caller: impl Into<Caller<'_>>,
-        draft: QuotaDraft,
+        caller: impl Into<CallerRef<'_>>,
+        draft: QuotaSpec,
         rules: &Ruleset,
-        expected: Expected,
+        expected: Precondition,
         actor: &Actor,
-    ) -> Result<Result<Quota, QuotaProblem>, ControlError> {
-        let checked = match draft.check(rules, self.clock.now()) {
+    ) -> Result<Result<Quota, ValidationError>, ControlError> {
+        let checked = match draft.validate(rules, self.clock.now()) {
             Ok(checked) => checked,
             Err(problem) => return Ok(Err(problem)),
         };
         let caller = caller.into();
-        let hash = self.hasher.of(caller);
+        let hash = self.hasher.hash_caller(caller);
         let overrides = serde_json::to_string(&checked.overrides).unwrap_or_default();
         let (now, seconds) = (self.now_millis(), self.now_seconds());
         let written = writing!(&self.db, |tx, head| {
-            let found: Option<Whole> =
-                sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
-            let going_on = found.as_ref().and_then(|found| found.row.terms.acting(seconds));
-            let going_on = going_on.filter(|_| is_to_come(checked.effective_at, seconds));
+            let found: Option<FullQuotaRow> =
+                sqlx::query_as(SELECT_ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
+            let going_on = found.as_ref().and_then(|found| found.row.terms.active(seconds));
+            let going_on = going_on.filter(|_| is_pending(checked.effective_at, seconds));
             let before = found.map(|row| row.quota(seconds)).transpose()?;
-            if !expected.meets(before.as_ref().map(|quota| quota.revision)) {
-                return Err(ControlError::Changed);
+            if !expected.is_met(before.as_ref().map(|quota| quota.revision)) {
+                return Err(ControlError::Conflict);
             }
             let key_prefix = match (caller, &before) {
-                (Caller::Key(key), _) => prefix(key),
-                (Caller::Id(_), Some(before)) => before.key_prefix.clone(),
-                (Caller::Id(_), None) => return Err(ControlError::Unknown("quota with this id")),
+                (CallerRef::Key(key), _) => prefix(key),
+                (CallerRef::Id(_), Some(before)) => before.key_prefix.clone(),
+                (CallerRef::Id(_), None) => return Err(ControlError::NotFound("quota with this id")),
             };
             let after = Quota {
                 id: hash.to_string(),
                 key_prefix,
                 tier: checked.tier.clone(),
                 overrides: checked.overrides.clone(),
-                effective_at: checked.effective_at.map(tell),
-                expires_at: checked.expires_at.map(tell),
-                until_effective: going_on.clone().map(Until::read).transpose()?.map(Until::tell),
+                effective_at: checked.effective_at.map(format_time),
+                expires_at: checked.expires_at.map(format_time),
+                until_effective: going_on
+                    .clone()
+                    .map(PriorTerms::parse)
+                    .transpose()?
+                    .map(PriorTerms::to_current),
                 reason: checked.reason.clone(),
                 author: checked.author.clone().unwrap_or_else(|| actor.name.clone()),
-                updated_at: tell_millis(now),
+                updated_at: format_millis(now),
                 revision: head.0,
             };
-            let (until_tier, until_overrides, until_expires_at) = Until::columns(going_on);
+            let (until_tier, until_overrides, until_expires_at) = PriorTerms::columns(going_on);
             sqlx::query(UPSERT)
                 .bind(hash.0.to_vec())
                 .bind(after.key_prefix.clone())
@@ -146,39 +151,53 @@ impl Control {
                 .bind(until_expires_at)
                 .execute(&mut *tx)
                 .await?;
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "quota.put",
                 target: &after.id,
-                before: told(before.as_ref()),
-                after: told(Some(&after)),
+                before: audit_json(before.as_ref()),
+                after: audit_json(Some(&after)),
             };
             record!(tx, head, now, actor, &changed);
             after
         });
-        self.act().await;
+        self.apply().await;
         Ok(Ok(written))
     }
 
     /// Ends an agreement.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] if there is none, [`ControlError::Changed`] if it is another than expected, or the
+    /// [`ControlError::NotFound`] if there is none, [`ControlError::Conflict`] if it is another than expected, or the
     /// database's own.
     pub async fn delete_quota(
         &self,
-        caller: impl Into<Caller<'_>>,
-        expected: Expected,
+        caller: impl Into<CallerRef<'_>>,
+        expected: Precondition,
         actor: &Actor,
     ) -> Result<(), ControlError> {
-        let hash = self.hasher.of(caller.into());
+        self.delete_quota_with_reason(caller, expected, "", actor).await
+    }
+
+    /// Deletes a quota and records the reason in the audit log.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::delete_quota`].
+    pub async fn delete_quota_with_reason(
+        &self,
+        caller: impl Into<CallerRef<'_>>,
+        expected: Precondition,
+        reason: &str,
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
+        let hash = self.hasher.hash_caller(caller.into());
         let (now, seconds) = (self.now_millis(), self.now_seconds());
         writing!(&self.db, |tx, head| {
-            let found: Option<Whole> =
-                sqlx::query_as(ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
+            let found: Option<FullQuotaRow> =
+                sqlx::query_as(SELECT_ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
             let before = found.map(|row| row.quota(seconds)).transpose()?;
-            let before = before.ok_or(ControlError::Unknown("quota of this caller"))?;
-            if !expected.meets(Some(before.revision)) {
-                return Err(ControlError::Changed);
+            let before = before.ok_or(ControlError::NotFound("quota of this caller"))?;
+            if !expected.is_met(Some(before.revision)) {
+                return Err(ControlError::Conflict);
             }
             sqlx::query("UPDATE quotas SET deleted = 1, updated_at = $2, revision = $3 WHERE key_hash = $1")
                 .bind(hash.0.to_vec())
@@ -186,21 +205,21 @@ impl Control {
                 .bind(head.0)
                 .execute(&mut *tx)
                 .await?;
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "quota.delete",
                 target: &before.id,
-                before: told(Some(&before)),
-                after: String::new(),
+                before: audit_json(Some(&before)),
+                after: reason_only(reason),
             };
             record!(tx, head, now, actor, &changed);
         });
-        self.act().await;
+        self.apply().await;
         Ok(())
     }
 
     /// About how many agreements there are.
-    pub(crate) async fn about_how_many(&self) -> Result<usize, ControlError> {
-        let sql = self.db.dialect(ABOUT);
+    pub(crate) async fn estimate_count(&self) -> Result<usize, ControlError> {
+        let sql = self.db.dialect(ESTIMATE);
         let (rows,): (i64,) = on!(&self.db, pool => sqlx::query_as(sql).fetch_one(pool).await?);
         Ok(usize::try_from(rows).unwrap_or(0))
     }

@@ -24,7 +24,7 @@ pub struct QuotaOverride {
 }
 
 impl QuotaOverride {
-    pub(crate) fn of_rule(rule: &Override) -> Self {
+    pub(crate) fn from_rule(rule: &Override) -> Self {
         let Override { descriptor, count, period, burst } = rule.clone();
         Self { descriptor, requests_per_unit: count, unit: period, burst }
     }

@@ -2,7 +2,7 @@
 //! one until then. It is kept in the row of what is to come, so that there is one agreement with a caller, one revision of it,
 //! and nothing that would have to be written when the time has come. Two rows were rejected: each reader would have to choose.
 
-use crate::db::time::tell;
+use crate::db::time::format_time;
 use crate::error::ControlError;
 use crate::quota::overrides::QuotaOverride;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 /// What acts until then, as it is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct QuotaUntil {
+#[schema(as = QuotaUntil)]
+pub struct CurrentTerms {
     /// The caller's tier.
     #[schema(required = true)]
     pub tier: Option<String>,
@@ -26,52 +27,52 @@ pub struct QuotaUntil {
 
 /// The same with its time in seconds; with its limits as they are kept, in JSON, or as they are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Until<O> {
+pub(crate) struct PriorTerms<O> {
     pub(crate) tier: Option<String>,
     pub(crate) overrides: O,
     pub(crate) expires_at: Option<i64>,
 }
 
 /// As rows have it: the limits are there if anything is.
-pub(crate) type Columns = (Option<String>, Option<String>, Option<i64>);
+pub(crate) type PriorTermsColumns = (Option<String>, Option<String>, Option<i64>);
 
-impl Until<String> {
-    pub(crate) fn of((tier, overrides, expires_at): Columns) -> Option<Self> {
+impl PriorTerms<String> {
+    pub(crate) fn from_columns((tier, overrides, expires_at): PriorTermsColumns) -> Option<Self> {
         overrides.map(|overrides| Self { tier, overrides, expires_at })
     }
 
-    pub(crate) fn columns(this: Option<Self>) -> Columns {
+    pub(crate) fn columns(this: Option<Self>) -> PriorTermsColumns {
         this.map_or((None, None, None), |this| (this.tier, Some(this.overrides), this.expires_at))
     }
 
     /// What of an agreement acts now: itself, or what acts until it does.
-    pub(crate) fn acting(self, effective_at: Option<i64>, until: Option<Self>, now: i64) -> Option<Self> {
-        let acts = if is_to_come(effective_at, now) { until } else { Some(self) };
+    pub(crate) fn active(self, effective_at: Option<i64>, until: Option<Self>, now: i64) -> Option<Self> {
+        let acts = if is_pending(effective_at, now) { until } else { Some(self) };
         acts.filter(|acts| acts.expires_at.is_none_or(|end| end > now))
     }
 
-    pub(crate) fn read(self) -> Result<Until<Vec<QuotaOverride>>, ControlError> {
+    pub(crate) fn parse(self) -> Result<PriorTerms<Vec<QuotaOverride>>, ControlError> {
         let Self { tier, overrides, expires_at } = self;
-        Ok(Until { tier, overrides: limits(&overrides)?, expires_at })
+        Ok(PriorTerms { tier, overrides: parse_overrides(&overrides)?, expires_at })
     }
 }
 
-impl Until<Vec<QuotaOverride>> {
-    pub(crate) fn tell(self) -> QuotaUntil {
+impl PriorTerms<Vec<QuotaOverride>> {
+    pub(crate) fn to_current(self) -> CurrentTerms {
         let Self { tier, overrides, expires_at } = self;
-        QuotaUntil { tier, overrides, expires_at: expires_at.map(tell) }
+        CurrentTerms { tier, overrides, expires_at: expires_at.map(format_time) }
     }
 }
 
-pub(crate) fn is_to_come(effective_at: Option<i64>, now: i64) -> bool {
+pub(crate) fn is_pending(effective_at: Option<i64>, now: i64) -> bool {
     effective_at.is_some_and(|from| from > now)
 }
 
 /// Limits as they are kept.
-pub(crate) fn limits(text: &str) -> Result<Vec<QuotaOverride>, ControlError> {
+pub(crate) fn parse_overrides(text: &str) -> Result<Vec<QuotaOverride>, ControlError> {
     if text == "[]" {
         return Ok(Vec::new());
     }
     serde_json::from_str(text)
-        .map_err(|error| ControlError::Broken(format!("the overrides of a quota: {error}")))
+        .map_err(|error| ControlError::Corrupt(format!("the overrides of a quota: {error}")))
 }

@@ -1,23 +1,23 @@
 //! What is agreed with one caller: a tier, limits of its own, and from when to when. As operators write it and read it.
 
-use crate::error::{QuotaProblem, text, time};
+use crate::error::{ValidationError, check_text, parse_time};
 use crate::quota::overrides::QuotaOverride;
-use crate::quota::pending::QuotaUntil;
+use crate::quota::pending::CurrentTerms;
 use serde::{Deserialize, Serialize};
 use tollgate_core::Timestamp;
 use tollgate_rules::{Override, Ruleset};
 use utoipa::ToSchema;
 
 /// Tiers that need no rule to name them.
-const USUAL_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
+const BUILT_IN_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
 
 /// Declares something that is sent about an agreement: what it always says, behind fields of its own. (A flattened struct would
 /// do as well, but mistakes in it have no place.)
-macro_rules! agreement {
+macro_rules! quota_message {
     ($(#[$about:meta])* pub struct $name:ident { $($own:tt)* }) => {
-        $(#[$about])*
         #[derive(Clone, Debug, Default, Deserialize, utoipa::ToSchema)]
         #[serde(deny_unknown_fields)]
+        $(#[$about])*
         pub struct $name {
             $($own)*
             /// The caller's tier, whatever its requests say.
@@ -43,11 +43,12 @@ macro_rules! agreement {
         }
     };
 }
-pub(crate) use agreement;
+pub(crate) use quota_message;
 
-agreement! {
+quota_message! {
     /// An agreement as it is sent.
-    pub struct QuotaDraft {}
+    #[schema(as = QuotaDraft)]
+    pub struct QuotaSpec {}
 }
 
 /// An agreement as it is kept.
@@ -70,8 +71,8 @@ pub struct Quota {
     pub expires_at: Option<String>,
     /// What acts until `effective_at`, where that is to come and something does.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = QuotaUntil)]
-    pub until_effective: Option<QuotaUntil>,
+    #[schema(value_type = CurrentTerms)]
+    pub until_effective: Option<CurrentTerms>,
     /// Why.
     pub reason: String,
     /// Who wanted it.
@@ -85,7 +86,7 @@ pub struct Quota {
 
 /// An agreement that can act.
 #[derive(Clone, Debug)]
-pub(crate) struct Checked {
+pub(crate) struct ValidQuota {
     pub(crate) tier: Option<String>,
     pub(crate) overrides: Vec<QuotaOverride>,
     pub(crate) effective_at: Option<i64>,
@@ -95,39 +96,40 @@ pub(crate) struct Checked {
 }
 
 /// The most limits of one caller's own.
-const MOST_OVERRIDES: usize = 32;
+const MAX_OVERRIDES: usize = 32;
 
-impl QuotaDraft {
+impl QuotaSpec {
     /// Checks it against the rules that act now.
-    pub(crate) fn check(self, rules: &Ruleset, now: Timestamp) -> Result<Checked, QuotaProblem> {
-        let problem = |place: &str, detail: String| Err(QuotaProblem { place: place.to_owned(), detail });
+    pub(crate) fn validate(self, rules: &Ruleset, now: Timestamp) -> Result<ValidQuota, ValidationError> {
+        let problem = |place: &str, detail: String| Err(ValidationError { place: place.to_owned(), detail });
         if self.tier.is_none() && self.overrides.is_empty() {
             return problem("tier", "it says nothing: write a `tier`, `overrides`, or both".to_owned());
         }
         if let Some(tier) = &self.tier {
-            text("tier", tier, 1, 64)?;
-            if !USUAL_TIERS.contains(&tier.as_str()) && !rules.names_tier(tier) {
-                let usual = USUAL_TIERS.join(", ");
+            check_text("tier", tier, 1, 64)?;
+            if !BUILT_IN_TIERS.contains(&tier.as_str()) && !rules.names_tier(tier) {
+                let usual = BUILT_IN_TIERS.join(", ");
                 return problem(
                     "tier",
                     format!("no rule has limits for `{tier}`; write one that has, or {usual}"),
                 );
             }
         }
-        if self.overrides.len() > MOST_OVERRIDES {
-            return problem("overrides", format!("there are at most {MOST_OVERRIDES}"));
+        if self.overrides.len() > MAX_OVERRIDES {
+            return problem("overrides", format!("there are at most {MAX_OVERRIDES}"));
         }
         for (i, own) in self.overrides.iter().enumerate() {
-            text(&format!("overrides[{i}].descriptor"), &own.descriptor, 1, 512)?;
-            text(&format!("overrides[{i}].unit"), &own.unit, 1, 64)?;
+            check_text(&format!("overrides[{i}].descriptor"), &own.descriptor, 1, 512)?;
+            check_text(&format!("overrides[{i}].unit"), &own.unit, 1, 64)?;
         }
         let overrides: Vec<Override> = self.overrides.iter().map(QuotaOverride::to_rule).collect();
         if let Some(unfit) = rules.tenant(self.tier.as_deref(), &overrides).1.into_iter().next() {
             let field = if unfit.field == "period" { "unit" } else { unfit.field };
             return problem(&format!("overrides[{}].{field}", unfit.at), unfit.why);
         }
-        let effective_at = self.effective_at.as_deref().map(|at| time("effective_at", at)).transpose()?;
-        let expires_at = self.expires_at.as_deref().map(|at| time("expires_at", at)).transpose()?;
+        let effective_at =
+            self.effective_at.as_deref().map(|at| parse_time("effective_at", at)).transpose()?;
+        let expires_at = self.expires_at.as_deref().map(|at| parse_time("expires_at", at)).transpose()?;
         let starts = effective_at.unwrap_or(0).max(i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
         if expires_at.is_some_and(|end| end <= starts) {
             return problem(
@@ -135,11 +137,11 @@ impl QuotaDraft {
                 "it would never act: write a later time than now and `effective_at`".to_owned(),
             );
         }
-        text("reason", &self.reason, 0, 512)?;
+        check_text("reason", &self.reason, 0, 512)?;
         if let Some(author) = &self.author {
-            text("author", author, 1, 128)?;
+            check_text("author", author, 1, 128)?;
         }
         let Self { tier, overrides, reason, author, .. } = self;
-        Ok(Checked { tier, overrides, effective_at, expires_at, reason, author })
+        Ok(ValidQuota { tier, overrides, effective_at, expires_at, reason, author })
     }
 }

@@ -9,10 +9,10 @@
 //! swapped was rejected: a change among ten million would copy them all.
 
 use crate::auth::key_hash::{KeyHash, KeyHasher};
-use crate::auth::stand_in;
-use crate::grant::table::Granted;
+use crate::auth::pseudonym;
+use crate::grant::table::GrantTable;
 use crate::quota::overrides::QuotaOverride;
-use crate::quota::row::KeptTerms;
+use crate::quota::row::ReplicatedTerms;
 use arc_swap::ArcSwapOption;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -23,42 +23,42 @@ use tollgate_engine::{Agreed, Tenants};
 use tollgate_rules::{Override, Ruleset, Tenant};
 
 /// So many that requests wait for microseconds while the table of a part grows, also where there are ten million.
-const PARTS: usize = 1 << PART_BITS;
-const PART_BITS: u32 = 12;
+const SHARDS: usize = 1 << SHARD_BITS;
+const SHARD_BITS: u32 = 12;
 
 /// All agreements that this node knows of.
-pub struct Book {
+pub struct QuotaTable {
     hasher: KeyHasher,
     /// How many there are; none costs a request one look here.
     entries: AtomicUsize,
-    parts: Box<[RwLock<Part>]>,
-    terms: Mutex<HashMap<Arc<Said>, Weak<Terms>>>,
+    shards: Box<[RwLock<TableShard>]>,
+    terms: Mutex<HashMap<Arc<TermsKey>, Weak<CompiledTerms>>>,
     /// Extra quota, of the few callers who have any.
-    grants: Granted,
+    grants: GrantTable,
 }
 
 /// Hashes are words already.
-type Part = HashMap<u64, Entry, BuildHasherDefault<Word>>;
+type TableShard = HashMap<u64, CallerEntry, BuildHasherDefault<PassthroughHasher>>;
 
 /// Seconds that mean "no end".
 const NEVER: u32 = u32::MAX;
 
-struct Entry {
+struct CallerEntry {
     from: u32,
     until: u32,
-    terms: Arc<Terms>,
+    terms: Arc<CompiledTerms>,
 }
 
 /// A part of the book on its way to a file or back.
 #[derive(Default)]
-pub(crate) struct Block {
+pub(crate) struct DumpBlock {
     /// Terms that no block before had.
-    pub(crate) terms: Vec<Spoken>,
-    pub(crate) callers: Vec<Dumped>,
+    pub(crate) terms: Vec<DumpedTerms>,
+    pub(crate) callers: Vec<DumpedCaller>,
 }
 
 /// Terms as they are written down.
-pub(crate) struct Spoken {
+pub(crate) struct DumpedTerms {
     pub(crate) tier: Option<String>,
     pub(crate) overrides: Vec<QuotaOverride>,
     /// What acts before they do, and until when at most, in seconds.
@@ -66,8 +66,8 @@ pub(crate) struct Spoken {
 }
 
 /// One caller, and which of all terms so far it has.
-pub(crate) struct Dumped {
-    pub(crate) word: u64,
+pub(crate) struct DumpedCaller {
+    pub(crate) key: u64,
     pub(crate) from: u32,
     pub(crate) until: u32,
     pub(crate) terms: u32,
@@ -75,35 +75,35 @@ pub(crate) struct Dumped {
 
 /// What is agreed on, as it is said.
 #[derive(PartialEq, Eq, Hash)]
-struct Said {
+struct TermsKey {
     tier: Option<String>,
     overrides: Vec<Override>,
     /// What acts before it does, and until when at most.
-    before: Option<(u32, Arc<Said>)>,
+    before: Option<(u32, Arc<TermsKey>)>,
 }
 
-struct Terms {
-    said: Arc<Said>,
-    before: Option<(u32, Arc<Terms>)>,
+struct CompiledTerms {
+    key: Arc<TermsKey>,
+    before: Option<(u32, Arc<CompiledTerms>)>,
     /// For the rules that were last asked about.
     compiled: ArcSwapOption<(String, Arc<Tenant>)>,
 }
 
-impl Said {
-    fn spoken(&self) -> Spoken {
-        let limits = |said: &Self| said.overrides.iter().map(QuotaOverride::of_rule).collect();
+impl TermsKey {
+    fn to_dumped(&self) -> DumpedTerms {
+        let limits = |said: &Self| said.overrides.iter().map(QuotaOverride::from_rule).collect();
         let before = self.before.as_ref().map(|(until, said)| (*until, said.tier.clone(), limits(said)));
-        Spoken { tier: self.tier.clone(), overrides: limits(self), before }
+        DumpedTerms { tier: self.tier.clone(), overrides: limits(self), before }
     }
 }
 
-impl Terms {
-    fn against(&self, rules: &Ruleset) -> Arc<Tenant> {
+impl CompiledTerms {
+    fn compile_for(&self, rules: &Ruleset) -> Arc<Tenant> {
         let kept = self.compiled.load();
         if let Some(kept) = kept.as_ref().filter(|kept| kept.0 == rules.revision()) {
             return Arc::clone(&kept.1);
         }
-        let (tenant, unfit) = rules.tenant(self.said.tier.as_deref(), &self.said.overrides);
+        let (tenant, unfit) = rules.tenant(self.key.tier.as_deref(), &self.key.overrides);
         for unfit in unfit {
             tracing::warn!(rules = rules.revision(), "an override of a quota does not act: {}", unfit.why);
         }
@@ -113,15 +113,15 @@ impl Terms {
     }
 }
 
-impl Book {
+impl QuotaTable {
     pub(crate) fn new(hasher: KeyHasher) -> Self {
-        let parts = (0..PARTS).map(|_| RwLock::default()).collect();
+        let parts = (0..SHARDS).map(|_| RwLock::default()).collect();
         Self {
             hasher,
             entries: AtomicUsize::new(0),
-            parts,
+            shards: parts,
             terms: Mutex::default(),
-            grants: Granted::default(),
+            grants: GrantTable::default(),
         }
     }
 
@@ -139,14 +139,14 @@ impl Book {
 
     /// Makes room for about so many: a table that grows while they come in leaves as much memory behind as it takes.
     pub(crate) fn reserve(&self, entries: usize) {
-        for part in &self.parts {
-            part.write().unwrap_or_else(PoisonError::into_inner).reserve(entries / PARTS);
+        for part in &self.shards {
+            part.write().unwrap_or_else(PoisonError::into_inner).reserve(entries / SHARDS);
         }
     }
 
     /// Takes an agreement in, or forgets it.
-    pub(crate) fn set(&self, hash: &KeyHash, kept: Option<KeptTerms>) {
-        let entry = kept.map(|kept| Entry {
+    pub(crate) fn set(&self, hash: &KeyHash, kept: Option<ReplicatedTerms>) {
+        let entry = kept.map(|kept| CallerEntry {
             from: kept.effective_at.map_or(0, seconds),
             until: kept.expires_at.map_or(NEVER, seconds),
             terms: self.terms_of(
@@ -158,11 +158,11 @@ impl Book {
                 }),
             ),
         });
-        self.place(hash.word(), entry);
+        self.put(hash.table_hash(), entry);
     }
 
-    fn place(&self, word: u64, entry: Option<Entry>) {
-        let mut part = self.part(word).write().unwrap_or_else(PoisonError::into_inner);
+    fn put(&self, word: u64, entry: Option<CallerEntry>) {
+        let mut part = self.shard(word).write().unwrap_or_else(PoisonError::into_inner);
         let before = match entry {
             Some(entry) => {
                 let before = part.insert(word, entry);
@@ -184,41 +184,41 @@ impl Book {
     }
 
     /// All of it part by part, to be kept in a file; which terms somebody has is a number that `terms` gives out.
-    pub(crate) fn dump<E>(&self, mut block: impl FnMut(Block) -> Result<(), E>) -> Result<(), E> {
-        let mut known: HashMap<*const Terms, u32> = HashMap::new();
+    pub(crate) fn dump<E>(&self, mut block: impl FnMut(DumpBlock) -> Result<(), E>) -> Result<(), E> {
+        let mut known: HashMap<*const CompiledTerms, u32> = HashMap::new();
         // What is known by its address stays alive until the end.
-        let mut held: Vec<Arc<Terms>> = Vec::new();
-        for part in &self.parts {
-            let mut one = Block::default();
+        let mut held: Vec<Arc<CompiledTerms>> = Vec::new();
+        for part in &self.shards {
+            let mut one = DumpBlock::default();
             for (word, entry) in part.read().unwrap_or_else(PoisonError::into_inner).iter() {
                 let terms = *known.entry(Arc::as_ptr(&entry.terms)).or_insert_with(|| {
-                    one.terms.push(entry.terms.said.spoken());
+                    one.terms.push(entry.terms.key.to_dumped());
                     held.push(Arc::clone(&entry.terms));
                     u32::try_from(held.len() - 1).unwrap_or(u32::MAX)
                 });
-                one.callers.push(Dumped { word: *word, from: entry.from, until: entry.until, terms });
+                one.callers.push(DumpedCaller { key: *word, from: entry.from, until: entry.until, terms });
             }
             block(one)?;
         }
         Ok(())
     }
 
-    /// Takes in what [`Book::dump`] gave out, block by block.
-    pub(crate) fn restore(&self) -> impl FnMut(Block) + '_ {
-        let mut known: Vec<Arc<Terms>> = Vec::new();
+    /// Takes in what [`QuotaTable::dump`] gave out, block by block.
+    pub(crate) fn restore(&self) -> impl FnMut(DumpBlock) + '_ {
+        let mut known: Vec<Arc<CompiledTerms>> = Vec::new();
         move |block| {
-            known.extend(block.terms.into_iter().map(|Spoken { tier, overrides, before }| {
+            known.extend(block.terms.into_iter().map(|DumpedTerms { tier, overrides, before }| {
                 let before =
                     before.map(|(until, tier, overrides)| (until, self.terms_of(tier, &overrides, None)));
                 self.terms_of(tier, &overrides, before)
             }));
             if let Some(first) = block.callers.first() {
-                let mut part = self.part(first.word).write().unwrap_or_else(PoisonError::into_inner);
+                let mut part = self.shard(first.key).write().unwrap_or_else(PoisonError::into_inner);
                 part.reserve(block.callers.len());
             }
-            for Dumped { word, from, until, terms } in block.callers {
+            for DumpedCaller { key: word, from, until, terms } in block.callers {
                 if let Some(terms) = known.get(terms as usize).map(Arc::clone) {
-                    self.place(word, Some(Entry { from, until, terms }));
+                    self.put(word, Some(CallerEntry { from, until, terms }));
                 }
             }
         }
@@ -226,26 +226,26 @@ impl Book {
 
     /// Forgets everything but extra quota, which is replaced as a whole when all of it is read again.
     pub(crate) fn clear(&self) {
-        for part in &self.parts {
+        for part in &self.shards {
             part.write().unwrap_or_else(PoisonError::into_inner).clear();
         }
         self.entries.store(0, Ordering::Relaxed);
     }
 
     /// Extra quota.
-    pub(crate) fn grants(&self) -> &Granted {
+    pub(crate) fn grants(&self) -> &GrantTable {
         &self.grants
     }
 
-    fn part(&self, word: u64) -> &RwLock<Part> {
+    fn shard(&self, word: u64) -> &RwLock<TableShard> {
         // The high bits: the table within looks at the low ones.
-        &self.parts[(word >> (u64::BITS - PART_BITS)) as usize % PARTS]
+        &self.shards[(word >> (u64::BITS - SHARD_BITS)) as usize % SHARDS]
     }
 
     /// The terms of a caller that act now.
     #[inline]
-    fn acting(&self, word: u64, clock: &dyn Clock) -> Option<Arc<Terms>> {
-        let part = self.part(word).read().unwrap_or_else(PoisonError::into_inner);
+    fn active(&self, word: u64, clock: &dyn Clock) -> Option<Arc<CompiledTerms>> {
+        let part = self.shard(word).read().unwrap_or_else(PoisonError::into_inner);
         let entry = part.get(&word)?;
         if entry.from != 0 || entry.until != NEVER {
             let now = u32::try_from(clock.now().as_secs()).unwrap_or(NEVER);
@@ -263,8 +263,8 @@ impl Book {
     /// What is agreed with a caller, against rules that do not act.
     pub(crate) fn compile(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>> {
         // Of a caller whom another node has told of, what is known is the word alone.
-        let word = stand_in::word(caller).unwrap_or_else(|| self.hasher.hash(caller).word());
-        let said = Arc::clone(&self.acting(word, clock)?.said);
+        let word = pseudonym::table_hash(caller).unwrap_or_else(|| self.hasher.hash(caller).table_hash());
+        let said = Arc::clone(&self.active(word, clock)?.key);
         Some(Arc::new(rules.tenant(said.tier.as_deref(), &said.overrides).0))
     }
 
@@ -273,11 +273,11 @@ impl Book {
         &self,
         tier: Option<String>,
         overrides: &[QuotaOverride],
-        before: Option<(u32, Arc<Terms>)>,
-    ) -> Arc<Terms> {
+        before: Option<(u32, Arc<CompiledTerms>)>,
+    ) -> Arc<CompiledTerms> {
         let overrides = overrides.iter().map(QuotaOverride::to_rule).collect();
-        let earlier = before.as_ref().map(|(until, terms)| (*until, Arc::clone(&terms.said)));
-        let said = Arc::new(Said { tier, overrides, before: earlier });
+        let earlier = before.as_ref().map(|(until, terms)| (*until, Arc::clone(&terms.key)));
+        let said = Arc::new(TermsKey { tier, overrides, before: earlier });
         let mut known = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(terms) = known.get(&said).and_then(Weak::upgrade) {
             return terms;
@@ -286,29 +286,30 @@ impl Book {
         if known.len() == known.capacity() {
             known.retain(|_, terms| terms.strong_count() > 0);
         }
-        let terms = Arc::new(Terms { said: Arc::clone(&said), before, compiled: ArcSwapOption::empty() });
+        let terms =
+            Arc::new(CompiledTerms { key: Arc::clone(&said), before, compiled: ArcSwapOption::empty() });
         known.insert(said, Arc::downgrade(&terms));
         terms
     }
 }
 
-impl Tenants for Book {
+impl Tenants for QuotaTable {
     #[inline]
     fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Agreed {
         if self.is_empty() && self.grants.is_empty() {
             return Agreed::default();
         }
-        let word = self.hasher.hash(caller).word();
+        let word = self.hasher.hash(caller).table_hash();
         Agreed {
-            tenant: self.acting(word, clock).map(|terms| terms.against(rules)),
-            grants: self.grants.find(word, rules, clock),
+            tenant: self.active(word, clock).map(|terms| terms.compile_for(rules)),
+            grants: self.grants.lookup(word, rules, clock),
         }
     }
 }
 
-impl std::fmt::Debug for Book {
+impl std::fmt::Debug for QuotaTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Book").field("entries", &self.len()).finish()
+        f.debug_struct("QuotaTable").field("entries", &self.len()).finish()
     }
 }
 
@@ -318,16 +319,16 @@ fn seconds(at: i64) -> u32 {
 
 /// Passes a word on as it is.
 #[derive(Default)]
-struct Word(u64);
+struct PassthroughHasher(u64);
 
-impl Hasher for Word {
+impl Hasher for PassthroughHasher {
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.0 = (self.0 << 8) | u64::from(*byte));
     }
 
     fn write_u64(&mut self, word: u64) {
         // The table takes its tag from the top bits, which all entries of a part share.
-        self.0 = word.rotate_left(PART_BITS);
+        self.0 = word.rotate_left(SHARD_BITS);
     }
 
     fn finish(&self) -> u64 {
@@ -339,7 +340,7 @@ impl Hasher for Word {
 mod tests {
     use super::*;
 
-    fn kept(tier: &str, own: Option<u64>) -> KeptTerms {
+    fn replicated(tier: &str, own: Option<u64>) -> ReplicatedTerms {
         let own = own.map(|count| QuotaOverride {
             descriptor: "default".to_owned(),
             requests_per_unit: count,
@@ -347,7 +348,7 @@ mod tests {
             burst: None,
         });
         let overrides = own.into_iter().collect();
-        KeptTerms {
+        ReplicatedTerms {
             tier: Some(tier.to_owned()),
             overrides,
             effective_at: None,
@@ -359,26 +360,26 @@ mod tests {
     /// What a node needs for ten million keys stands and falls with this.
     #[test]
     fn an_entry_takes_24_bytes_and_terms_are_shared() {
-        assert_eq!(size_of::<(u64, Entry)>(), 24);
+        assert_eq!(size_of::<(u64, CallerEntry)>(), 24);
         let hasher = KeyHasher::new(b"secret");
-        let book = Book::new(hasher.clone());
+        let book = QuotaTable::new(hasher.clone());
         for i in 0..300_000 {
-            book.set(&hasher.hash(&format!("key-{i}")), Some(kept("pro", (i % 10 == 0).then_some(7))));
+            book.set(&hasher.hash(&format!("key-{i}")), Some(replicated("pro", (i % 10 == 0).then_some(7))));
         }
         assert_eq!((book.len(), book.terms.lock().expect("terms").len()), (300_000, 2));
-        let places: usize = book.parts.iter().map(|part| part.read().expect("a part").capacity()).sum();
+        let places: usize = book.shards.iter().map(|part| part.read().expect("a part").capacity()).sum();
         // A table of n buckets has room for 7/8 n entries; a bucket takes 24 bytes and one of its own.
         let bytes = places * 8 / 7 * 25 / book.len();
         assert!(bytes <= 64, "{bytes} bytes a key");
     }
 
     #[test]
-    fn terms_that_nobody_has_any_more_go() {
+    fn unused_terms_are_dropped() {
         let hasher = KeyHasher::new(b"secret");
-        let book = Book::new(hasher.clone());
+        let book = QuotaTable::new(hasher.clone());
         let hash = hasher.hash("key");
         for i in 0..10_000 {
-            book.set(&hash, Some(kept("pro", Some(i))));
+            book.set(&hash, Some(replicated("pro", Some(i))));
         }
         assert_eq!(book.len(), 1);
         assert!(book.terms.lock().expect("terms").len() < 100);

@@ -7,29 +7,29 @@ pub(crate) const STALE: i64 = 16_000;
 
 /// A node that has told of itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NodeSeen {
+pub struct NodeRecord {
     /// Which process it is.
     pub instance: String,
     /// Whether it is this process.
-    pub own: bool,
+    pub is_self: bool,
     /// How long ago it told, in milliseconds.
     pub age_millis: i64,
     /// Whether it should have told again by now.
     pub stale: bool,
     /// What it told.
-    pub told: Map<String, Value>,
+    pub report: Map<String, Value>,
 }
 
-impl NodeSeen {
+impl NodeRecord {
     pub(crate) fn name(&self) -> &str {
-        self.told.get("name").and_then(Value::as_str).unwrap_or_default()
+        self.report.get("name").and_then(Value::as_str).unwrap_or_default()
     }
 }
 
 /// Of those that are called alike, the ones that are there; else the one that was last.
-pub(crate) fn latest(mut seen: Vec<NodeSeen>) -> Vec<NodeSeen> {
+pub(crate) fn latest(mut seen: Vec<NodeRecord>) -> Vec<NodeRecord> {
     seen.sort_by(|a, b| (a.name(), a.age_millis).cmp(&(b.name(), b.age_millis)));
-    let mut kept: Vec<NodeSeen> = Vec::new();
+    let mut kept: Vec<NodeRecord> = Vec::new();
     for node in seen {
         let before = kept.last().is_some_and(|before| before.name() == node.name());
         if !(before && node.stale) {
@@ -45,10 +45,16 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_node_that_was_started_again_is_told_once() {
+    fn a_restarted_node_is_listed_once() {
         let seen = |name: &str, age_millis: i64| {
             let told = json!({"name": name}).as_object().cloned().unwrap_or_default();
-            NodeSeen { instance: String::new(), own: false, age_millis, stale: age_millis > STALE, told }
+            NodeRecord {
+                instance: String::new(),
+                is_self: false,
+                age_millis,
+                stale: age_millis > STALE,
+                report: told,
+            }
         };
         let all =
             vec![seen("b", 90_000), seen("a", 10), seen("b", 20_000), seen("a", 4_000), seen("a", 30_000)];

@@ -4,10 +4,10 @@
 //! Ages are by the database's clock alone: a node whose own clock is wrong is alive all the same. A row belongs to a process,
 //! not to a name, since two nodes may be called alike.
 
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 use crate::db::{at_now, on};
 use crate::error::ControlError;
-use crate::replication::node_record::{NodeSeen, STALE, latest};
+use crate::replication::node_record::{NodeRecord, STALE, latest};
 use futures_util::FutureExt;
 use futures_util::future::FusedFuture;
 use serde_json::Value;
@@ -16,33 +16,33 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// How often a node tells.
-const BEAT: Duration = Duration::from_secs(5);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Every how many times it reads what the others tell, too: so that they are known when the database goes away.
 const READS: u64 = 12;
 /// How long telling may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a node that ends waits for the database, each time.
-const FAREWELL: Duration = Duration::from_secs(1);
+const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 /// When it is forgotten.
-const FORGOTTEN: i64 = 3_600_000;
+const NODE_TTL_MS: i64 = 3_600_000;
 /// The most rows that are read.
-const MOST: i64 = 1_000;
+const MAX_NODES: i64 = 1_000;
 
-const TELL: [&str; 2] = at_now!(
+const UPSERT: [&str; 2] = at_now!(
     "INSERT INTO nodes (instance, told, seen_at) VALUES ($1, $2, ",
     ") ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, told = excluded.told"
 );
-const SEEN: [&str; 2] =
+const SELECT_ALL: [&str; 2] =
     at_now!("SELECT instance, ", " - seen_at AS age, told FROM nodes ORDER BY seen_at DESC LIMIT $1");
-const FORGET: [&str; 2] = at_now!("DELETE FROM nodes WHERE seen_at < ", " - $1");
+const DELETE_OLD: [&str; 2] = at_now!("DELETE FROM nodes WHERE seen_at < ", " - $1");
 
-impl Control {
+impl ControlPlane {
     /// Tells what this node is at, once.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not take it.
-    pub async fn tell_node(&self, told: &Value) -> Result<(), ControlError> {
-        let (sql, text) = (self.db.dialect(TELL), told.to_string());
+    pub async fn heartbeat(&self, told: &Value) -> Result<(), ControlError> {
+        let (sql, text) = (self.db.dialect(UPSERT), told.to_string());
         on!(&self.db, write pool => {
             sqlx::query(sql).bind(self.instance.clone()).bind(text).execute(pool).await?;
         });
@@ -53,7 +53,7 @@ impl Control {
     ///
     /// Not to be ended by dropping it: a server may still write what is on its way, after the leave, and others would see a
     /// node that is gone.
-    pub async fn keep_telling_node(
+    pub async fn run_heartbeat(
         self: Arc<Self>,
         told: impl Fn() -> Value + Send,
         end: impl Future<Output = ()> + Send,
@@ -65,16 +65,16 @@ impl Control {
             }
             let told = told();
             let telling = async {
-                self.tell_node(&told).await?;
+                self.heartbeat(&told).await?;
                 if beat.is_multiple_of(READS) {
                     self.nodes().await?;
                 }
                 Ok::<_, ControlError>(())
             };
-            let mut telling = pin!(tokio::time::timeout(PATIENCE, telling));
+            let mut telling = pin!(tokio::time::timeout(HEARTBEAT_TIMEOUT, telling));
             let outcome = tokio::select! {
                 outcome = &mut telling => outcome,
-                () = &mut end => tokio::time::timeout(FAREWELL, telling).await.and_then(|outcome| outcome),
+                () = &mut end => tokio::time::timeout(DEREGISTER_TIMEOUT, telling).await.and_then(|outcome| outcome),
             };
             match outcome {
                 Ok(Ok(())) => {}
@@ -83,21 +83,21 @@ impl Control {
                 Err(_) => tracing::debug!("could not tell of this node in time"),
             }
             if !end.is_terminated() {
-                let _ = tokio::time::timeout(BEAT, &mut end).await;
+                let _ = tokio::time::timeout(HEARTBEAT_INTERVAL, &mut end).await;
             }
         }
-        self.leave().await;
+        self.deregister().await;
     }
 
     /// This node ends: nobody need wonder where it is.
-    pub async fn leave(&self) {
+    pub async fn deregister(&self) {
         let leaving = async {
             on!(&self.db, write pool => {
                 sqlx::query("DELETE FROM nodes WHERE instance = $1").bind(self.instance.clone()).execute(pool).await?;
             });
             Ok::<_, ControlError>(())
         };
-        let _ = tokio::time::timeout(FAREWELL, leaving).await;
+        let _ = tokio::time::timeout(DEREGISTER_TIMEOUT, leaving).await;
     }
 
     /// Nodes that told of themselves in the last hour, by name. One that is stale is left out where another of its name
@@ -105,33 +105,36 @@ impl Control {
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
-    pub async fn nodes(&self) -> Result<Vec<NodeSeen>, ControlError> {
-        let sql = self.db.dialect(SEEN);
+    pub async fn nodes(&self) -> Result<Vec<NodeRecord>, ControlError> {
+        let sql = self.db.dialect(SELECT_ALL);
         let rows: Vec<(String, i64, String)> =
-            on!(&self.db, pool => sqlx::query_as(sql).bind(MOST).fetch_all(pool).await?);
-        let rows =
-            rows.into_iter().filter(|(_, age, _)| *age < FORGOTTEN).map(|(instance, age, told)| NodeSeen {
-                own: instance == self.instance,
+            on!(&self.db, pool => sqlx::query_as(sql).bind(MAX_NODES).fetch_all(pool).await?);
+        let rows = rows.into_iter().filter(|(_, age, _)| *age < NODE_TTL_MS).map(|(instance, age, told)| {
+            NodeRecord {
+                is_self: instance == self.instance,
                 instance,
                 age_millis: age.max(0),
                 stale: age > STALE,
-                told: serde_json::from_str(&told).unwrap_or_default(),
-            });
+                report: serde_json::from_str(&told).unwrap_or_default(),
+            }
+        });
         let seen = latest(rows.collect());
-        let mut read = self.nodes_read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.node_cache.lock().unwrap_or_else(PoisonError::into_inner);
         *read = Some((self.now_millis(), seen.clone()));
         Ok(seen)
     }
 
-    /// What [`Control::nodes`] last told, and how long ago that was, in milliseconds; nothing, if it never did.
+    /// What [`ControlPlane::nodes`] last told, and how long ago that was, in milliseconds; nothing, if it never did.
     #[must_use]
-    pub fn nodes_last_read(&self) -> Option<(i64, Vec<NodeSeen>)> {
-        let read = self.nodes_read.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn cached_nodes(&self) -> Option<(i64, Vec<NodeRecord>)> {
+        let read = self.node_cache.lock().unwrap_or_else(PoisonError::into_inner);
         read.as_ref().map(|(at, seen)| ((self.now_millis() - at).max(0), seen.clone()))
     }
 
-    pub(crate) async fn forget_nodes(&self) -> Result<u64, ControlError> {
-        let sql = self.db.dialect(FORGET);
-        Ok(on!(&self.db, write pool => sqlx::query(sql).bind(FORGOTTEN).execute(pool).await?.rows_affected()))
+    pub(crate) async fn delete_old_nodes(&self) -> Result<u64, ControlError> {
+        let sql = self.db.dialect(DELETE_OLD);
+        Ok(
+            on!(&self.db, write pool => sqlx::query(sql).bind(NODE_TTL_MS).execute(pool).await?.rows_affected()),
+        )
     }
 }

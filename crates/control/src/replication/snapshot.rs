@@ -7,13 +7,13 @@
 
 mod quotas;
 
-use crate::control_plane::Control;
-use crate::db::deadline::{timely, within};
+use crate::control_plane::ControlPlane;
+use crate::db::deadline::{with_read_timeout, with_timeout};
 use crate::db::migrate::{is_current, migrate};
 use crate::db::{Db, on};
-use crate::emergency::record::Row as EmergencyRow;
+use crate::emergency::record::EmergencyRow;
 use crate::error::ControlError;
-use crate::grant::table::KeptGrant;
+use crate::grant::table::ReplicatedGrant;
 use crate::rules::revision::PublishedRules;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -27,36 +27,36 @@ use std::time::Duration;
 use tollgate_core::Clock;
 
 const VERSION: u32 = 3;
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Quotas rest so many times as long as their writing took, which counts as so many milliseconds at least.
-const REST: i64 = 60;
-const LEAST: i64 = 17;
+const REST_FACTOR: i64 = 60;
+const MIN_WRITE_MS: i64 = 17;
 /// After a failure it rests so long, and twice as long after each further one, up to so many times.
-const AFTER_FAILURE: i64 = 1_000;
-const DOUBLED: u32 = 6;
+const RETRY_MS: i64 = 1_000;
+const MAX_DOUBLINGS: u32 = 6;
 /// Quotas that have not changed are written again when they have been known to be all for so much longer, in milliseconds:
 /// otherwise a node would trust them too little after a quiet week.
-const STILL_ALL: i64 = 3_600_000;
+const REFRESH_MS: i64 = 3_600_000;
 /// The longest that the tables of a newer program may take to come about: indexes over ten million rows take minutes.
-const MIGRATION: Duration = Duration::from_secs(3_600);
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// What is written within a second.
 #[derive(Serialize, Deserialize)]
-struct Acts {
+struct SnapshotState {
     version: u32,
     key_secret: String,
     published: Option<PublishedRules>,
     /// What is on; each ends by itself.
     emergencies: Vec<EmergencyRow>,
     /// Extra quota, by the word of the key's hash.
-    grants: Vec<(u64, KeptGrant)>,
+    grants: Vec<(u64, ReplicatedGrant)>,
 }
 
 /// One of the files.
-struct Beside<K> {
+struct SnapshotFile<K> {
     path: PathBuf,
     /// What it holds.
-    known: Option<K>,
+    written: Option<K>,
     /// How many times as long as its writing took it rests.
     rest: i64,
     /// It is not written before, in milliseconds.
@@ -65,13 +65,13 @@ struct Beside<K> {
     failures: u32,
 }
 
-impl<K> Beside<K> {
+impl<K> SnapshotFile<K> {
     fn new(path: PathBuf, rest: i64) -> Self {
-        Self { path, known: None, rest, next: i64::MIN, failures: 0 }
+        Self { path, written: None, rest, next: i64::MIN, failures: 0 }
     }
 }
 
-impl Control {
+impl ControlPlane {
     /// Connects; where nobody answers, begins with what a file knows. Says whether it had to.
     ///
     /// # Errors
@@ -82,36 +82,38 @@ impl Control {
         file: Option<&Path>,
     ) -> Result<(Arc<Self>, bool), ControlError> {
         let error = match (Self::connect(address, Arc::clone(&clock)).await, file) {
-            (Err(error @ (ControlError::Away(_) | ControlError::Unreachable { .. })), Some(_)) => error,
+            (Err(error @ (ControlError::Unavailable(_) | ControlError::Unreachable { .. })), Some(_)) => {
+                error
+            }
             (other, _) => return other.map(|control| (control, false)),
         };
         let Some((path, text)) = file.and_then(|path| Some((path, std::fs::read_to_string(path).ok()?)))
         else {
             return Err(error);
         };
-        let broken = |why: String| ControlError::Broken(format!("{}: {why}", path.display()));
-        let kept: Acts = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
+        let broken = |why: String| ControlError::Corrupt(format!("{}: {why}", path.display()));
+        let kept: SnapshotState = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
         if kept.version != VERSION {
             return Err(broken(format!("version {} is not known to this program", kept.version)));
         }
         let secret = STANDARD.decode(&kept.key_secret).map_err(|error| broken(error.to_string()))?;
-        let control = Self::new(Db::later(address)?, &secret, clock);
+        let control = Self::new(Db::open_lazily(address)?, &secret, clock);
         control.prepared.store(false, Ordering::Relaxed);
-        control.take_emergencies(kept.emergencies);
+        control.apply_emergencies(kept.emergencies);
         let now = control.now_millis();
-        control.book.grants().replace(kept.grants, now);
-        match control.restore_quotas(&quotas_beside(path)) {
+        control.quota_table.grants().replace(kept.grants, now);
+        match control.restore_quotas(&quotas_path(path)) {
             Ok(()) => control.loaded.store(true, Ordering::Relaxed),
             // The rules act alone, and the node is not ready.
             Err(error) => {
-                control.book.clear();
+                control.quota_table.clear();
                 tracing::warn!(%error, "the quotas that were last known cannot be read");
             }
         }
         let rev = kept.published.as_ref().map(|published| published.revision.rev);
         control.published.send_replace(kept.published.map(Arc::new));
         tracing::warn!(
-            %error, file = %path.display(), rev, quotas = control.book.len(), age_ms = control.age_millis(),
+            %error, file = %path.display(), rev, quotas = control.quota_table.len(), age_ms = control.staleness_millis(),
             "the database does not answer: starting with what was last known"
         );
         Ok((control, true))
@@ -123,10 +125,10 @@ impl Control {
             return Ok(());
         }
         // A server that does not answer is given up soon; one that is at work is not: it would begin anew without end.
-        if !timely(is_current(&self.db)).await? {
-            within(MIGRATION, migrate(&self.db)).await?;
+        if !with_read_timeout(is_current(&self.db)).await? {
+            with_timeout(MIGRATION_TIMEOUT, migrate(&self.db)).await?;
         }
-        let secret = timely(async {
+        let secret = with_read_timeout(async {
             let (secret,): (Vec<u8>,) = on!(&self.db, pool => {
                 sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
             });
@@ -136,7 +138,7 @@ impl Control {
         if secret != self.secret {
             let why =
                 "this is another database than the one of the snapshot: start again, and it is read afresh";
-            return Err(ControlError::Broken(why.to_owned()));
+            return Err(ControlError::Corrupt(why.to_owned()));
         }
         self.prepared.store(true, Ordering::Relaxed);
         tracing::info!("the database is back");
@@ -150,29 +152,30 @@ impl Control {
     }
 
     /// Keeps the files up to date for as long as it is asked to.
-    pub async fn keep_snapshot(self: Arc<Self>, file: PathBuf) {
-        let (mut acts, mut quotas) = (Beside::new(file.clone(), 0), Beside::new(quotas_beside(&file), REST));
+    pub async fn run_snapshots(self: Arc<Self>, file: PathBuf) {
+        let (mut acts, mut quotas) =
+            (SnapshotFile::new(file.clone(), 0), SnapshotFile::new(quotas_path(&file), REST_FACTOR));
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             if self.is_restored() || !self.is_loaded() {
                 continue;
             }
             let rev = self.published().map(|published| published.revision.rev);
-            let known = (rev, self.acts_changed.load(Ordering::Relaxed));
-            if acts.known != Some(known) {
-                self.keep(&mut acts, known, Self::write_acts).await;
+            let known = (rev, self.snapshot_generation.load(Ordering::Relaxed));
+            if acts.written != Some(known) {
+                self.write_if_due(&mut acts, known, Self::write_state).await;
             }
             let known = (self.revision(), self.current_at.load(Ordering::Relaxed));
-            if quotas.known.is_none_or(|(rev, at)| rev != known.0 || known.1 - at >= STILL_ALL) {
-                self.keep(&mut quotas, known, Self::write_quotas).await;
+            if quotas.written.is_none_or(|(rev, at)| rev != known.0 || known.1 - at >= REFRESH_MS) {
+                self.write_if_due(&mut quotas, known, Self::write_quotas).await;
             }
         }
     }
 
     /// Writes a file if its time has come, and says so if that fails, once until it succeeds.
-    async fn keep<K>(
+    async fn write_if_due<K>(
         self: &Arc<Self>,
-        beside: &mut Beside<K>,
+        beside: &mut SnapshotFile<K>,
         known: K,
         write: fn(&Self, &Path) -> std::io::Result<()>,
     ) {
@@ -183,10 +186,10 @@ impl Control {
         let (own, path) = (Arc::clone(self), beside.path.clone());
         let written = tokio::task::spawn_blocking(move || write(&own, &path)).await;
         let ended = self.now_millis();
-        let took = (ended - began).max(LEAST);
+        let took = (ended - began).max(MIN_WRITE_MS);
         let failed = match written {
             Ok(Ok(())) => {
-                (beside.known, beside.failures) = (Some(known), 0);
+                (beside.written, beside.failures) = (Some(known), 0);
                 beside.next = ended + beside.rest * took;
                 return;
             }
@@ -199,24 +202,24 @@ impl Control {
                 "what is known from the database cannot be kept beside: a start without it will fail; set --snapshot"
             );
         }
-        beside.next = ended + (AFTER_FAILURE << beside.failures).max(beside.rest * took);
-        beside.failures = (beside.failures + 1).min(DOUBLED);
+        beside.next = ended + (RETRY_MS << beside.failures).max(beside.rest * took);
+        beside.failures = (beside.failures + 1).min(MAX_DOUBLINGS);
     }
 
-    fn write_acts(&self, path: &Path) -> std::io::Result<()> {
-        let kept = Acts {
+    fn write_state(&self, path: &Path) -> std::io::Result<()> {
+        let kept = SnapshotState {
             version: VERSION,
             key_secret: STANDARD.encode(&self.secret),
             published: self.published().map(|published| (*published).clone()),
-            emergencies: self.known_emergencies(),
-            grants: self.book.grants().all(),
+            emergencies: self.cached_emergencies(),
+            grants: self.quota_table.grants().all(),
         };
         replace(path, |file| Ok(serde_json::to_writer(file, &kept)?))
     }
 }
 
 /// Where the quotas are kept.
-fn quotas_beside(path: &Path) -> PathBuf {
+fn quotas_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".quotas");
     name.into()

@@ -3,24 +3,24 @@
 //!
 //! PostgreSQL pushes by NOTIFY. A file has nobody to push, so it is asked twice a second, which costs one read of one row.
 
-use crate::control_plane::{Control, Heard};
-use crate::db::deadline::timely;
+use crate::control_plane::{ChangeEvent, ControlPlane};
+use crate::db::deadline::with_read_timeout;
 use crate::db::transaction::CHANNEL;
 use crate::db::{Db, on};
 use crate::error::ControlError;
 use crate::preview::collect;
-use crate::quota::purge::TRUSTED;
+use crate::quota::purge::MAX_SNAPSHOT_AGE_MS;
 use sqlx::postgres::PgListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How often a node looks for what was deleted long ago.
-const PURGES: Duration = Duration::from_secs(3_600);
+const PURGE_INTERVAL: Duration = Duration::from_secs(3_600);
 
 /// How often a node asks.
 #[derive(Clone, Copy, Debug)]
-pub struct Following {
+pub struct SyncConfig {
     /// A file on this machine.
     pub file: Duration,
     /// A server, whose pushes may be lost.
@@ -29,7 +29,7 @@ pub struct Following {
     pub retry: Duration,
 }
 
-impl Default for Following {
+impl Default for SyncConfig {
     fn default() -> Self {
         Self {
             file: Duration::from_millis(500),
@@ -39,51 +39,52 @@ impl Default for Following {
     }
 }
 
-impl Control {
+impl ControlPlane {
     /// Takes in what is newer than what this node knows, and says whether there was anything. What is taken in stays if the
     /// rest cannot be read.
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer; what is known goes on acting.
     pub async fn catch_up(&self) -> Result<bool, ControlError> {
-        let _one = self.reading.lock().await;
+        let _one = self.sync_lock.lock().await;
         self.prepare().await?;
         let asked_at = self.now_millis();
-        let newest = timely(async {
+        let newest = with_read_timeout(async {
             let (newest,): (i64,) = on!(&self.db, pool => {
                 sqlx::query_as("SELECT revision FROM head WHERE id = 1").fetch_one(pool).await?
             });
             Ok(newest)
         })
         .await?;
-        let mut seen = self.seen.load(Ordering::Relaxed);
-        let cut_off = self.is_loaded() && asked_at - self.current_at.load(Ordering::Relaxed) > TRUSTED;
+        let mut seen = self.quota_revision.load(Ordering::Relaxed);
+        let cut_off =
+            self.is_loaded() && asked_at - self.current_at.load(Ordering::Relaxed) > MAX_SNAPSHOT_AGE_MS;
         if newest < seen || cut_off {
             tracing::warn!(
                 "the database has gone from revision {seen} to {newest} unseen: reading all of it again"
             );
-            self.book.clear();
-            self.acts_seen.store(-1, Ordering::Relaxed);
+            self.quota_table.clear();
+            self.measures_revision.store(-1, Ordering::Relaxed);
             seen = 0;
         }
         let anything = seen < newest;
         // First what cannot wait. The head was read before, so nothing up to it is missed.
-        let acts_seen = self.acts_seen.load(Ordering::Relaxed);
+        let acts_seen = self.measures_revision.load(Ordering::Relaxed);
         if acts_seen < newest {
-            timely(self.read_emergencies()).await?;
-            timely(self.catch_up_rules()).await?;
-            if timely(self.read_grants(acts_seen)).await? {
-                self.say(Heard::Quotas);
+            with_read_timeout(self.read_emergencies()).await?;
+            with_read_timeout(self.catch_up_rules()).await?;
+            if with_read_timeout(self.read_grants(acts_seen)).await? {
+                self.notify(ChangeEvent::Quotas);
             }
-            self.acts_seen.store(newest, Ordering::Relaxed);
+            self.measures_revision.store(newest, Ordering::Relaxed);
         }
-        self.emergencies.tidy(self.clock.now());
+        self.measures.tidy(self.clock.now());
         if seen == 0 && newest > 0 {
-            self.book.reserve(timely(self.about_how_many()).await?);
+            self.quota_table.reserve(with_read_timeout(self.estimate_count()).await?);
         }
         let mut quotas = false;
         while seen < newest {
-            let changes = timely(self.changes(seen)).await?;
+            let changes = with_read_timeout(self.changes(seen)).await?;
             // Revisions that changed no agreement, or that a later one has changed again, have no row.
             let Some(last) = changes.last().map(|kept| kept.revision) else {
                 seen = newest;
@@ -92,7 +93,7 @@ impl Control {
             quotas = true;
             let mut made = None;
             for kept in changes {
-                self.book.set(&kept.hash, kept.terms);
+                self.quota_table.set(&kept.hash, kept.terms);
                 // Rows that were written together count once.
                 if made != Some(kept.updated_at) && self.is_loaded() {
                     made = Some(kept.updated_at);
@@ -100,45 +101,45 @@ impl Control {
                 }
             }
             seen = last;
-            self.seen.store(seen, Ordering::Relaxed);
+            self.quota_revision.store(seen, Ordering::Relaxed);
         }
-        self.seen.store(seen, Ordering::Relaxed);
+        self.quota_revision.store(seen, Ordering::Relaxed);
         if quotas {
-            self.say(Heard::Quotas);
+            self.notify(ChangeEvent::Quotas);
         }
         self.current_at.store(asked_at, Ordering::Relaxed);
-        self.away.store(false, Ordering::Relaxed);
+        self.unavailable.store(false, Ordering::Relaxed);
         self.loaded.store(true, Ordering::Relaxed);
         Ok(anything)
     }
 
     /// Lets a change of this node's own act here at once.
-    pub(crate) async fn act(&self) {
+    pub(crate) async fn apply(&self) {
         if let Err(error) = self.catch_up().await {
             tracing::warn!(%error, "a change was made, but is not yet known here; trying again");
         }
     }
 
     /// Follows the changes of others for as long as it is asked to, and tidies up behind all nodes.
-    pub async fn follow(self: Arc<Self>, times: Following) {
-        tokio::join!(self.keep_up(times), self.purge_now_and_then());
+    pub async fn run_sync(self: Arc<Self>, times: SyncConfig) {
+        tokio::join!(self.sync_until_error(times), self.purge_periodically());
     }
 
-    async fn keep_up(&self, times: Following) {
+    async fn sync_until_error(&self, times: SyncConfig) {
         loop {
             let failure = match &self.db {
-                Db::Sqlite { .. } => self.follow_file(times).await,
-                Db::Postgres(pool) => self.follow_server(pool, times).await,
+                Db::Sqlite { .. } => self.poll_file(times).await,
+                Db::Postgres(pool) => self.listen_to_server(pool, times).await,
             };
             if let Err(error) = failure {
-                self.away.store(true, Ordering::Relaxed);
+                self.unavailable.store(true, Ordering::Relaxed);
                 tracing::warn!(%error, "quotas and rules act as last known: the database does not answer");
             }
             tokio::time::sleep(times.retry).await;
         }
     }
 
-    async fn follow_file(&self, times: Following) -> Result<(), ControlError> {
+    async fn poll_file(&self, times: SyncConfig) -> Result<(), ControlError> {
         loop {
             self.catch_up().await?;
             tokio::time::sleep(times.file).await;
@@ -146,33 +147,33 @@ impl Control {
     }
 
     /// It does no harm that each node does this.
-    async fn purge_now_and_then(&self) {
+    async fn purge_periodically(&self) {
         loop {
             match self.purge().await {
-                Ok(0) => tokio::time::sleep(PURGES).await,
+                Ok(0) => tokio::time::sleep(PURGE_INTERVAL).await,
                 Ok(rows) => {
                     tracing::info!(rows, "removed what was deleted long ago");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
                 Err(error) => {
                     tracing::debug!(%error, "could not remove what was deleted long ago");
-                    tokio::time::sleep(PURGES).await;
+                    tokio::time::sleep(PURGE_INTERVAL).await;
                 }
             }
         }
     }
 
-    async fn follow_server(&self, pool: &sqlx::PgPool, times: Following) -> Result<(), ControlError> {
+    async fn listen_to_server(&self, pool: &sqlx::PgPool, times: SyncConfig) -> Result<(), ControlError> {
         let mut listener = PgListener::connect_with(pool).await?;
         listener.listen_all([CHANNEL, collect::CHANNEL]).await?;
         // First what came before anybody listened, or while the connection was lost.
-        self.traffic_asked.notify_one();
+        self.sample_requested.notify_one();
         self.catch_up().await?;
         loop {
             match tokio::time::timeout(times.server, listener.try_recv()).await {
                 Ok(told) => {
                     if told?.is_some_and(|told| told.channel() == collect::CHANNEL) {
-                        self.traffic_asked.notify_one();
+                        self.sample_requested.notify_one();
                         continue;
                     }
                     self.catch_up().await?;

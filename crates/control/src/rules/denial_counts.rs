@@ -9,38 +9,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use tollgate_engine::{Check, Decision, Observer, Origin};
 
-const PLACES: usize = 8_192;
+const SLOTS: usize = 8_192;
 /// Places that a caller may have.
-const NEAR: usize = 8;
+const PROBES: usize = 8;
 
 #[derive(Default)]
-struct Place {
+struct CallerSlot {
     caller: AtomicU64,
     count: AtomicU64,
 }
 
 /// How often each caller was denied since somebody last asked.
-pub struct Denials {
+pub struct DenialCounts {
     hasher: foldhash::fast::RandomState,
-    places: Box<[Place]>,
+    slots: Box<[CallerSlot]>,
     /// What callers are called, for those who must be told.
     names: Mutex<HashMap<u64, String>>,
 }
 
-impl Default for Denials {
+impl Default for DenialCounts {
     fn default() -> Self {
         Self {
             hasher: foldhash::fast::RandomState::default(),
-            places: (0..PLACES).map(|_| Place::default()).collect(),
+            slots: (0..SLOTS).map(|_| CallerSlot::default()).collect(),
             names: Mutex::default(),
         }
     }
 }
 
-impl Denials {
+impl DenialCounts {
     /// The denials of each caller that has a place, since this was last asked.
-    pub(crate) fn take(&self) -> Vec<(u64, u64)> {
-        let taken = self.places.iter().filter_map(|place| {
+    pub(crate) fn drain(&self) -> Vec<(u64, u64)> {
+        let taken = self.slots.iter().filter_map(|place| {
             let caller = place.caller.load(Ordering::Relaxed);
             (caller != 0).then(|| (caller, place.count.swap(0, Ordering::Relaxed)))
         });
@@ -48,8 +48,8 @@ impl Denials {
     }
 
     /// Gives the places of these callers to others.
-    pub(crate) fn forget(&self, gone: impl Fn(u64) -> bool) {
-        for place in &self.places {
+    pub(crate) fn clear(&self, gone: impl Fn(u64) -> bool) {
+        for place in &self.slots {
             if gone(place.caller.load(Ordering::Relaxed)) {
                 place.caller.store(0, Ordering::Relaxed);
             }
@@ -65,8 +65,8 @@ impl Denials {
     #[cold]
     fn count(&self, check: &Check<'_>) {
         let Some(caller) = caller::number(&self.hasher, check) else { return };
-        for near in 0..NEAR {
-            let place = &self.places[(caller as usize + near) % PLACES];
+        for near in 0..PROBES {
+            let place = &self.slots[(caller as usize + near) % SLOTS];
             let mut found = place.caller.load(Ordering::Relaxed);
             if found == 0 {
                 let taken = place.caller.compare_exchange(0, caller, Ordering::Relaxed, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Denials {
     }
 }
 
-impl Observer for Denials {
+impl Observer for DenialCounts {
     #[inline]
     fn decided(&self, check: &Check<'_>, decision: &Decision) {
         // What a store that is away makes of requests is no fault of the rules.
@@ -94,7 +94,7 @@ impl Observer for Denials {
     }
 }
 
-impl std::fmt::Debug for Denials {
+impl std::fmt::Debug for DenialCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Denials")
     }

@@ -6,15 +6,15 @@
 
 use crate::db::transaction::Actor;
 use crate::error::ControlError;
-use crate::rules::denial_counts::Denials;
+use crate::rules::denial_counts::DenialCounts;
 use crate::rules::guardrails::{Guardrails, PARTS};
-use crate::rules::manager::Desk;
+use crate::rules::manager::RuleManager;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The least baseline, in denials a second.
-const LEAST: f64 = 0.1;
+const MIN_RATE: f64 = 0.1;
 /// What the guard may be doing.
 const STATES: [&str; 4] = ["off", "learning", "ready", "watching"];
 /// A mean below this, in denials a second, is forgotten.
@@ -22,8 +22,8 @@ const NOTHING: f64 = 0.001;
 
 /// What is known of callers' denials, and which revision is under watch. Pure: counts in, trouble out.
 #[derive(Debug)]
-struct Watch {
-    rails: Guardrails,
+struct RollbackGuard {
+    guardrails: Guardrails,
     /// Parts that have been seen while nothing was under watch.
     known_for: u32,
     baseline: HashMap<u64, f64>,
@@ -34,7 +34,7 @@ struct Watch {
 
 /// A caller whose denials have risen.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Trouble {
+struct DenialSpike {
     rev: i64,
     caller: u64,
     /// Denials a second, and what they were.
@@ -42,13 +42,19 @@ struct Trouble {
     baseline: f64,
 }
 
-impl Watch {
+impl RollbackGuard {
     fn new(rails: Guardrails) -> Self {
-        Self { rails, known_for: 0, baseline: HashMap::new(), watched: None, over: HashMap::new() }
+        Self {
+            guardrails: rails,
+            known_for: 0,
+            baseline: HashMap::new(),
+            watched: None,
+            over: HashMap::new(),
+        }
     }
 
     fn seconds(&self) -> f64 {
-        self.rails.part().as_secs_f64()
+        self.guardrails.part().as_secs_f64()
     }
 
     /// New rules act. Who has not seen enough of what was before cannot tell a rise.
@@ -63,13 +69,13 @@ impl Watch {
     }
 
     /// One part is over.
-    fn part(&mut self, counts: &[(u64, u64)]) -> Option<Trouble> {
+    fn part(&mut self, counts: &[(u64, u64)]) -> Option<DenialSpike> {
         let Some((rev, seen)) = self.watched else {
             self.learn(counts);
             return None;
         };
         let part = self.seconds();
-        let most = (self.rails.within.as_secs_f64() / part).ceil() as u32;
+        let most = (self.guardrails.within.as_secs_f64() / part).ceil() as u32;
         if seen >= most {
             self.stop();
             self.learn(counts);
@@ -81,9 +87,9 @@ impl Watch {
             let (rate, known) =
                 (*count as f64 / part, self.baseline.get(caller).copied().unwrap_or(0.0) / part);
             let over = self.over.entry(*caller).or_default();
-            *over = if rate > self.rails.rise * known.max(LEAST) { *over + 1 } else { 0 };
+            *over = if rate > self.guardrails.rise * known.max(MIN_RATE) { *over + 1 } else { 0 };
             if *over >= PARTS {
-                trouble.get_or_insert(Trouble { rev, caller: *caller, rate, baseline: known });
+                trouble.get_or_insert(DenialSpike { rev, caller: *caller, rate, baseline: known });
             }
         }
         trouble
@@ -91,7 +97,7 @@ impl Watch {
 
     fn learn(&mut self, counts: &[(u64, u64)]) {
         self.known_for = self.known_for.saturating_add(1);
-        let parts = (self.rails.within.as_secs_f64() / self.seconds()).max(1.0);
+        let parts = (self.guardrails.within.as_secs_f64() / self.seconds()).max(1.0);
         // A young mean weighs what little there is alike.
         let weight = 1.0 / f64::from(self.known_for).min(parts);
         for mean in self.baseline.values_mut() {
@@ -114,37 +120,37 @@ impl Watch {
     }
 
     /// Whether nothing is known of a caller that would be missed.
-    fn is_nobody(&self, caller: u64) -> bool {
+    fn is_idle(&self, caller: u64) -> bool {
         self.watched.is_none() && !self.baseline.contains_key(&caller)
     }
 }
 
-impl Desk {
+impl RuleManager {
     /// What the guard does: `off`, `learning` what is usual, `ready`, or `watching` new rules.
     #[must_use]
-    pub fn guarding(&self) -> &'static str {
-        STATES[usize::from(self.guarding.load(Ordering::Relaxed)) % STATES.len()]
+    pub fn guard_state(&self) -> &'static str {
+        STATES[usize::from(self.guard.load(Ordering::Relaxed)) % STATES.len()]
     }
 
     /// Watches published rules for as long as it is asked to.
-    pub async fn guard(self: Arc<Self>, denials: Arc<Denials>) {
+    pub async fn guard(self: Arc<Self>, denials: Arc<DenialCounts>) {
         let rails = self.guardrails;
         if rails.rise <= 0.0 {
             return;
         }
-        let mut watch = Watch::new(rails);
-        let mut acting = self.acting().rev();
+        let mut watch = RollbackGuard::new(rails);
+        let mut acting = self.active().rev();
         let mut parts = tokio::time::interval(rails.part());
         parts.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         parts.tick().await;
         loop {
             parts.tick().await;
-            let counts = denials.take();
+            let counts = denials.drain();
             let trouble = watch.part(&counts);
-            denials.forget(|caller| {
-                watch.is_nobody(caller) && counts.iter().all(|(seen, count)| *seen != caller || *count == 0)
+            denials.clear(|caller| {
+                watch.is_idle(caller) && counts.iter().all(|(seen, count)| *seen != caller || *count == 0)
             });
-            let now = self.acting();
+            let now = self.active();
             if now.rev() != acting {
                 acting = now.rev();
                 watch.stop();
@@ -153,14 +159,14 @@ impl Desk {
                 }
             } else if let Some(trouble) = trouble {
                 watch.stop();
-                self.go_back(trouble, &denials.name(trouble.caller)).await;
+                self.roll_back_by_guard(trouble, &denials.name(trouble.caller)).await;
             }
-            self.guarding.store(watch.state(), Ordering::Relaxed);
+            self.guard.store(watch.state(), Ordering::Relaxed);
         }
     }
 
-    async fn go_back(self: &Arc<Self>, trouble: Trouble, name: &str) {
-        let Some(to) = self.acting().published.as_ref().and_then(|published| published.base_rev) else {
+    async fn roll_back_by_guard(self: &Arc<Self>, trouble: DenialSpike, name: &str) {
+        let Some(to) = self.active().published.as_ref().and_then(|published| published.base_rev) else {
             return;
         };
         let because = format!(
@@ -179,10 +185,10 @@ impl Desk {
                     new,
                     "published rules were rolled back to what revision {to} said: {because}"
                 );
-                self.let_act().await;
+                self.activate_latest().await;
             }
             // Another node, or a person, was quicker.
-            Err(ControlError::Changed) => {}
+            Err(ControlError::Conflict) => {}
             Err(error) => {
                 tracing::error!(rev, %error, "published rules could not be rolled back, though {because}");
             }
@@ -195,8 +201,9 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn quiet() -> Watch {
-        let mut watch = Watch::new(Guardrails { lasting: Duration::from_secs(12), ..Guardrails::default() });
+    fn quiet() -> RollbackGuard {
+        let mut watch =
+            RollbackGuard::new(Guardrails { lasting: Duration::from_secs(12), ..Guardrails::default() });
         for _ in 0..50 {
             assert_eq!(watch.part(&[(1, 2), (2, 0)]), None);
         }
@@ -204,12 +211,12 @@ mod tests {
     }
 
     /// Parts of new rules with these denials of the first and the second caller, until trouble is seen.
-    fn parts(watch: &mut Watch, one: u64, two: u64, most: usize) -> Option<(usize, u64)> {
+    fn parts(watch: &mut RollbackGuard, one: u64, two: u64, most: usize) -> Option<(usize, u64)> {
         (1..=most).find_map(|n| Some((n, watch.part(&[(1, one), (2, two)])?.caller)))
     }
 
     #[test]
-    fn a_rise_that_lasts_is_trouble_and_no_other() {
+    fn only_a_sustained_rise_is_a_spike() {
         let mut watch = quiet();
         watch.begin(7);
         // Ten times two in each second is no more than ten times.
@@ -229,7 +236,7 @@ mod tests {
         watch.begin(7);
         assert_eq!(parts(&mut watch, 2, 0, 300), None);
         assert_eq!(parts(&mut watch, 100, 100, 100), None, "five minutes later it is no longer new");
-        let mut young = Watch::new(Guardrails::default());
+        let mut young = RollbackGuard::new(Guardrails::default());
         young.part(&[]);
         young.begin(7);
         assert_eq!(parts(&mut young, 1_000, 1_000, 100), None, "nobody knows what was before");

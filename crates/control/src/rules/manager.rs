@@ -1,9 +1,9 @@
 //! The rules that act on this node: those of the files it was given, until some are published to the database; from then
 //! on the published ones, on every node. Whoever brings other rules comes here, so that files and database cannot race.
 
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 use crate::preview::Preview;
-use crate::preview::sample::Sample;
+use crate::preview::sample::TrafficSample;
 use crate::rules::guardrails::Guardrails;
 use crate::rules::revision::{RuleFile, RuleRevision};
 use arc_swap::ArcSwap;
@@ -24,7 +24,7 @@ pub enum RulesFrom {
 
 /// What acts on this node.
 #[derive(Clone, Debug)]
-pub struct Acting {
+pub struct ActiveRules {
     /// Compiled.
     pub rules: Arc<Ruleset>,
     /// As written.
@@ -33,7 +33,7 @@ pub struct Acting {
     pub published: Option<RuleRevision>,
 }
 
-impl Acting {
+impl ActiveRules {
     /// The word for where it comes from.
     #[must_use]
     pub const fn source(&self) -> &'static str {
@@ -49,13 +49,13 @@ impl Acting {
 
 /// Why a node has no rules to begin with.
 #[derive(Debug, thiserror::Error)]
-pub enum DeskError<E> {
+pub enum RuleLoadError<E> {
     /// The files cannot be read.
     #[error("{0}")]
     Files(E),
     /// The files say something wrong.
     #[error("the rules cannot be used\n{0}")]
-    Wrong(Diagnostics),
+    Invalid(Diagnostics),
     /// What was published cannot be read by this program.
     #[error(
         "revision {rev} of the rules, which is published in the database, cannot be used by this program: use the version \
@@ -70,43 +70,43 @@ pub enum DeskError<E> {
 }
 
 /// Who is told of rules that come in: those that act from now on, or why they cannot.
-type Told = Box<dyn Fn(Result<Arc<Ruleset>, String>) + Send + Sync>;
+type RulesListener = Box<dyn Fn(Result<Arc<Ruleset>, String>) + Send + Sync>;
 
 /// The rules that act on this node, and how others come in their place.
-pub struct Desk {
-    pub(crate) control: Arc<Control>,
+pub struct RuleManager {
+    pub(crate) control: Arc<ControlPlane>,
     options: Options,
     pub(crate) from: RulesFrom,
-    acting: ArcSwap<Acting>,
-    told: OnceLock<Told>,
+    active: ArcSwap<ActiveRules>,
+    listeners: OnceLock<RulesListener>,
     /// One at a time.
-    taking: Mutex<()>,
+    update_lock: Mutex<()>,
     pub(crate) guardrails: Guardrails,
     pub(crate) preview: Arc<Preview>,
     /// How often this node has gone back by itself.
     pub(crate) rollbacks: AtomicU64,
-    pub(crate) guarding: AtomicU8,
+    pub(crate) guard: AtomicU8,
 }
 
-impl Desk {
+impl RuleManager {
     /// Begins with what is published, or with the files where nothing is. Files are read only where they act.
     ///
     /// # Errors
     /// If these cannot be used.
     pub fn open<E>(
-        control: Arc<Control>,
+        control: Arc<ControlPlane>,
         options: Options,
         from: RulesFrom,
         guardrails: Guardrails,
         counters: Counters,
         files: impl FnOnce() -> Result<Vec<Source>, E>,
-    ) -> Result<Arc<Self>, DeskError<E>> {
+    ) -> Result<Arc<Self>, RuleLoadError<E>> {
         let published = control.published();
         let acting = match published.filter(|_| from == RulesFrom::Database) {
             Some(published) => {
                 let rev = published.revision.rev;
                 let rules = Ruleset::load(&published.sources(), &options)
-                    .map_err(|errors| DeskError::Published { rev, errors })?;
+                    .map_err(|errors| RuleLoadError::Published { rev, errors })?;
                 tracing::warn!(
                     rev,
                     revision = rules.revision(),
@@ -115,13 +115,13 @@ impl Desk {
                      decide by them)"
                 );
                 let revision = Some(published.revision.clone());
-                Acting { rules: Arc::new(rules), files: published.files.clone(), published: revision }
+                ActiveRules { rules: Arc::new(rules), files: published.files.clone(), published: revision }
             }
             None => {
-                let sources = files().map_err(DeskError::Files)?;
-                let rules = Ruleset::load(&sources, &options).map_err(DeskError::Wrong)?;
+                let sources = files().map_err(RuleLoadError::Files)?;
+                let rules = Ruleset::load(&sources, &options).map_err(RuleLoadError::Invalid)?;
                 let files = sources.iter().map(RuleFile::from).collect();
-                Acting { rules: Arc::new(rules), files, published: None }
+                ActiveRules { rules: Arc::new(rules), files, published: None }
             }
         };
         let preview = Preview::new(Arc::clone(&control), options, counters);
@@ -129,19 +129,19 @@ impl Desk {
             control,
             options,
             from,
-            acting: ArcSwap::from_pointee(acting),
-            told: OnceLock::new(),
-            taking: Mutex::new(()),
+            active: ArcSwap::from_pointee(acting),
+            listeners: OnceLock::new(),
+            update_lock: Mutex::new(()),
             guardrails,
             preview,
             rollbacks: AtomicU64::new(0),
-            guarding: AtomicU8::new(0),
+            guard: AtomicU8::new(0),
         }))
     }
 
     /// Who remembers the last traffic; to be told of every decision.
     #[must_use]
-    pub fn sample(&self) -> Arc<Sample> {
+    pub fn sample(&self) -> Arc<TrafficSample> {
         self.preview.sample()
     }
 
@@ -153,33 +153,33 @@ impl Desk {
 
     /// What acts.
     #[must_use]
-    pub fn acting(&self) -> Arc<Acting> {
-        self.acting.load_full()
+    pub fn active(&self) -> Arc<ActiveRules> {
+        self.active.load_full()
     }
 
     /// Tells somebody of all rules that come in from now on.
-    pub fn tell(&self, told: impl Fn(Result<Arc<Ruleset>, String>) + Send + Sync + 'static) {
-        let _ = self.told.set(Box::new(told));
+    pub fn on_change(&self, told: impl Fn(Result<Arc<Ruleset>, String>) + Send + Sync + 'static) {
+        let _ = self.listeners.set(Box::new(told));
     }
 
     /// Takes rules that stand in files now. Where published ones act, nothing is done.
-    pub fn take_files(&self, sources: &[Source], rules: Arc<Ruleset>) -> bool {
-        let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.acting.load().published.is_some() {
+    pub fn apply_files(&self, sources: &[Source], rules: Arc<Ruleset>) -> bool {
+        let _one = self.update_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.active.load().published.is_some() {
             return false;
         }
         let files = sources.iter().map(RuleFile::from).collect();
-        self.replace(Acting { rules, files, published: None });
+        self.replace(ActiveRules { rules, files, published: None });
         true
     }
 
     /// Takes what is published, if it is something else than what acts. Compiles, so it may take a while.
-    pub fn take_published(&self) {
-        let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn apply_published(&self) {
+        let _one = self.update_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if self.from == RulesFrom::Files {
             return;
         }
-        let acting = self.acting.load_full();
+        let acting = self.active.load_full();
         let Some(published) = self.control.published() else {
             if acting.published.is_some() {
                 tracing::warn!(
@@ -205,7 +205,7 @@ impl Desk {
                 }
                 let revision = Some(published.revision.clone());
                 let files = published.files.clone();
-                self.replace(Acting { rules: Arc::new(rules), files, published: revision });
+                self.replace(ActiveRules { rules: Arc::new(rules), files, published: revision });
             }
             Err(errors) => {
                 let rev = published.revision.rev;
@@ -213,35 +213,35 @@ impl Desk {
                     rev,
                     "the published rules cannot be used here; the last good ones stay\n{errors}"
                 );
-                self.say(Err(format!("revision {rev} of the published rules: {errors}")));
+                self.notify(Err(format!("revision {rev} of the published rules: {errors}")));
             }
         }
     }
 
-    fn replace(&self, acting: Acting) {
+    fn replace(&self, acting: ActiveRules) {
         let rules = Arc::clone(&acting.rules);
-        self.acting.store(Arc::new(acting));
-        self.say(Ok(rules));
+        self.active.store(Arc::new(acting));
+        self.notify(Ok(rules));
     }
 
-    fn say(&self, what: Result<Arc<Ruleset>, String>) {
-        if let Some(told) = self.told.get() {
+    fn notify(&self, what: Result<Arc<Ruleset>, String>) {
+        if let Some(told) = self.listeners.get() {
             told(what);
         }
     }
 
     /// Takes what others publish, and tells them what this node remembers, for as long as it is asked to.
-    pub async fn follow(self: Arc<Self>) {
+    pub async fn run(self: Arc<Self>) {
         let sample = self.sample();
-        let answering = self.control.answer_others(&sample, || Arc::clone(&self.acting().rules));
-        tokio::join!(self.follow_published(), answering);
+        let answering = self.control.serve_sample_requests(&sample, || Arc::clone(&self.active().rules));
+        tokio::join!(self.run_published(), answering);
     }
 
-    async fn follow_published(self: &Arc<Self>) {
+    async fn run_published(self: &Arc<Self>) {
         let mut published = self.control.published.subscribe();
         loop {
             let own = Arc::clone(self);
-            let _ = tokio::task::spawn_blocking(move || own.take_published()).await;
+            let _ = tokio::task::spawn_blocking(move || own.apply_published()).await;
             if published.changed().await.is_err() {
                 return;
             }
@@ -249,9 +249,9 @@ impl Desk {
     }
 }
 
-impl std::fmt::Debug for Desk {
+impl std::fmt::Debug for RuleManager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let acting = self.acting.load();
-        f.debug_struct("Desk").field("source", &acting.source()).field("rev", &acting.rev()).finish()
+        let acting = self.active.load();
+        f.debug_struct("RuleManager").field("source", &acting.source()).field("rev", &acting.rev()).finish()
     }
 }

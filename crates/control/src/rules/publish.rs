@@ -3,26 +3,27 @@
 
 use crate::db::transaction::Actor;
 use crate::error::ControlError;
-use crate::preview::collect::Hearing;
-use crate::preview::report::Report;
-use crate::rules::manager::{Acting, Desk, RulesFrom};
-use crate::rules::revision::{RuleDraft, RuleFile};
+use crate::preview::collect::Freshness;
+use crate::preview::report::PreviewReport;
+use crate::rules::manager::{ActiveRules, RuleManager, RulesFrom};
+use crate::rules::revision::{NewRevision, RuleFile};
 use serde::Deserialize;
 use std::sync::Arc;
 use tollgate_rules::{Ruleset, Source};
 use utoipa::ToSchema;
 
 /// The most files of a revision.
-const MOST_FILES: usize = 1_000;
+const MAX_FILES: usize = 1_000;
 /// The longest name of a file.
-const LONGEST_NAME: usize = 512;
+const MAX_NAME_BYTES: usize = 512;
 /// The longest reason.
-const LONGEST_REASON: usize = 1_024;
+const MAX_REASON_BYTES: usize = 1_024;
 
 /// Rules as they are sent.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Proposal {
+#[schema(as = Proposal)]
+pub struct PublishRequest {
     /// All of them: what is not here acts no more.
     pub files: Vec<RuleFile>,
     /// Why.
@@ -38,73 +39,81 @@ pub struct Proposal {
 
 /// What came of publishing.
 #[derive(Clone, Debug)]
-pub enum Publication {
+pub enum PublishResult {
     /// They act.
-    Acts(i64, Report),
+    Active(i64, PreviewReport),
     /// They wait for another person.
-    Waits(i64, Report),
+    PendingApproval(i64, PreviewReport),
     /// They are what acts already.
-    Same(i64, Report),
+    Unchanged(i64, PreviewReport),
 }
 
 /// Why nothing was published.
 #[derive(Debug)]
-pub enum Refusal {
+pub enum PublishError {
     /// A field is wrong: its place, and what to write.
     Malformed(&'static str, String),
     /// The rules say something wrong.
-    Wrong(Box<Report>),
+    Invalid(Box<PreviewReport>),
     /// They newly deny more than goes without saying.
-    NeedsConfirm(Box<Report>),
+    NeedsConfirm(Box<PreviewReport>),
     /// This node takes its rules from files.
     FromFiles,
     /// Something else acts than the sender believed.
-    Changed(Option<i64>),
+    Conflict(Option<i64>),
     /// The database did not do it.
     Control(ControlError),
 }
 
-impl From<ControlError> for Refusal {
+impl From<ControlError> for PublishError {
     fn from(error: ControlError) -> Self {
         Self::Control(error)
     }
 }
 
-impl Desk {
+impl RuleManager {
     /// What these rules would do.
     ///
     /// # Errors
     /// If they cannot be looked at.
-    pub async fn check(self: &Arc<Self>, files: Vec<RuleFile>) -> Result<Report, Refusal> {
-        Ok(self.look(files, self.acting(), Hearing::Lately).await?.0)
+    pub async fn preview_files(
+        self: &Arc<Self>,
+        files: Vec<RuleFile>,
+    ) -> Result<PreviewReport, PublishError> {
+        Ok(self.preview_rules(files, self.active(), Freshness::Cached).await?.0)
     }
 
     /// Publishes rules, unless something speaks against it.
     ///
     /// # Errors
     /// What speaks against it.
-    pub async fn publish(self: &Arc<Self>, sent: Proposal, actor: &Actor) -> Result<Publication, Refusal> {
+    pub async fn publish(
+        self: &Arc<Self>,
+        sent: PublishRequest,
+        actor: &Actor,
+    ) -> Result<PublishResult, PublishError> {
         if self.from == RulesFrom::Files {
-            return Err(Refusal::FromFiles);
+            return Err(PublishError::FromFiles);
         }
-        check_reason(&sent.reason)?;
-        self.know_the_latest().await?;
-        let acting = self.acting();
+        validate_reason(&sent.reason)?;
+        self.read_latest().await?;
+        let acting = self.active();
         if sent.base_rev.is_some() && sent.base_rev != acting.rev() {
-            return Err(Refusal::Changed(acting.rev()));
+            return Err(PublishError::Conflict(acting.rev()));
         }
-        let (report, candidate) = self.look(sent.files.clone(), Arc::clone(&acting), Hearing::Now).await?;
-        let Some(candidate) = candidate else { return Err(Refusal::Wrong(Box::new(report))) };
+        let (report, candidate) =
+            self.preview_rules(sent.files.clone(), Arc::clone(&acting), Freshness::Current).await?;
+        let Some(candidate) = candidate else { return Err(PublishError::Invalid(Box::new(report))) };
         if let Some(rev) = acting.rev().filter(|_| candidate.revision() == acting.rules.revision()) {
-            return Ok(Publication::Same(rev, report));
+            return Ok(PublishResult::Unchanged(rev, report));
         }
         let denied = report.rehearsal.as_ref().map_or(0.0, |rehearsal| rehearsal.newly_denied_share);
         let needs_approval = denied > self.guardrails.approval_over;
         if !needs_approval && !sent.confirm && denied > self.guardrails.confirm_over {
-            return Err(Refusal::NeedsConfirm(Box::new(report)));
+            return Err(PublishError::NeedsConfirm(Box::new(report)));
         }
         let first = (acting.files.clone(), acting.rules.revision().to_owned());
-        let draft = RuleDraft {
+        let draft = NewRevision {
             files: sent.files,
             hash: candidate.revision().to_owned(),
             reason: sent.reason,
@@ -113,17 +122,17 @@ impl Desk {
             needs_approval,
         };
         let rev = match self.control.publish_rules(draft, actor).await {
-            Err(ControlError::Changed) => {
-                self.know_the_latest().await?;
-                return Err(Refusal::Changed(self.acting().rev()));
+            Err(ControlError::Conflict) => {
+                self.read_latest().await?;
+                return Err(PublishError::Conflict(self.active().rev()));
             }
             other => other?,
         };
         if needs_approval {
-            return Ok(Publication::Waits(rev, report));
+            return Ok(PublishResult::PendingApproval(rev, report));
         }
-        self.let_act().await;
-        Ok(Publication::Acts(rev, report))
+        self.activate_latest().await;
+        Ok(PublishResult::Active(rev, report))
     }
 
     /// Lets a revision act that waits for another person.
@@ -132,7 +141,7 @@ impl Desk {
     /// [`ControlError`] if that person may not, or what waited has been overtaken.
     pub async fn approve(self: &Arc<Self>, rev: i64, actor: &Actor) -> Result<(), ControlError> {
         self.control.approve_rules(rev, actor).await?;
-        self.let_act().await;
+        self.activate_latest().await;
         Ok(())
     }
 
@@ -140,53 +149,58 @@ impl Desk {
     ///
     /// # Errors
     /// What speaks against it.
-    pub async fn roll_back(self: &Arc<Self>, to: i64, reason: &str, actor: &Actor) -> Result<i64, Refusal> {
+    pub async fn roll_back(
+        self: &Arc<Self>,
+        to: i64,
+        reason: &str,
+        actor: &Actor,
+    ) -> Result<i64, PublishError> {
         if self.from == RulesFrom::Files {
-            return Err(Refusal::FromFiles);
+            return Err(PublishError::FromFiles);
         }
-        check_reason(reason)?;
+        validate_reason(reason)?;
         let rev = self.control.roll_back_rules(to, None, reason, actor).await?;
-        self.let_act().await;
+        self.activate_latest().await;
         Ok(rev)
     }
 
-    async fn look(
+    async fn preview_rules(
         &self,
         files: Vec<RuleFile>,
-        acting: Arc<Acting>,
-        hearing: Hearing,
-    ) -> Result<(Report, Option<Arc<Ruleset>>), Refusal> {
-        check_files(&files)?;
+        acting: Arc<ActiveRules>,
+        hearing: Freshness,
+    ) -> Result<(PreviewReport, Option<Arc<Ruleset>>), PublishError> {
+        validate_files(&files)?;
         let sources: Vec<Source> = files.iter().map(Source::from).collect();
-        Ok(self.preview.look(sources, Arc::clone(&acting.rules), hearing).await?)
+        Ok(self.preview.preview(sources, Arc::clone(&acting.rules), hearing).await?)
     }
 
-    async fn know_the_latest(self: &Arc<Self>) -> Result<(), ControlError> {
+    async fn read_latest(self: &Arc<Self>) -> Result<(), ControlError> {
         self.control.catch_up().await?;
-        self.let_act().await;
+        self.activate_latest().await;
         Ok(())
     }
 
     /// Lets what is published act here before it is answered.
-    pub(crate) async fn let_act(self: &Arc<Self>) {
+    pub(crate) async fn activate_latest(self: &Arc<Self>) {
         let own = Arc::clone(self);
-        let _ = tokio::task::spawn_blocking(move || own.take_published()).await;
+        let _ = tokio::task::spawn_blocking(move || own.apply_published()).await;
     }
 }
 
-fn check_files(files: &[RuleFile]) -> Result<(), Refusal> {
-    let wrong = |why: String| Err(Refusal::Malformed("files", why));
+fn validate_files(files: &[RuleFile]) -> Result<(), PublishError> {
+    let wrong = |why: String| Err(PublishError::Malformed("files", why));
     if files.is_empty() {
         return wrong("there is none: a revision is all rules that are to act".to_owned());
     }
-    if files.len() > MOST_FILES {
-        return wrong(format!("there are at most {MOST_FILES}"));
+    if files.len() > MAX_FILES {
+        return wrong(format!("there are at most {MAX_FILES}"));
     }
     for (at, file) in files.iter().enumerate() {
         let plain = !file.name.is_empty() && !file.name.chars().any(char::is_control);
-        if !plain || file.name.len() > LONGEST_NAME {
+        if !plain || file.name.len() > MAX_NAME_BYTES {
             return wrong(format!(
-                "files[{at}].name: write 1 to {LONGEST_NAME} bytes without control characters"
+                "files[{at}].name: write 1 to {MAX_NAME_BYTES} bytes without control characters"
             ));
         }
         // A database keeps no text with it.
@@ -197,10 +211,10 @@ fn check_files(files: &[RuleFile]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_reason(reason: &str) -> Result<(), Refusal> {
-    if reason.trim().is_empty() || reason.len() > LONGEST_REASON || reason.chars().any(char::is_control) {
-        let why = format!("say why, in 1 to {LONGEST_REASON} bytes without control characters");
-        return Err(Refusal::Malformed("reason", why));
+fn validate_reason(reason: &str) -> Result<(), PublishError> {
+    if reason.trim().is_empty() || reason.len() > MAX_REASON_BYTES || reason.chars().any(char::is_control) {
+        let why = format!("say why, in 1 to {MAX_REASON_BYTES} bytes without control characters");
+        return Err(PublishError::Malformed("reason", why));
     }
     Ok(())
 }

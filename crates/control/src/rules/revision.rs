@@ -29,7 +29,8 @@ impl From<&Source> for RuleFile {
 /// What became of a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum RuleStatus {
+#[schema(as = RuleStatus)]
+pub enum RevisionStatus {
     /// It acts on all nodes.
     Active,
     /// Another acts in its place.
@@ -42,7 +43,7 @@ pub enum RuleStatus {
     RolledBack,
 }
 
-impl RuleStatus {
+impl RevisionStatus {
     const ALL: [Self; 5] =
         [Self::Active, Self::Superseded, Self::PendingApproval, Self::Rejected, Self::RolledBack];
 
@@ -59,14 +60,14 @@ impl RuleStatus {
     }
 
     /// Whether it acts, or did before.
-    pub(crate) const fn has_acted(self) -> bool {
+    pub(crate) const fn was_active(self) -> bool {
         match self {
             Self::Active | Self::Superseded | Self::RolledBack => true,
             Self::PendingApproval | Self::Rejected => false,
         }
     }
 
-    pub(crate) fn of(word: &str) -> Option<Self> {
+    pub(crate) fn from_name(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.name() == word)
     }
 }
@@ -85,7 +86,7 @@ pub struct RuleRevision {
     /// When.
     pub created_at: String,
     /// What became of it.
-    pub status: RuleStatus,
+    pub status: RevisionStatus,
     /// What acted when it was published.
     #[schema(required = true)]
     pub base_rev: Option<i64>,
@@ -128,7 +129,7 @@ impl PublishedRules {
 
 /// A revision that is to be.
 #[derive(Clone, Debug)]
-pub struct RuleDraft {
+pub struct NewRevision {
     /// What it says.
     pub files: Vec<RuleFile>,
     /// What decisions made by it will say.

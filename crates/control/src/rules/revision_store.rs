@@ -1,12 +1,12 @@
 //! How revisions of the rules are kept: published, approved, rolled back; never changed and never removed.
 
 use crate::audit::record;
-use crate::control_plane::{Control, Heard};
+use crate::control_plane::{ChangeEvent, ControlPlane};
 use crate::db::on;
-use crate::db::time::tell_millis;
-use crate::db::transaction::{Actor, Changed, writing};
+use crate::db::time::format_millis;
+use crate::db::transaction::{Actor, ChangeRecord, writing};
 use crate::error::ControlError;
-use crate::rules::revision::{PublishedRules, RuleDraft, RuleFile, RuleRevision, RuleStatus};
+use crate::rules::revision::{NewRevision, PublishedRules, RevisionStatus, RuleFile, RuleRevision};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,18 +17,18 @@ const COLUMNS: &str =
 const INSERT: &str = "INSERT INTO rule_revisions
      (rev, hash, files, author, reason, created_at, status, base_rev, watched, active_since, revision)
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
-const ACTIVE: &str = "SELECT rev, hash, files FROM rule_revisions WHERE status = 'active'";
-const LAST: &str = "SELECT COALESCE(MAX(rev), 0) FROM rule_revisions";
+const SELECT_ACTIVE: &str = "SELECT rev, hash, files FROM rule_revisions WHERE status = 'active'";
+const SELECT_LAST: &str = "SELECT COALESCE(MAX(rev), 0) FROM rule_revisions";
 /// Whatever acted does so no more, and who waited for it waits in vain.
-const END: &str = "UPDATE rule_revisions SET status = $1, rolled_back_because = $2, revision = $3
+const UPDATE_STATUS: &str = "UPDATE rule_revisions SET status = $1, rolled_back_because = $2, revision = $3
      WHERE status = 'active'";
 const REJECT: &str = "UPDATE rule_revisions SET status = 'rejected', revision = $1
      WHERE status = 'pending_approval' AND rev <> $2";
 
-type Row =
+type RevisionRow =
     (i64, String, String, String, i64, String, Option<i64>, i64, Option<i64>, Option<String>, Option<String>);
 
-fn revision(row: Row) -> Result<RuleRevision, ControlError> {
+fn revision(row: RevisionRow) -> Result<RuleRevision, ControlError> {
     let (rev, revision, author, reason, created_at, status, base_rev, watched, since, approved_by, because) =
         row;
     Ok(RuleRevision {
@@ -36,7 +36,7 @@ fn revision(row: Row) -> Result<RuleRevision, ControlError> {
         revision,
         author,
         reason,
-        created_at: tell_millis(created_at),
+        created_at: format_millis(created_at),
         status: self::status(rev, &status)?,
         base_rev,
         active_since_ms: since,
@@ -46,21 +46,21 @@ fn revision(row: Row) -> Result<RuleRevision, ControlError> {
     })
 }
 
-fn status(rev: i64, word: &str) -> Result<RuleStatus, ControlError> {
-    let broken = || ControlError::Broken(format!("the status of revision {rev} of the rules"));
-    RuleStatus::of(word).ok_or_else(broken)
+fn status(rev: i64, word: &str) -> Result<RevisionStatus, ControlError> {
+    let broken = || ControlError::Corrupt(format!("the status of revision {rev} of the rules"));
+    RevisionStatus::from_name(word).ok_or_else(broken)
 }
 
 fn files(text: &str) -> Result<Vec<RuleFile>, ControlError> {
     serde_json::from_str(text)
-        .map_err(|error| ControlError::Broken(format!("the files of a revision of the rules: {error}")))
+        .map_err(|error| ControlError::Corrupt(format!("the files of a revision of the rules: {error}")))
 }
 
 /// Writes a row with its status. A macro, since it is compiled for both databases.
 macro_rules! insert {
     ($tx:ident, $head:ident, $rev:expr, $hash:expr, $files:expr, $author:expr, $reason:expr, $now:expr, $status:expr, $base:expr, $watched:expr) => {{
-        let status: RuleStatus = $status;
-        let since = (status == RuleStatus::Active).then_some($now);
+        let status: RevisionStatus = $status;
+        let since = (status == RevisionStatus::Active).then_some($now);
         sqlx::query(INSERT)
             .bind($rev)
             .bind($hash.to_owned())
@@ -82,12 +82,17 @@ macro_rules! insert {
 macro_rules! end {
     ($tx:ident, $head:ident, $status:expr, $because:expr, $but:expr) => {{
         let because: Option<String> = $because;
-        sqlx::query(END).bind($status.name()).bind(because).bind($head.0).execute(&mut *$tx).await?;
+        sqlx::query(UPDATE_STATUS)
+            .bind($status.name())
+            .bind(because)
+            .bind($head.0)
+            .execute(&mut *$tx)
+            .await?;
         sqlx::query(REJECT).bind($head.0).bind($but).execute(&mut *$tx).await?;
     }};
 }
 
-impl Control {
+impl ControlPlane {
     /// The revision that acts, where one was published.
     #[must_use]
     pub fn published(&self) -> Option<Arc<PublishedRules>> {
@@ -97,25 +102,25 @@ impl Control {
     /// Publishes rules: they act on all nodes, or wait for another person. The caller has checked that they load.
     ///
     /// # Errors
-    /// [`ControlError::Changed`] if something else acts than the draft was looked at against; or the database's own.
-    pub async fn publish_rules(&self, draft: RuleDraft, actor: &Actor) -> Result<i64, ControlError> {
+    /// [`ControlError::Conflict`] if something else acts than the draft was looked at against; or the database's own.
+    pub async fn publish_rules(&self, draft: NewRevision, actor: &Actor) -> Result<i64, ControlError> {
         let now = self.now_millis();
-        let text = told(&draft.files)?;
+        let text = audit_json(&draft.files)?;
         let first = match &draft.first {
-            Some((files, hash)) => Some((told(files)?, hash)),
+            Some((files, hash)) => Some((audit_json(files)?, hash)),
             None => None,
         };
         let rev = writing!(&self.db, |tx, head| {
             let active: Option<(i64, String, String)> =
-                sqlx::query_as(ACTIVE).fetch_optional(&mut *tx).await?;
+                sqlx::query_as(SELECT_ACTIVE).fetch_optional(&mut *tx).await?;
             if active.as_ref().map(|active| active.0) != draft.base_rev {
-                return Err(ControlError::Changed);
+                return Err(ControlError::Conflict);
             }
-            let (mut last,): (i64,) = sqlx::query_as(LAST).fetch_one(&mut *tx).await?;
+            let (mut last,): (i64,) = sqlx::query_as(SELECT_LAST).fetch_one(&mut *tx).await?;
             if let (0, Some((files, hash))) = (last, &first) {
                 last = 1;
                 let reason = "what the rule files said before the first publication";
-                let status = RuleStatus::Superseded;
+                let status = RevisionStatus::Superseded;
                 insert!(
                     tx,
                     head,
@@ -133,9 +138,10 @@ impl Control {
             // Where nothing acts yet, the files' own revision is what one goes back to.
             let base = draft.base_rev.or((last > 0).then_some(1));
             let rev = last + 1;
-            let status = if draft.needs_approval { RuleStatus::PendingApproval } else { RuleStatus::Active };
+            let status =
+                if draft.needs_approval { RevisionStatus::PendingApproval } else { RevisionStatus::Active };
             if !draft.needs_approval {
-                end!(tx, head, RuleStatus::Superseded, None, rev);
+                end!(tx, head, RevisionStatus::Superseded, None, rev);
             }
             insert!(
                 tx,
@@ -154,7 +160,7 @@ impl Control {
                 "rev": rev, "revision": draft.hash, "reason": draft.reason, "status": status.name(),
                 "files": draft.files.iter().map(|file| &file.name).collect::<Vec<_>>(),
             });
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "rules.publish",
                 target: &rev.to_string(),
                 before: before(base),
@@ -163,15 +169,15 @@ impl Control {
             record!(tx, head, now, actor, &changed);
             rev
         });
-        self.act().await;
+        self.apply().await;
         Ok(rev)
     }
 
     /// Lets a revision act that waits for another person.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] if none with this number waits, [`ControlError::OwnWork`] if the author asks,
-    /// [`ControlError::Changed`] if something else acts by now than when it was published; or the database's own.
+    /// [`ControlError::NotFound`] if none with this number waits, [`ControlError::SelfApproval`] if the author asks,
+    /// [`ControlError::Conflict`] if something else acts by now than when it was published; or the database's own.
     pub async fn approve_rules(&self, rev: i64, actor: &Actor) -> Result<(), ControlError> {
         let now = self.now_millis();
         writing!(&self.db, |tx, head| {
@@ -182,16 +188,16 @@ impl Control {
             .fetch_optional(&mut *tx)
             .await?;
             let (author, base) =
-                found.ok_or(ControlError::Unknown("revision with this number that waits"))?;
+                found.ok_or(ControlError::NotFound("revision with this number that waits"))?;
             if author == actor.name {
-                return Err(ControlError::OwnWork);
+                return Err(ControlError::SelfApproval);
             }
             let active: Option<(i64, String, String)> =
-                sqlx::query_as(ACTIVE).fetch_optional(&mut *tx).await?;
+                sqlx::query_as(SELECT_ACTIVE).fetch_optional(&mut *tx).await?;
             if active.is_some_and(|active| Some(active.0) != base) {
-                return Err(ControlError::Changed);
+                return Err(ControlError::Conflict);
             }
-            end!(tx, head, RuleStatus::Superseded, None, rev);
+            end!(tx, head, RevisionStatus::Superseded, None, rev);
             let approve = "UPDATE rule_revisions SET status = 'active', approved_by = $2, active_since = $3,
                  revision = $4 WHERE rev = $1";
             sqlx::query(approve)
@@ -201,7 +207,7 @@ impl Control {
                 .bind(head.0)
                 .execute(&mut *tx)
                 .await?;
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "rules.approve",
                 target: &rev.to_string(),
                 before: before(base),
@@ -209,7 +215,7 @@ impl Control {
             };
             record!(tx, head, now, actor, &changed);
         });
-        self.act().await;
+        self.apply().await;
         Ok(())
     }
 
@@ -217,8 +223,8 @@ impl Control {
     /// the same, one does it.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] if there is no such revision, [`ControlError::NeverActed`] if there is nothing to go back
-    /// to in it, [`ControlError::Changed`] if another acts than expected; or the database's own.
+    /// [`ControlError::NotFound`] if there is no such revision, [`ControlError::NeverActive`] if there is nothing to go back
+    /// to in it, [`ControlError::Conflict`] if another acts than expected; or the database's own.
     pub async fn roll_back_rules(
         &self,
         to: i64,
@@ -229,28 +235,40 @@ impl Control {
         let now = self.now_millis();
         let rev = writing!(&self.db, |tx, head| {
             let active: Option<(i64, String, String)> =
-                sqlx::query_as(ACTIVE).fetch_optional(&mut *tx).await?;
+                sqlx::query_as(SELECT_ACTIVE).fetch_optional(&mut *tx).await?;
             let acting = active.map(|active| active.0);
             if only_if.is_some() && acting != only_if {
-                return Err(ControlError::Changed);
+                return Err(ControlError::Conflict);
             }
             let found: Option<(String, String, String)> =
                 sqlx::query_as("SELECT hash, files, status FROM rule_revisions WHERE rev = $1")
                     .bind(to)
                     .fetch_optional(&mut *tx)
                     .await?;
-            let (hash, files, became) = found.ok_or(ControlError::Unknown("revision with this number"))?;
+            let (hash, files, became) = found.ok_or(ControlError::NotFound("revision with this number"))?;
             let became = status(to, &became)?;
             // Or whoever waits for another person would go back to their own work, and nobody have approved of it.
-            if !became.has_acted() {
-                return Err(ControlError::NeverActed { rev: to, status: became.name() });
+            if !became.was_active() {
+                return Err(ControlError::NeverActive { rev: to, status: became.name() });
             }
-            let (last,): (i64,) = sqlx::query_as(LAST).fetch_one(&mut *tx).await?;
+            let (last,): (i64,) = sqlx::query_as(SELECT_LAST).fetch_one(&mut *tx).await?;
             let rev = last + 1;
-            end!(tx, head, RuleStatus::RolledBack, Some(because.to_owned()), rev);
+            end!(tx, head, RevisionStatus::RolledBack, Some(because.to_owned()), rev);
             let reason = format!("back to revision {to}: {because}");
-            insert!(tx, head, rev, hash, files, actor.name, reason, now, RuleStatus::Active, acting, false);
-            let changed = Changed {
+            insert!(
+                tx,
+                head,
+                rev,
+                hash,
+                files,
+                actor.name,
+                reason,
+                now,
+                RevisionStatus::Active,
+                acting,
+                false
+            );
+            let changed = ChangeRecord {
                 action: "rules.rollback",
                 target: &rev.to_string(),
                 before: before(acting),
@@ -259,7 +277,7 @@ impl Control {
             record!(tx, head, now, actor, &changed);
             rev
         });
-        self.act().await;
+        self.apply().await;
         Ok(rev)
     }
 
@@ -273,7 +291,7 @@ impl Control {
         limit: i64,
     ) -> Result<Vec<RuleRevision>, ControlError> {
         let list = format!("SELECT {COLUMNS} FROM rule_revisions WHERE rev < $1 ORDER BY rev DESC LIMIT $2");
-        let rows: Vec<Row> = on!(&self.db, pool => {
+        let rows: Vec<RevisionRow> = on!(&self.db, pool => {
             sqlx::query_as(sqlx::AssertSqlSafe(list))
                 .bind(before.unwrap_or(i64::MAX))
                 .bind(limit)
@@ -289,7 +307,7 @@ impl Control {
     /// [`ControlError`] if the database does not answer.
     pub async fn rule_revision(&self, rev: i64) -> Result<Option<PublishedRules>, ControlError> {
         let one = format!("SELECT {COLUMNS} FROM rule_revisions WHERE rev = $1");
-        let row: Option<Row> = on!(&self.db, pool => {
+        let row: Option<RevisionRow> = on!(&self.db, pool => {
             sqlx::query_as(sqlx::AssertSqlSafe(one)).bind(rev).fetch_optional(pool).await?
         });
         let Some(row) = row else { return Ok(None) };
@@ -321,15 +339,15 @@ impl Control {
         let (changed,): (i64,) = on!(&self.db, pool => {
             sqlx::query_as("SELECT COALESCE(MAX(revision), 0) FROM rule_revisions").fetch_one(pool).await?
         });
-        if self.heard_rules.swap(changed, Ordering::Relaxed) != changed {
-            self.say(Heard::Rules);
+        if self.notified_rules.swap(changed, Ordering::Relaxed) != changed {
+            self.notify(ChangeEvent::Rules);
         }
         Ok(())
     }
 }
 
-fn told(files: &[RuleFile]) -> Result<String, ControlError> {
-    serde_json::to_string(files).map_err(|error| ControlError::Broken(error.to_string()))
+fn audit_json(files: &[RuleFile]) -> Result<String, ControlError> {
+    serde_json::to_string(files).map_err(|error| ControlError::Corrupt(error.to_string()))
 }
 
 fn before(rev: Option<i64>) -> String {

@@ -4,9 +4,12 @@ use crate::{draft, open, rules, somebody};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tollgate_control::{Control, Cursor, Expected, Import, ImportLine, Imported, Quota, Verified, Wanted};
+use tollgate_control::{
+    AuditVerification, ControlPlane, Cursor, Import, ImportLine, ImportReport, Precondition, Quota,
+    QuotaFilter,
+};
 
-pub(crate) async fn import(node: &Arc<Control>, lines: &[Value]) -> Imported {
+pub(crate) async fn import(node: &Arc<ControlPlane>, lines: &[Value]) -> ImportReport {
     let mut import = Import::begin(node, rules(), somebody()).expect("no other import");
     assert!(Import::begin(node, rules(), somebody()).is_none(), "one at a time");
     for (line, sent) in (1..).zip(lines) {
@@ -17,7 +20,7 @@ pub(crate) async fn import(node: &Arc<Control>, lines: &[Value]) -> Imported {
     import.finish().await.expect("a database")
 }
 
-pub(crate) async fn export(node: &Control) -> Vec<Quota> {
+pub(crate) async fn export(node: &ControlPlane) -> Vec<Quota> {
     let mut all: Vec<Quota> = Vec::new();
     loop {
         let after = all.last().map(|last| last.id.parse().expect("an id"));
@@ -49,9 +52,9 @@ pub(crate) async fn an_import_acts_and_its_export_can_be_imported_again(address:
     assert_eq!((told.imported, told.failed), (8_999, 2));
     let wrong: Vec<_> = told.errors.iter().map(|error| (error.line, error.place.as_deref())).collect();
     assert_eq!(wrong, [(18, Some("tier")), (4_501, Some("api_key"))]);
-    assert_eq!(one.book().len(), 8_999, "it acts where it was sent");
+    assert_eq!(one.quota_table().len(), 8_999, "it acts where it was sent");
     two.catch_up().await.expect("an answer");
-    assert_eq!((two.book().len(), two.revision()), (8_999, one.revision()));
+    assert_eq!((two.quota_table().len(), two.revision()), (8_999, one.revision()));
 
     // Every row has a revision of its own, so that pages of those who follow can end anywhere.
     let before = export(&one).await;
@@ -70,7 +73,7 @@ pub(crate) async fn an_import_acts_and_its_export_can_be_imported_again(address:
     assert!(batches.windows(2).all(|two| two[0]["last_line"].as_u64() < two[1]["first_line"].as_u64()));
     assert!(batches.iter().all(|batch| batch["sha256"].as_str().is_some_and(|sum| sum.len() == 64)));
 
-    let lines: Vec<Value> = before.iter().map(|quota| as_line(quota, &one.installation())).collect();
+    let lines: Vec<Value> = before.iter().map(|quota| as_line(quota, &one.installation_id())).collect();
     let told = import(&two, &lines).await;
     assert_eq!((told.imported, told.failed), (8_999, 0), "{:?}", told.errors.first());
     let same = |quota: &Quota| {
@@ -79,12 +82,12 @@ pub(crate) async fn an_import_acts_and_its_export_can_be_imported_again(address:
     };
     let after = export(&one).await;
     assert!(before.iter().map(same).eq(after.iter().map(same)), "nothing is lost on the way");
-    assert!(matches!(one.verify_audit().await, Ok(Verified::Whole { entries: 4..=6, .. })));
+    assert!(matches!(one.verify_audit().await, Ok(AuditVerification::Intact { entries: 4..=6, .. })));
 }
 
-async fn put(node: &Control, key: &str) {
+async fn put(node: &ControlPlane, key: &str) {
     let sent = draft(&json!({"tier": "free"}));
-    let put = node.put_quota(key, sent, &rules(), Expected::Anything, &somebody()).await;
+    let put = node.put_quota(key, sent, &rules(), Precondition::Any, &somebody()).await;
     put.expect("a database").expect("a quota");
 }
 
@@ -92,12 +95,12 @@ pub(crate) async fn an_import_meets_what_is_there(address: String) {
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     put(&two, "there").await;
-    two.delete_quota("there", Expected::Anything, &somebody()).await.expect("a deletion");
+    two.delete_quota("there", Precondition::Any, &somebody()).await.expect("a deletion");
     // Of several lines about one key the last counts; one about a deleted key brings it back.
     let line = |key: &str, reason: &str| json!({"api_key": key, "tier": "pro", "reason": reason});
     let told = import(&one, &[line("a", "1"), line("there", "2"), line("a", "3")]).await;
     assert_eq!((told.imported, told.failed), (3, 0));
-    assert_eq!(one.book().len(), 2);
+    assert_eq!(one.quota_table().len(), 2);
     let found = one.quota("a").await.expect("an answer").expect("a quota");
     assert_eq!((found.reason.as_str(), found.author.as_str()), ("3", "ada"));
 
@@ -113,10 +116,10 @@ pub(crate) async fn an_import_meets_what_is_there(address: String) {
     let two = writing.await.expect("a writer");
     for node in [&one, &two] {
         node.catch_up().await.expect("an answer");
-        assert_eq!(node.book().len(), 5_003);
+        assert_eq!(node.quota_table().len(), 5_003);
     }
     assert_eq!(one.revision(), two.revision());
-    assert!(matches!(one.verify_audit().await, Ok(Verified::Whole { .. })));
+    assert!(matches!(one.verify_audit().await, Ok(AuditVerification::Intact { .. })));
 
     let foreign = json!({"id": found.id, "installation": "0123456789ab", "tier": "pro"});
     let swapped = json!({"api_key": "b", "id": found.id, "tier": "pro"});
@@ -135,7 +138,7 @@ pub(crate) async fn keys_are_found_by_their_beginning(address: String) {
     import(&node, &lines).await;
     let find = async |prefix: &str, tier: Option<&str>| {
         let mut wanted =
-            Wanted { prefix: Some(prefix.to_owned()), tier: tier.map(str::to_owned), after: None };
+            QuotaFilter { prefix: Some(prefix.to_owned()), tier: tier.map(str::to_owned), after: None };
         let mut found = BTreeSet::new();
         loop {
             let page = node.quotas(&wanted).await.expect("an answer");

@@ -4,22 +4,26 @@ use crate::{START, open, rules, somebody, until};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use tollgate_control::{Control, ControlError, Emergency, EmergencyDraft, Following, QuotaProblem};
+use tollgate_control::{
+    ControlError, ControlPlane, EmergencyRecord, EmergencySpec, SyncConfig, ValidationError,
+};
 use tollgate_core::{Clock, ManualClock, Span, Timestamp};
 use tollgate_engine::{Check, Limiter, Tenants};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 type Memory = MemoryStore<Arc<ManualClock>>;
 
-fn limiter(control: &Control, clock: &Arc<ManualClock>) -> Limiter<Memory> {
+fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(clock) as _;
-    Limiter::new(rules(), store, time).with_tenants(control.book()).with_emergencies(control.measures())
+    Limiter::new(rules(), store, time)
+        .with_tenants(control.quota_table())
+        .with_emergencies(control.active_measures())
 }
 
-async fn declare(control: &Control, sent: &Value) -> Result<Emergency, QuotaProblem> {
-    let draft: EmergencyDraft = serde_json::from_value(sent.clone()).expect("a draft");
-    control.declare_emergency(draft, &rules(), &somebody()).await.expect("a database")
+async fn declare(control: &ControlPlane, sent: &Value) -> Result<EmergencyRecord, ValidationError> {
+    let draft: EmergencySpec = serde_json::from_value(sent.clone()).expect("a draft");
+    control.create_emergency(draft, &rules(), &somebody()).await.expect("a database")
 }
 
 fn block(key: &str) -> Value {
@@ -54,9 +58,9 @@ pub(crate) async fn measures_act_until_they_end(address: String) {
     assert_eq!(control.revision(), revision + 1, "the renewal");
     assert!(control.emergencies().await.expect("an answer").is_empty());
     let late = control.renew_emergency(&declared.id, None, &somebody()).await;
-    assert!(matches!(late, Err(ControlError::Unknown(_))), "{late:?}");
+    assert!(matches!(late, Err(ControlError::NotFound(_))), "{late:?}");
     control.catch_up().await.expect("an answer");
-    assert!(!control.measures().are_on(), "a request looks at nothing any more");
+    assert!(!control.active_measures().are_on(), "a request looks at nothing any more");
     // Ended before its time.
     let again = declare(&control, &block("attacker-with-a-key")).await.expect("a measure");
     assert!(blocked(&limiter, "attacker-with-a-key").is_some());
@@ -67,7 +71,7 @@ pub(crate) async fn measures_act_until_they_end(address: String) {
     assert_eq!(actions, ["emergency.end", "emergency.declare", "emergency.renew", "emergency.declare"]);
     assert!(matches!(
         control.verify_audit().await.expect("an answer"),
-        tollgate_control::Verified::Whole { entries: 4, .. }
+        tollgate_control::AuditVerification::Intact { entries: 4, .. }
     ));
 }
 
@@ -104,9 +108,9 @@ pub(crate) async fn measures_act_on_every_node(address: String) {
     let ((one, clock), (two, _)) = (open(&address).await, open(&address).await);
     let (here, there) = (limiter(&one, &clock), limiter(&two, &clock));
     // A server's pushes must do: nobody asks within the test's time.
-    let times = Following { server: Duration::from_secs(3_600), ..Following::default() };
+    let times = SyncConfig { server: Duration::from_secs(3_600), ..SyncConfig::default() };
     let following =
-        [tokio::spawn(Arc::clone(&one).follow(times)), tokio::spawn(Arc::clone(&two).follow(times))];
+        [tokio::spawn(Arc::clone(&one).run_sync(times)), tokio::spawn(Arc::clone(&two).run_sync(times))];
     declare(&one, &block("a-key-of-one")).await.expect("a measure");
     declare(&two, &block("a-key-of-two")).await.expect("a measure");
     until("both on both", || {
@@ -119,11 +123,11 @@ pub(crate) async fn measures_act_on_every_node(address: String) {
     assert_eq!(first, two.emergencies().await.expect("an answer"));
     two.end_emergency(&first[0].id, &somebody()).await.expect("an end");
     one.end_emergency(&first[1].id, &somebody()).await.expect("an end");
-    until("none on either", || !one.measures().are_on() && !two.measures().are_on()).await;
+    until("none on either", || !one.active_measures().are_on() && !two.active_measures().are_on()).await;
     following.iter().for_each(tokio::task::JoinHandle::abort);
     // A node that starts later knows what is on.
     declare(&one, &json!({"action": "shadow_all", "reason": "bad rules"})).await.expect("a measure");
-    assert!(open(&address).await.0.measures().are_on());
+    assert!(open(&address).await.0.active_measures().are_on());
 }
 
 /// Clocks of nodes differ by some milliseconds at least, and a word goes around faster than that.
@@ -141,7 +145,7 @@ pub(crate) async fn what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahea
         let mut usable = Vec::new();
         for (node, clock) in &nodes {
             node.catch_up().await.expect("an answer");
-            usable.push(node.book().find("key", &rules(), &**clock).grants.is_some());
+            usable.push(node.quota_table().find("key", &rules(), &**clock).grants.is_some());
         }
         usable
     };
@@ -197,14 +201,14 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     assert!(limiter.check(&Check::attributes("d", &attributes)).await.is_allowed(), "one of four");
     for (key, id) in [("another", wrong.as_str()), ("a-good-customer", "nope")] {
         let refused = two.revoke_grant(key, id, &somebody()).await;
-        assert!(matches!(refused, Err(ControlError::Unknown(_))), "{refused:?}");
+        assert!(matches!(refused, Err(ControlError::NotFound(_))), "{refused:?}");
     }
     two.revoke_grant("a-good-customer", &wrong, &somebody()).await.expect("taken back");
     one.catch_up().await.expect("an answer");
     assert_eq!(passes().await, 0);
     assert!(matches!(
         one.revoke_grant("a-good-customer", &wrong, &somebody()).await,
-        Err(ControlError::Unknown(_))
+        Err(ControlError::NotFound(_))
     ));
     let of_another = limiter.usage(None, &[("api_key", "another")], None).await.expect("usage");
     assert_eq!(of_another.grants.len(), 1);
@@ -215,13 +219,13 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     let (three, _) = open(&address).await;
     assert!(
         three
-            .book()
+            .quota_table()
             .find("a-good-customer", &rules(), &*clock)
             .grants
             .is_none_or(|grants| { grants.iter().all(|grant| *grant.id != *wrong) })
     );
 
-    let noted = one.note_reset("a-good-customer", None, "ticket 8", "{}".to_owned(), &somebody()).await;
+    let noted = one.audit_reset("a-good-customer", None, "ticket 8", "{}".to_owned(), &somebody()).await;
     noted.expect("a database").expect("noted");
     let entries = one.audit(None, 10).await.expect("an answer");
     let told: Vec<(&str, &str)> =

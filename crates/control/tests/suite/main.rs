@@ -4,21 +4,21 @@
 mod databases;
 
 mod access;
-mod acting;
+mod active_rules;
 mod bulk;
-mod coming;
 mod emergency;
 mod nodes;
+mod peer_samples;
+mod pending_quotas;
 mod quotas;
 mod revisions;
 mod snapshot;
-mod traffic;
 
 use databases::{Place, Postgres};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use tollgate_control::{Actor, Control, QuotaDraft};
+use tollgate_control::{Actor, ControlPlane, QuotaSpec};
 use tollgate_core::{ManualClock, Timestamp};
 use tollgate_rules::{Options, Ruleset, Source};
 
@@ -49,20 +49,20 @@ fn cases() -> Vec<(&'static str, Case)> {
         revisions::every_revision_is_kept_and_one_acts,
         revisions::of_many_who_go_back_one_does,
         revisions::approval_needs_another_person,
-        acting::overrides_win_over_tiers_and_tiers_over_rules,
-        acting::times_act_without_a_write,
-        coming::what_acts_goes_on_until_the_new_does,
-        coming::imports_take_nothing_away_before_the_time_either,
-        acting::a_changed_number_keeps_what_was_used,
+        active_rules::overrides_win_over_tiers_and_tiers_over_rules,
+        active_rules::times_act_without_a_write,
+        pending_quotas::what_acts_goes_on_until_the_new_does,
+        pending_quotas::imports_take_nothing_away_before_the_time_either,
+        active_rules::a_changed_number_keeps_what_was_used,
         emergency::measures_act_until_they_end,
         emergency::what_cannot_be_a_measure_is_refused_and_says_where,
         emergency::measures_act_on_every_node,
         emergency::a_grant_is_used_once_on_top_of_the_limit,
         emergency::what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahead,
-        traffic::what_all_nodes_remember_is_rehearsed_on,
-        traffic::counters_of_each_node_are_rehearsed_apart,
-        traffic::no_key_is_written_for_others,
-        traffic::agreements_act_on_callers_whom_another_node_has_seen,
+        peer_samples::what_all_nodes_remember_is_rehearsed_on,
+        peer_samples::counters_of_each_node_are_rehearsed_apart,
+        peer_samples::no_key_is_written_for_others,
+        peer_samples::agreements_act_on_callers_whom_another_node_has_seen,
         access::tokens_prove_who_asks_until_they_are_revoked,
         access::a_look_tells_right_tokens_from_wrong_ones,
         access::the_audit_chain_shows_what_was_tampered_with,
@@ -97,9 +97,9 @@ fn on_postgres() {
 /// 2026-01-01T00:00:00Z.
 pub(crate) const START: u64 = 1_767_225_600;
 
-pub(crate) async fn open(address: &str) -> (Arc<Control>, Arc<ManualClock>) {
+pub(crate) async fn open(address: &str) -> (Arc<ControlPlane>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
-    (Control::open(address, Arc::clone(&clock) as _).await.expect("a database"), clock)
+    (ControlPlane::open(address, Arc::clone(&clock) as _).await.expect("a database"), clock)
 }
 
 pub(crate) async fn until(what: &str, mut seen: impl FnMut() -> bool) {
@@ -135,6 +135,6 @@ descriptors:
     Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")))
 }
 
-pub(crate) fn draft(json: &serde_json::Value) -> QuotaDraft {
+pub(crate) fn draft(json: &serde_json::Value) -> QuotaSpec {
     serde_json::from_value(json.clone()).expect("a draft")
 }

@@ -4,7 +4,7 @@ use crate::{draft, open, rules, somebody, until};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use tollgate_control::{Control, ControlError, Expected, Following};
+use tollgate_control::{ControlError, ControlPlane, Precondition, SyncConfig};
 
 pub(crate) async fn nodes_that_start_at_once_make_the_tables_once(address: String) {
     let starting: Vec<_> = (0..6)
@@ -17,7 +17,7 @@ pub(crate) async fn nodes_that_start_at_once_make_the_tables_once(address: Strin
     for (i, node) in starting.into_iter().enumerate() {
         let node = node.await.expect("a node that has started");
         let put = node
-            .put_quota("key", draft(&json!({"tier": "pro"})), &rules(), Expected::Anything, &somebody())
+            .put_quota("key", draft(&json!({"tier": "pro"})), &rules(), Precondition::Any, &somebody())
             .await;
         hashes.push(put.expect("a database").expect("a quota").id);
         assert_eq!(node.audit(None, 100).await.expect("an answer").len(), i + 1);
@@ -32,28 +32,29 @@ pub(crate) async fn nodes_are_listed_until_they_leave(address: String) {
     assert!(one.nodes().await.expect("an answer").is_empty());
     // Two that are called alike, as two on one machine are; told twice, there once.
     for n in 0..2 {
-        one.tell_node(&json!({"name": "same", "n": n})).await.expect("a database");
-        two.tell_node(&json!({"name": "same", "n": n + 10})).await.expect("a database");
+        one.heartbeat(&json!({"name": "same", "n": n})).await.expect("a database");
+        two.heartbeat(&json!({"name": "same", "n": n + 10})).await.expect("a database");
     }
     let seen = one.nodes().await.expect("an answer");
-    let mut told: Vec<_> = seen.iter().map(|node| (node.own, node.stale, node.told["n"].as_i64())).collect();
+    let mut told: Vec<_> =
+        seen.iter().map(|node| (node.is_self, node.stale, node.report["n"].as_i64())).collect();
     told.sort_unstable();
     assert_eq!(told, [(false, false, Some(11)), (true, false, Some(1))]);
     assert_eq!(one.revision(), 0, "it is no change of an operator's");
-    two.leave().await;
+    two.deregister().await;
     let left = one.nodes().await.expect("an answer");
-    assert_eq!(left.iter().map(|node| node.own).collect::<Vec<_>>(), [true]);
+    assert_eq!(left.iter().map(|node| node.is_self).collect::<Vec<_>>(), [true]);
     // One that is told to end while it tells for the first time.
     let ending = std::sync::atomic::AtomicUsize::new(0);
     let told = || json!({"name": "brief", "n": ending.fetch_add(1, std::sync::atomic::Ordering::Relaxed)});
-    Arc::clone(&two).keep_telling_node(told, std::future::ready(())).await;
+    Arc::clone(&two).run_heartbeat(told, std::future::ready(())).await;
     assert_eq!(ending.into_inner(), 1, "it has told");
     assert_eq!(one.nodes().await.expect("an answer").len(), 1, "and left nothing");
 }
 
-async fn put(node: &Control, key: &str) {
+async fn put(node: &ControlPlane, key: &str) {
     let sent = draft(&json!({"tier": "pro"}));
-    node.put_quota(key, sent, &rules(), Expected::Anything, &somebody())
+    node.put_quota(key, sent, &rules(), Precondition::Any, &somebody())
         .await
         .expect("a database")
         .expect("a quota");
@@ -63,22 +64,23 @@ pub(crate) async fn two_nodes_converge(address: String) {
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     // A server's pushes must do: nobody asks within the test's time.
-    let times = Following { server: Duration::from_secs(3_600), ..Following::default() };
+    let times = SyncConfig { server: Duration::from_secs(3_600), ..SyncConfig::default() };
     let following =
-        [tokio::spawn(Arc::clone(&one).follow(times)), tokio::spawn(Arc::clone(&two).follow(times))];
+        [tokio::spawn(Arc::clone(&one).run_sync(times)), tokio::spawn(Arc::clone(&two).run_sync(times))];
     put(&one, "a").await;
     put(&two, "b").await;
-    until("both keys on both nodes", || one.book().len() == 2 && two.book().len() == 2).await;
-    one.delete_quota("b", Expected::Anything, &somebody()).await.expect("a deletion");
-    until("the deletion on both nodes", || one.book().len() == 1 && two.book().len() == 1).await;
+    until("both keys on both nodes", || one.quota_table().len() == 2 && two.quota_table().len() == 2).await;
+    one.delete_quota("b", Precondition::Any, &somebody()).await.expect("a deletion");
+    until("the deletion on both nodes", || one.quota_table().len() == 1 && two.quota_table().len() == 1)
+        .await;
     following.iter().for_each(tokio::task::JoinHandle::abort);
     // A push that nobody heard: asking is enough.
     put(&one, "c").await;
     two.catch_up().await.expect("an answer");
-    assert_eq!(two.book().len(), 2);
+    assert_eq!(two.quota_table().len(), 2);
     assert_eq!(one.revision(), two.revision());
     // A node that starts later knows all of it.
-    assert_eq!(open(&address).await.0.book().len(), 2);
+    assert_eq!(open(&address).await.0.quota_table().len(), 2);
 }
 
 pub(crate) async fn writers_at_once_lose_nothing(address: String) {
@@ -96,10 +98,10 @@ pub(crate) async fn writers_at_once_lose_nothing(address: String) {
                         let found = node.quota("shared").await.expect("an answer").expect("a quota");
                         let count: u64 = found.reason.parse().unwrap_or(0);
                         let sent = draft(&json!({"tier": "pro", "reason": (count + 1).to_string()}));
-                        let expected = Expected::Revision(found.revision);
+                        let expected = Precondition::Revision(found.revision);
                         match node.put_quota("shared", sent, &rules(), expected, &somebody()).await {
                             Ok(put) => break drop(put.expect("a quota")),
-                            Err(ControlError::Changed) => {}
+                            Err(ControlError::Conflict) => {}
                             Err(error) => panic!("{error}"),
                         }
                     }
@@ -112,5 +114,5 @@ pub(crate) async fn writers_at_once_lose_nothing(address: String) {
     }
     assert_eq!(one.quota("shared").await.expect("an answer").expect("a quota").reason, "40");
     let whole = one.verify_audit().await.expect("an answer");
-    assert!(matches!(whole, tollgate_control::Verified::Whole { entries: 41, .. }), "{whole:?}");
+    assert!(matches!(whole, tollgate_control::AuditVerification::Intact { entries: 41, .. }), "{whole:?}");
 }

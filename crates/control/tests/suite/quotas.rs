@@ -2,7 +2,7 @@
 
 use crate::{draft, open, rules, somebody};
 use serde_json::json;
-use tollgate_control::{ControlError, Cursor, Expected, Wanted};
+use tollgate_control::{ControlError, Cursor, Precondition, QuotaFilter};
 use tollgate_core::Span;
 
 pub(crate) async fn what_is_put_is_read_until_it_is_deleted(address: String) {
@@ -17,7 +17,7 @@ pub(crate) async fn what_is_put_is_read_until_it_is_deleted(address: String) {
     });
     assert!(control.quota("abc123-secret").await.expect("an answer").is_none());
     let put =
-        control.put_quota("abc123-secret", draft(&sent), &rules(), Expected::Anything, &somebody()).await;
+        control.put_quota("abc123-secret", draft(&sent), &rules(), Precondition::Any, &somebody()).await;
     let put = put.expect("a database").expect("a quota");
     let got = control.quota("abc123-secret").await.expect("an answer").expect("a quota");
     assert_eq!(put, got);
@@ -28,10 +28,10 @@ pub(crate) async fn what_is_put_is_read_until_it_is_deleted(address: String) {
     );
     assert_eq!((got.reason.as_str(), got.author.as_str()), ("ticket 12", "sales"));
     assert_eq!(serde_json::to_value(&got.overrides).expect("JSON"), sent["overrides"]);
-    control.delete_quota("abc123-secret", Expected::Anything, &somebody()).await.expect("a deletion");
+    control.delete_quota("abc123-secret", Precondition::Any, &somebody()).await.expect("a deletion");
     assert!(control.quota("abc123-secret").await.expect("an answer").is_none());
-    let again = control.delete_quota("abc123-secret", Expected::Anything, &somebody()).await;
-    assert!(matches!(again, Err(ControlError::Unknown(_))), "{again:?}");
+    let again = control.delete_quota("abc123-secret", Precondition::Any, &somebody()).await;
+    assert!(matches!(again, Err(ControlError::NotFound(_))), "{again:?}");
 }
 
 pub(crate) async fn a_change_that_was_not_seen_is_not_overwritten(address: String) {
@@ -43,16 +43,16 @@ pub(crate) async fn a_change_that_was_not_seen_is_not_overwritten(address: Strin
             .await
             .map(|put| put.expect("a quota").revision)
     };
-    assert!(matches!(put(Expected::Something).await, Err(ControlError::Changed)));
-    let first = put(Expected::Nothing).await.expect("nothing was there");
-    assert!(matches!(put(Expected::Nothing).await, Err(ControlError::Changed)));
-    let second = put(Expected::Revision(first)).await.expect("the first was there");
-    assert!(matches!(put(Expected::Revision(first)).await, Err(ControlError::Changed)));
-    let stale = control.delete_quota("key", Expected::Revision(first), &somebody()).await;
-    assert!(matches!(stale, Err(ControlError::Changed)));
+    assert!(matches!(put(Precondition::Present).await, Err(ControlError::Conflict)));
+    let first = put(Precondition::Absent).await.expect("nothing was there");
+    assert!(matches!(put(Precondition::Absent).await, Err(ControlError::Conflict)));
+    let second = put(Precondition::Revision(first)).await.expect("the first was there");
+    assert!(matches!(put(Precondition::Revision(first)).await, Err(ControlError::Conflict)));
+    let stale = control.delete_quota("key", Precondition::Revision(first), &somebody()).await;
+    assert!(matches!(stale, Err(ControlError::Conflict)));
     assert_eq!(control.quota("key").await.expect("an answer").expect("a quota").revision, second);
-    control.delete_quota("key", Expected::Revision(second), &somebody()).await.expect("a deletion");
-    put(Expected::Nothing).await.expect("a deleted one is nothing");
+    control.delete_quota("key", Precondition::Revision(second), &somebody()).await.expect("a deletion");
+    put(Precondition::Absent).await.expect("a deleted one is nothing");
 }
 
 pub(crate) async fn lists_come_in_pages(address: String) {
@@ -61,14 +61,14 @@ pub(crate) async fn lists_come_in_pages(address: String) {
         let tier = if i % 4 == 0 { "free" } else { "pro" };
         let sent = draft(&json!({"tier": tier}));
         let put =
-            control.put_quota(&format!("key-{i}"), sent, &rules(), Expected::Anything, &somebody()).await;
+            control.put_quota(&format!("key-{i}"), sent, &rules(), Precondition::Any, &somebody()).await;
         put.expect("a database").expect("a quota");
     }
     for (tier, count, pages) in
         [(None, 205, 3), (Some("free"), 52, 1), (Some("pro"), 153, 2), (Some("none"), 0, 1)]
     {
         let (mut ids, mut seen) = (Vec::new(), 0);
-        let mut wanted = Wanted { tier: tier.map(str::to_owned), ..Wanted::default() };
+        let mut wanted = QuotaFilter { tier: tier.map(str::to_owned), ..QuotaFilter::default() };
         loop {
             let page = control.quotas(&wanted).await.expect("a page");
             assert!(page.quotas.iter().all(|quota| tier.is_none() || quota.tier.as_deref() == tier));
@@ -118,7 +118,7 @@ pub(crate) async fn what_cannot_act_is_refused_and_says_where(address: String) {
         (json!({"tier": "pro", "expires_at": "9999-01-01T00:00:00Z"}), "expires_at"),
         (json!({"tier": "pro", "reason": long}), "reason"),
     ] {
-        let put = control.put_quota("key", draft(&sent), &rules(), Expected::Anything, &somebody()).await;
+        let put = control.put_quota("key", draft(&sent), &rules(), Precondition::Any, &somebody()).await;
         let problem = put.expect("a database").expect_err(&sent.to_string());
         assert_eq!(problem.place, place, "{sent}: {}", problem.detail);
     }
@@ -130,7 +130,7 @@ pub(crate) async fn no_key_is_kept(address: String) {
     let (control, _) = open(&address).await;
     let key = "sk_live_51H8xQ2eZvKYlo2C";
     let sent = draft(&json!({"tier": "pro"}));
-    let put = control.put_quota(key, sent, &rules(), Expected::Anything, &somebody()).await;
+    let put = control.put_quota(key, sent, &rules(), Precondition::Any, &somebody()).await;
     let put = put.expect("a database").expect("a quota");
     let told = format!("{put:?} {:?}", control.audit(None, 10).await.expect("an answer"));
     assert!(told.contains("sk_liv") && !told.contains(&key[..8]), "{told}");
@@ -151,19 +151,19 @@ pub(crate) async fn what_was_deleted_goes_a_week_later(address: String) {
     let (late, late_clock) = open(&address).await;
     for key in ["gone", "stays"] {
         let sent = draft(&json!({"tier": "pro"}));
-        let put = one.put_quota(key, sent, &rules(), Expected::Anything, &somebody()).await;
+        let put = one.put_quota(key, sent, &rules(), Precondition::Any, &somebody()).await;
         put.expect("a database").expect("a quota");
     }
     late.catch_up().await.expect("an answer");
-    one.delete_quota("gone", Expected::Anything, &somebody()).await.expect("a deletion");
+    one.delete_quota("gone", Precondition::Any, &somebody()).await.expect("a deletion");
     assert_eq!(one.purge().await.expect("an answer"), 0, "others may not have heard of it");
     let week = Span::from_secs(7 * 86_400 + 1);
     clock.advance(week);
     assert_eq!(one.purge().await.expect("an answer"), 1);
     assert_eq!(one.purge().await.expect("an answer"), 0);
     // A node that was cut off all that time cannot read of the deletion any more, and forgets it all the same.
-    assert_eq!(late.book().len(), 2);
+    assert_eq!(late.quota_table().len(), 2);
     late_clock.advance(week);
     late.catch_up().await.expect("an answer");
-    assert_eq!(late.book().len(), 1);
+    assert_eq!(late.quota_table().len(), 1);
 }

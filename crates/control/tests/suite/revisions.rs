@@ -2,15 +2,15 @@
 
 use crate::{open, somebody};
 use std::sync::Arc;
-use tollgate_control::{Actor, Control, ControlError, RuleDraft, RuleFile, RuleStatus};
+use tollgate_control::{Actor, ControlError, ControlPlane, NewRevision, RevisionStatus, RuleFile};
 
 fn files(count: u64) -> Vec<RuleFile> {
     let text = format!("{{domain: d, descriptors: [{{key: api_key, limit: {count}/hour}}]}}");
     vec![RuleFile { name: "d.yaml".to_owned(), text }]
 }
 
-fn draft(count: u64, base_rev: Option<i64>) -> RuleDraft {
-    RuleDraft {
+fn draft(count: u64, base_rev: Option<i64>) -> NewRevision {
+    NewRevision {
         files: files(count),
         hash: format!("hash of {count}"),
         reason: format!("{count} it is"),
@@ -20,13 +20,13 @@ fn draft(count: u64, base_rev: Option<i64>) -> RuleDraft {
     }
 }
 
-async fn statuses(node: &Control) -> Vec<(i64, RuleStatus)> {
+async fn statuses(node: &ControlPlane) -> Vec<(i64, RevisionStatus)> {
     let all = node.rule_revisions(None, 100).await.expect("an answer");
     all.into_iter().map(|one| (one.rev, one.status)).collect()
 }
 
 pub(crate) async fn every_revision_is_kept_and_one_acts(address: String) {
-    use RuleStatus::{Active, RolledBack, Superseded};
+    use RevisionStatus::{Active, RolledBack, Superseded};
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     assert_eq!(one.published(), None);
@@ -35,7 +35,7 @@ pub(crate) async fn every_revision_is_kept_and_one_acts(address: String) {
     assert_eq!(one.publish_rules(draft(7, Some(2)), &somebody()).await.expect("published"), 3);
     assert_eq!(statuses(&one).await, [(3, Active), (2, Superseded), (1, Superseded)]);
     let late = two.publish_rules(draft(9, Some(2)), &somebody()).await;
-    assert!(matches!(late, Err(ControlError::Changed)), "{late:?}");
+    assert!(matches!(late, Err(ControlError::Conflict)), "{late:?}");
     two.catch_up().await.expect("an answer");
     let known = two.published().expect("what the other has published");
     assert_eq!((known.revision.rev, &known.files), (3, &files(7)));
@@ -48,11 +48,11 @@ pub(crate) async fn every_revision_is_kept_and_one_acts(address: String) {
     assert_eq!(taken.revision.rolled_back_because.as_deref(), Some("it was better"));
     assert_eq!(taken.files, files(7));
     let gone = two.roll_back_rules(99, None, "typo", &somebody()).await;
-    assert!(matches!(gone, Err(ControlError::Unknown(_))), "{gone:?}");
+    assert!(matches!(gone, Err(ControlError::NotFound(_))), "{gone:?}");
     // A node that starts later knows it.
     assert_eq!(open(&address).await.0.published().map(|known| known.revision.rev), Some(back));
     let whole = one.verify_audit().await.expect("an answer");
-    assert!(matches!(whole, tollgate_control::Verified::Whole { entries: 3, .. }), "{whole:?}");
+    assert!(matches!(whole, tollgate_control::AuditVerification::Intact { entries: 3, .. }), "{whole:?}");
 }
 
 /// Several nodes see the same trouble: one goes back, and the others do not go back once more.
@@ -76,17 +76,17 @@ pub(crate) async fn of_many_who_go_back_one_does(address: String) {
     for one in going {
         done += usize::from(one.await.expect("a node"));
     }
-    assert_eq!((done, statuses(&nodes[0]).await[0]), (1, (4, RuleStatus::Active)));
+    assert_eq!((done, statuses(&nodes[0]).await[0]), (1, (4, RevisionStatus::Active)));
 }
 
 pub(crate) async fn approval_needs_another_person(address: String) {
-    use RuleStatus::{Active, PendingApproval, Rejected, Superseded};
+    use RevisionStatus::{Active, PendingApproval, Rejected, Superseded};
     let (node, _) = open(&address).await;
-    let waiting = |count, base| RuleDraft { needs_approval: true, ..draft(count, base) };
+    let waiting = |count, base| NewRevision { needs_approval: true, ..draft(count, base) };
     let rev = node.publish_rules(waiting(5, None), &somebody()).await.expect("published");
     assert_eq!((rev, node.published()), (2, None), "it waits, and the files go on acting");
     let own = node.approve_rules(rev, &somebody()).await;
-    assert!(matches!(own, Err(ControlError::OwnWork)), "{own:?}");
+    assert!(matches!(own, Err(ControlError::SelfApproval)), "{own:?}");
     no_way_back(&node, rev, "pending_approval").await;
     assert_eq!(node.published(), None, "it still waits");
     let other = Actor { name: "bob".to_owned(), origin: "::1".to_owned() };
@@ -94,7 +94,7 @@ pub(crate) async fn approval_needs_another_person(address: String) {
     let acts = node.published().expect("it acts").revision.clone();
     assert_eq!((acts.rev, acts.approved_by.as_deref(), acts.base_rev), (2, Some("bob"), Some(1)));
     let twice = node.approve_rules(rev, &other).await;
-    assert!(matches!(twice, Err(ControlError::Unknown(_))), "{twice:?}");
+    assert!(matches!(twice, Err(ControlError::NotFound(_))), "{twice:?}");
 
     // What has been overtaken is not let in afterwards.
     let late = node.publish_rules(waiting(6, Some(2)), &somebody()).await.expect("published");
@@ -108,10 +108,10 @@ pub(crate) async fn approval_needs_another_person(address: String) {
 }
 
 /// Going back is no way around the second person.
-async fn no_way_back(node: &Control, rev: i64, became: &str) {
+async fn no_way_back(node: &ControlPlane, rev: i64, became: &str) {
     for only_if in [None, node.published().map(|acts| acts.revision.rev)] {
         let around = node.roll_back_rules(rev, only_if, "around", &somebody()).await;
-        let Err(ControlError::NeverActed { rev: told, status }) = around else { panic!("{around:?}") };
+        let Err(ControlError::NeverActive { rev: told, status }) = around else { panic!("{around:?}") };
         assert_eq!((told, status), (rev, became));
     }
 }

@@ -5,7 +5,7 @@ use crate::{START, draft, open, rules, somebody, until};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use tollgate_control::{Control, Expected};
+use tollgate_control::{ControlPlane, Precondition};
 use tollgate_core::{ManualClock, Span, Timestamp};
 use tollgate_engine::Tenants;
 
@@ -47,13 +47,13 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     let granted = one.grant("key", sent, &rules(), &somebody()).await.expect("a database").expect("a grant");
     // What is agreed for later leaves what acts until then.
     for sent in [json!({"tier": "pro"}), json!({"tier": "free", "effective_at": "2026-06-01T00:00:00Z"})] {
-        let put = one.put_quota("other", draft(&sent), &rules(), Expected::Anything, &somebody()).await;
+        let put = one.put_quota("other", draft(&sent), &rules(), Precondition::Any, &somebody()).await;
         put.expect("a database").expect("a quota");
     }
 
     // A file that cannot be written at first is written when it can be.
     std::fs::create_dir_all(file.join("in the way")).expect("a folder");
-    let keeping = tokio::spawn(Arc::clone(&one).keep_snapshot(file.clone()));
+    let keeping = tokio::spawn(Arc::clone(&one).run_snapshots(file.clone()));
     let quotas = folder.path().join("known.quotas");
     until("the quotas, which come after it", || quotas.is_file()).await;
     std::fs::remove_dir_all(&file).expect("nothing in the way");
@@ -78,12 +78,12 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     one.close().await;
 
     server.stop("INT");
-    let restarted = Control::connect_or_restore(&address, Arc::clone(&clock) as _, Some(&file)).await;
+    let restarted = ControlPlane::connect_or_restore(&address, Arc::clone(&clock) as _, Some(&file)).await;
     let (two, restored) = restarted.expect("what was known");
     assert!(restored && two.is_loaded());
-    assert!(two.age_millis() < 60_000, "{}", two.age_millis());
+    assert!(two.staleness_millis() < 60_000, "{}", two.staleness_millis());
     let has = |key: &str| {
-        let agreed = two.book().find(key, &rules(), &*clock);
+        let agreed = two.quota_table().find(key, &rules(), &*clock);
         (agreed.tenant.is_some(), agreed.grants.is_some())
     };
     assert_eq!((has("key"), has("other")), ((false, true), (true, false)), "as last known");
@@ -114,7 +114,7 @@ async fn tables_are_made_beside_those_who_write() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
     let newer = tokio::spawn({
         let address = address.clone();
-        async move { Control::connect(&address, clock).await }
+        async move { ControlPlane::connect(&address, clock).await }
     });
     for look in 0.. {
         let (waits,): (i64,) = sqlx::query_as(WAITS).fetch_one(&pool).await.expect("an answer");

@@ -10,9 +10,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_edge::h1::head::{self, HeadError, HeadLimits, ResponseHead};
-use tollgate_edge::server::write::{self, Frames};
-use tollgate_edge::server::{self, BodyReader, BufferedRead, Io, LazyTimeout, ReadHalf, WriteHalf};
+use tollgate_http::h1::head::{self, HeadError, HeadLimits, ResponseHead};
+use tollgate_http::server::write::{self, Frames};
+use tollgate_http::server::{self, BodyReader, BufferedRead, Io, LazyTimeout, ReadHalf, WriteHalf};
 
 /// Upstreams are ours: they may say more than strangers.
 const LIMITS: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 0, fields: 200 };

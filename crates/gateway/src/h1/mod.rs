@@ -1,4 +1,4 @@
-//! HTTP/1.1 on both sides of the gateway. The client's side is [`tollgate_edge::server`], on which `session` is the service;
+//! HTTP/1.1 on both sides of the gateway. The client's side is [`tollgate_http::server`], on which `session` is the service;
 //! the upstream's side is `client`. Heads are copied from the bytes of one connection into those of the other.
 //!
 //! | file | contains |

@@ -9,12 +9,12 @@ use crate::proxy::Proxy;
 use http::StatusCode;
 use std::sync::Arc;
 use tollgate_core::CounterStore;
-use tollgate_edge::h1::Answer;
-use tollgate_edge::h1::head::{self, HeadError, HeadLimits, RequestHead};
-use tollgate_edge::server::{
+use tollgate_http::h1::Answer;
+use tollgate_http::h1::head::{self, HeadError, HeadLimits, RequestHead};
+use tollgate_http::server::{
     BodyMode, Payload, Rejection, Request, Response, Scope, Service, Streamed, Upgrade,
 };
-use tollgate_edge::who::Asked;
+use tollgate_http::who::Asked;
 
 /// One connection.
 pub(crate) struct Session<S: CounterStore + 'static> {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use bytes::BytesMut;
     use tollgate_core::SystemClock;
-    use tollgate_edge::server::{self, Drain, Io, Settings};
+    use tollgate_http::server::{self, Drain, Io, Settings};
     use tollgate_store::MemoryStore;
 
     fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {

@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tollgate_edge::server::{BufferedRead, LazyTimeout, WriteHalf};
+use tollgate_http::server::{BufferedRead, LazyTimeout, WriteHalf};
 
 const ROOM: usize = 16 * 1024;
 

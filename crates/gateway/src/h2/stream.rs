@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_edge::server::LazyTimeout;
+use tollgate_http::server::LazyTimeout;
 
 tokio::task_local! {
     /// How the answer of this task's stream gets on.

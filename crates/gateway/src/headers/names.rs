@@ -6,7 +6,7 @@
 
 use http::HeaderMap;
 use http::header::HeaderName;
-use tollgate_edge::who::WhoSettings;
+use tollgate_http::who::WhoSettings;
 
 pub(super) fn is_any(name: &[u8], known: &[&str]) -> bool {
     known.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()))
@@ -112,7 +112,7 @@ impl Guard {
 
     /// Takes out of what follows a request's body whatever would have been read from its head.
     pub(crate) fn clean(&self, trailers: &mut HeaderMap) {
-        tollgate_edge::h1::chunked::drop_forbidden(trailers);
+        tollgate_http::h1::chunked::drop_forbidden(trailers);
         let is_barred = |name: &&HeaderName| {
             let name = name.as_str().as_bytes();
             is_about_one_hop(name)

@@ -2,7 +2,7 @@
 
 use super::*;
 use http::HeaderMap;
-use tollgate_edge::who::WhoSettings;
+use tollgate_http::who::WhoSettings;
 
 fn map(fields: &[(&str, &str)]) -> HeaderMap {
     let mut map = HeaderMap::new();

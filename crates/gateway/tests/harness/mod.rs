@@ -9,11 +9,11 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tollgate_core::{Clock, CounterStore, SystemClock};
-use tollgate_edge::answer::AnswerSettings;
-use tollgate_edge::who::WhoSettings;
 use tollgate_engine::Limiter;
 use tollgate_gateway::{GatewayConfig, GatewaySection, Handle};
-use tollgate_observe::{Format, Page};
+use tollgate_http::answer::AnswerSettings;
+use tollgate_http::who::WhoSettings;
+use tollgate_observe::{ExpositionFormat, MetricsWriter};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -101,7 +101,7 @@ impl<S: CounterStore + 'static> Gateway<S> {
 
     /// A figure of its metrics, by its name with labels.
     pub(crate) fn figure(&self, name: &str) -> u64 {
-        let mut page = Page::new(Format::Prometheus);
+        let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
         self.handle.metrics(&mut page);
         let text = page.finish();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());

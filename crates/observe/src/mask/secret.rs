@@ -1,23 +1,23 @@
 //! Recognising a secret under other names: as it is, with more around it, a part of it, or spelled as addresses spell it.
 
-use super::is_cut;
+use super::is_truncated;
 use std::borrow::Cow;
 
 /// Nothing shorter is looked for as a secret under other names: it would be found everywhere.
-pub(super) const SHORTEST: usize = 4;
+pub(super) const MIN_SECRET: usize = 4;
 /// No shorter part of a secret counts as one.
-const SHORTEST_PART: usize = 8;
+const MIN_SECRET_PREFIX: usize = 8;
 /// How many times over a value may be escaped.
-const DEEPEST: usize = 4;
+const MAX_LAYERS: usize = 4;
 
 /// A text, and what it is without escapes, where it has any.
-pub(super) struct Spelled<'p> {
+pub(super) struct DecodedValue<'p> {
     sent: &'p str,
     plain: Option<String>,
 }
 
-impl<'p> Spelled<'p> {
-    pub(super) fn of(sent: &'p str) -> Self {
+impl<'p> DecodedValue<'p> {
+    pub(super) fn new(sent: &'p str) -> Self {
         let plain = sent.contains('%').then(|| unescaped(sent));
         Self { sent, plain }
     }
@@ -29,7 +29,7 @@ impl<'p> Spelled<'p> {
             Some((scheme, rest)) if is_scheme(scheme) => rest.trim(),
             _ => value,
         };
-        (value.len() >= SHORTEST).then(|| Self::of(value))
+        (value.len() >= MIN_SECRET).then(|| Self::new(value))
     }
 
     fn plain(&self) -> &str {
@@ -37,11 +37,11 @@ impl<'p> Spelled<'p> {
     }
 
     /// Whether whoever reads it knows of this secret.
-    pub(super) fn tells(&self, secret: &Self) -> bool {
+    pub(super) fn reveals(&self, secret: &Self) -> bool {
         let tells = |value: &str, secret: &str| {
-            secret.len() >= SHORTEST && value.contains(secret)
-                || value.len() >= SHORTEST_PART && secret.contains(value)
-                || is_cut(self.sent) && ends_with_beginning(value, secret)
+            secret.len() >= MIN_SECRET && value.contains(secret)
+                || value.len() >= MIN_SECRET_PREFIX && secret.contains(value)
+                || is_truncated(self.sent) && ends_with_prefix_of(value, secret)
         };
         let is_escaped = self.plain.is_some() || secret.plain.is_some();
         tells(self.sent, secret.sent) || is_escaped && tells(self.plain(), secret.plain())
@@ -51,7 +51,7 @@ impl<'p> Spelled<'p> {
 /// Without `%` and two digits, however often over; one that was cut off is left out.
 fn unescaped(text: &str) -> String {
     let mut bytes = Cow::Borrowed(text.as_bytes());
-    for _ in 0..DEEPEST {
+    for _ in 0..MAX_LAYERS {
         if bytes.contains(&b'%') {
             bytes = Cow::Owned(once_unescaped(&bytes));
         }
@@ -80,7 +80,7 @@ fn once_unescaped(text: &[u8]) -> Vec<u8> {
 }
 
 /// Whether the end of a value is the beginning of a secret that did not fit.
-fn ends_with_beginning(value: &str, secret: &str) -> bool {
+fn ends_with_prefix_of(value: &str, secret: &str) -> bool {
     let (value, secret) = (value.as_bytes(), secret.as_bytes());
-    (SHORTEST..=secret.len().min(value.len())).any(|length| value.ends_with(&secret[..length]))
+    (MIN_SECRET..=secret.len().min(value.len())).any(|length| value.ends_with(&secret[..length]))
 }

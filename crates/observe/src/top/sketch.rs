@@ -10,33 +10,33 @@ const WAYS: usize = 512;
 
 #[derive(Debug)]
 pub(crate) struct Sketch<K, T> {
-    places: HashMap<K, usize>,
+    slots: HashMap<K, usize>,
     counters: Vec<(K, T, u64, u64)>,
     total: u64,
 }
 
 impl<K: Copy + Eq + Hash, T> Sketch<K, T> {
     pub(crate) fn new() -> Self {
-        Self { places: HashMap::new(), counters: Vec::new(), total: 0 }
+        Self { slots: HashMap::new(), counters: Vec::new(), total: 0 }
     }
 
-    /// Counts; `told` is kept with a key that had no counter.
+    /// Counts; `top_n` is kept with a key that had no counter.
     pub(crate) fn add(&mut self, key: K, units: u64, told: impl FnOnce() -> T) {
         self.total += units;
-        if let Some(place) = self.places.get(&key) {
+        if let Some(place) = self.slots.get(&key) {
             self.counters[*place].2 += units;
             return;
         }
         if self.counters.len() < WAYS {
-            self.places.insert(key, self.counters.len());
+            self.slots.insert(key, self.counters.len());
             self.counters.push((key, told(), units, 0));
             return;
         }
         let smallest = (0..WAYS).min_by_key(|place| self.counters[*place].2).unwrap_or(0);
         let (old, .., taken, _) = &self.counters[smallest];
         let taken = *taken;
-        self.places.remove(old);
-        self.places.insert(key, smallest);
+        self.slots.remove(old);
+        self.slots.insert(key, smallest);
         self.counters[smallest] = (key, told(), taken + units, taken);
     }
 
@@ -46,8 +46,8 @@ impl<K: Copy + Eq + Hash, T> Sketch<K, T> {
     }
 
     /// What is kept with a key that has a counter.
-    pub(crate) fn told(&self, key: &K) -> Option<&T> {
-        self.places.get(key).map(|place| &self.counters[*place].1)
+    pub(crate) fn top_n(&self, key: &K) -> Option<&T> {
+        self.slots.get(key).map(|place| &self.counters[*place].1)
     }
 
     /// All that have a counter, with what is certain of their counts.
@@ -63,7 +63,7 @@ mod tests {
 
     /// Against exact counts: the heaviest twenty of a hundred thousand are found, in order, and none is told too high.
     #[test]
-    fn the_heaviest_are_found_and_never_exaggerated() {
+    fn the_heaviest_are_found_and_never_overestimated() {
         let mut sketch = Sketch::new();
         let mut exact: HashMap<u64, u64> = HashMap::new();
         for key in ranks(100_000, 300_000) {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, OwnedPart, Part,
-    PermitId, Quota, Scope, Span, SystemClock,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Outcomes,
+    OwnedPart, Part, PermitId, Quota, Scope, Span, SystemClock,
 };
 use tollgate_store::{DenyCache, HotKey, LeaseConfig, Leased, RedisConfig, RedisStore};
 
@@ -68,11 +68,12 @@ impl Traffic {
         let charge = Charge { mode: self.mode, ..Charge::new(key, &self.limit, Cost::ONE) };
         let (mut admitted, mut turns) = (0, 0_u64);
         while Instant::now() < until {
-            let told = match node.try_charge(&[charge]) {
-                Some(told) => Ok(told),
-                None => node.charge(&[charge]).await,
+            let mut outcomes = Outcomes::default();
+            let charged = match node.try_charge(&[charge], &mut outcomes) {
+                true => Ok(outcomes),
+                false => node.charge(&[charge]).await,
             };
-            admitted += u64::from(told.is_ok_and(|told| told.admission == Admission::Admitted));
+            admitted += u64::from(charged.is_ok_and(|outcomes| outcomes.admission == Admission::Admitted));
             turns += 1;
             if turns.is_multiple_of(64) {
                 tokio::task::yield_now().await;

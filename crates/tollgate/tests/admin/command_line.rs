@@ -51,7 +51,7 @@ fn quotas_are_set_shown_listed_and_deleted() {
     ended(&quota(&["set", "abc/1 x", "--tier", "pro", "--revision", &revision]), 0);
     let late = quota(&["delete", "abc/1 x", "--revision", &revision]);
     ended(&late, 1);
-    assert!(late.err.contains("Changed meanwhile"), "{}", late.err);
+    assert!(late.err.contains("Precondition failed"), "{}", late.err);
     let deleted = quota(&["delete", "abc/1 x", "--format", "json"]);
     ended(&deleted, 0);
     assert_eq!(serde_json::from_str::<Value>(&deleted.out).expect("JSON"), json!({"deleted": true}));
@@ -75,7 +75,7 @@ fn tokens_come_from_the_environment_or_a_file_and_are_not_shown() {
     let refused = run(&list);
     ended(&refused, 1);
     assert!(
-        refused.err.contains("Who are you?") && refused.err.contains("tollgate token create"),
+        refused.err.contains("Unauthorized") && refused.err.contains("tollgate token create"),
         "{}",
         refused.err
     );

@@ -319,7 +319,7 @@ fn the_log_level_changes_while_it_runs() {
         (json!({"modules": {"tollgate": "loud"}}), "modules.tollgate"),
     ] {
         let refused = node.ask("PUT", "/admin/v1/log", &[], &wrong);
-        assert_eq!((refused.status, refused.json()["place"].as_str()), (422, Some(place)), "{wrong}");
+        assert_eq!((refused.status, refused.json()["field"].as_str()), (422, Some(place)), "{wrong}");
     }
     assert_eq!(node.ask("PUT", "/admin/v1/log", &[], &json!({})).status, 400);
     let one = node.ask("PUT", "/admin/v1/log", &[], &json!({"modules": {"tollgate_engine": "info"}}));

@@ -29,7 +29,7 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     let (east, mut west) = (start("east"), start("west"));
     let seen = eventually("both nodes", || one(&nodes(&east), "west"));
     assert_eq!(
-        (&seen["region"], &seen["stale"], &seen["own"], &seen["store"], &seen["version"]),
+        (&seen["region"], &seen["stale"], &seen["is_self"], &seen["store"], &seen["version"]),
         (
             &json!("eu-west-1"),
             &json!(false),
@@ -39,7 +39,7 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
         )
     );
     let own = one(&nodes(&east), "east").expect("this node");
-    assert_eq!((&own["own"], &own["rules_revision"]), (&json!(true), &seen["rules_revision"]));
+    assert_eq!((&own["is_self"], &own["rules_revision"]), (&json!(true), &seen["rules_revision"]));
 
     // A change is made at one; the other tells that it acts there, and how long that took.
     let published =
@@ -51,16 +51,17 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
         one(&nodes(&east), "west").filter(|west| west["rules_revision"] == wanted)
     });
     assert_eq!((&seen["revision"], &seen["rules_rev"]), (&json!(1), &done.json()["rev"]));
-    assert!(seen["lag_ms"].is_i64(), "{seen}");
+    assert!(seen["propagation_lag_ms"].is_i64(), "{seen}");
 
     // While the database is away, a node tells of itself as it is and of the others as they were; nobody is silent because of that.
     postgres.stop("QUIT");
     assert_eq!(east.passes("d", &json!({"api_key": "k"})), 4, "decisions go on");
-    let away =
-        eventually("that the database is away", || Some(nodes(&east)).filter(|told| told["away"] == true));
+    let away = eventually("that the database is away", || {
+        Some(nodes(&east)).filter(|told| told["database_unavailable"] == true)
+    });
     assert_eq!((&away["database"], &away["complete"]), (&json!("postgres"), &json!(false)), "{away}");
     let (own, other) = (one(&away, "east").expect("this node"), one(&away, "west").expect("the other"));
-    assert_eq!((&own["own"], &own["age_ms"]), (&json!(true), &json!(0)), "{own}");
+    assert_eq!((&own["is_self"], &own["age_ms"]), (&json!(true), &json!(0)), "{own}");
     assert_eq!((&other["stale"], &other["rules_revision"]), (&json!(false), &wanted), "{other}");
     assert!(
         away["read_at"].as_str().is_some_and(|at| at >= other["seen_at"].as_str().unwrap_or("~")),
@@ -75,7 +76,9 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     postgres.start_again();
     eventually("both nodes again", || {
         let told = nodes(&east);
-        (told["away"] == false && told["complete"] == true && one(&told, "west")?["stale"] == false)
+        (told["database_unavailable"] == false
+            && told["complete"] == true
+            && one(&told, "west")?["stale"] == false)
             .then_some(())
     });
     assert_eq!(east.ask("GET", "/admin/v1/session", &[], &Value::Null).json()["role"], "admin");
@@ -123,8 +126,10 @@ fn those_who_were_let_in_may_look_while_the_database_is_away() {
     assert_eq!(ask("GET", "/admin/v1/nodes", &revoked), 401);
 
     postgres.stop("QUIT");
-    let away =
-        || node.ask("GET", "/admin/v1/nodes", &[("cookie", &cookie)], &Value::Null).json()["away"] == true;
+    let away = || {
+        node.ask("GET", "/admin/v1/nodes", &[("cookie", &cookie)], &Value::Null).json()["database_unavailable"]
+            == true
+    };
     eventually("that the database is away", || away().then_some(()));
     assert_eq!((ask("GET", "/admin/v1/nodes", &known), ask("GET", "/metrics", &known)), (200, 200));
     let forged = format!("{}{}", &known[..known.len() - 1], if known.ends_with('A') { 'B' } else { 'A' });

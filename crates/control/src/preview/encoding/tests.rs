@@ -17,17 +17,17 @@ fn rules() -> Ruleset {
     Ruleset::load(&[], &tollgate_rules::Options::default()).expect("no rules")
 }
 
-fn slice(requests: Vec<Sampled>) -> Vec<Remembered> {
-    vec![Remembered { number: NOW.as_micros() / SLICE, mask: 3, requests }]
+fn slice(requests: Vec<SampledRequest>) -> Vec<SampleSlice> {
+    vec![SampleSlice { number: NOW.as_micros() / SLICE, mask: 3, requests }]
 }
 
-fn asked(key: &str, path: &str, cost: u64) -> Sampled {
+fn request(key: &str, path: &str, cost: u64) -> SampledRequest {
     let pairs = [("api_key", key), ("path", path)];
     let check = Check::attributes("d", &pairs).costing(Cost::take(cost));
-    Sampled { callers: 4, ..Sampled::new(&check, NOW, 77, 2).expect("a short request") }
+    SampledRequest { callers: 4, ..SampledRequest::new(&check, NOW, 77, 2).expect("a short request") }
 }
 
-fn shown(one: &Sampled) -> String {
+fn shown(one: &SampledRequest) -> String {
     let form = one.with(|check| match check.request {
         Request::Attributes(all) => format!("{all:?}"),
         Request::Descriptors(all) => format!("{all:?}"),
@@ -40,10 +40,10 @@ proptest! {
     fn what_is_read_is_what_was_written(
         keys in prop::collection::vec(("\\PC{1,20}", "/[a-z?]{0,8}", 0_u64..100), 1..30)
     ) {
-        let requests: Vec<Sampled> = keys.iter().map(|(key, path, cost)| asked(key, path, *cost)).collect();
-        let known = Known::new(&hasher(), requests.iter(), &[]);
-        let text = write(slice(requests.clone()), NOW, &mut Hiding::new(&hasher(), &rules(), Wildcards::default()), MOST, 1_000);
-        let back = read(&text, NOW, &known, MOST).expect("a text");
+        let requests: Vec<SampledRequest> = keys.iter().map(|(key, path, cost)| request(key, path, *cost)).collect();
+        let known = KnownValues::new(&hasher(), requests.iter(), &[]);
+        let text = encode(slice(requests.clone()), NOW, &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()), MOST, 1_000);
+        let back = decode(&text, NOW, &known, MOST).expect("a text");
         prop_assert_eq!((back.len(), back[0].mask), (1, 3));
         let back: Vec<String> = back[0].requests.iter().map(shown).collect();
         prop_assert_eq!(back, requests.iter().map(shown).collect::<Vec<_>>());
@@ -52,12 +52,12 @@ proptest! {
     /// Whatever stands there, it is read or refused.
     #[test]
     fn nothing_that_is_written_there_does_harm(at in 0_usize..400, byte in 0_u8..128) {
-        let mut text = write(slice(vec![asked("k", "/", 1); 3]), NOW, &mut Hiding::new(&hasher(), &rules(), Wildcards::default()), MOST, 10).into_bytes();
+        let mut text = encode(slice(vec![request("k", "/", 1); 3]), NOW, &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()), MOST, 10).into_bytes();
         let at = at % text.len();
         text[at] = byte;
-        let known = Known::new(&hasher(), std::iter::empty(), &[]);
-        if let Ok(read) = read(&String::from_utf8_lossy(&text), NOW, &known, MOST) {
-            let merged = crate::preview::merge::merge([read], Room { requests: 2, bytes: MOST });
+        let known = KnownValues::new(&hasher(), std::iter::empty(), &[]);
+        if let Ok(read) = decode(&String::from_utf8_lossy(&text), NOW, &known, MOST) {
+            let merged = crate::preview::merge::merge([read], SliceBudget { requests: 2, bytes: MOST });
             prop_assert!(merged.len() <= 2);
         }
     }
@@ -70,35 +70,36 @@ fn descriptors_come_back_with_their_hits_and_limits() {
         Descriptor { entries: &one, hits: Some(Cost::refund(3)), limit: Some((5, Unit::Hour)) },
         Descriptor { entries: &[("path", "/a")], hits: None, limit: None },
     ];
-    let request = Sampled::new(&Check::descriptors("d", &all), NOW, 1, 1).expect("a short request");
-    let known = Known::new(&hasher(), [&request].into_iter(), &[]);
-    let text = write(
+    let request = SampledRequest::new(&Check::descriptors("d", &all), NOW, 1, 1).expect("a short request");
+    let known = KnownValues::new(&hasher(), [&request].into_iter(), &[]);
+    let text = encode(
         slice(vec![request.clone()]),
         NOW,
-        &mut Hiding::new(&hasher(), &rules(), Wildcards::default()),
+        &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()),
         MOST,
         10,
     );
-    let back = read(&text, NOW, &known, MOST).expect("a text");
+    let back = decode(&text, NOW, &known, MOST).expect("a text");
     assert_eq!(shown(&back[0].requests[0]), shown(&request));
 }
 
 #[test]
-fn it_is_as_short_as_it_must_be() {
-    let requests: Vec<Sampled> =
-        (0..2_000).map(|i| Sampled { caller: i << 22, ..asked(&format!("key-{i}"), "/", 1) }).collect();
-    let known = Known::new(&hasher(), std::iter::empty(), &[]);
+fn a_sample_is_cut_to_the_requested_size() {
+    let requests: Vec<SampledRequest> = (0..2_000)
+        .map(|i| SampledRequest { caller: i << 22, ..request(&format!("key-{i}"), "/", 1) })
+        .collect();
+    let known = KnownValues::new(&hasher(), std::iter::empty(), &[]);
     for most in [0, 100, 2_000, 200_000] {
-        let text = write(
+        let text = encode(
             slice(requests.clone()),
             NOW,
-            &mut Hiding::new(&hasher(), &rules(), Wildcards::default()),
+            &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()),
             most,
             1_000,
         );
         assert!(text.len() <= most, "{} of {most}", text.len());
         if most == 200_000 {
-            let back = read(&text, NOW, &known, most).expect("a text");
+            let back = decode(&text, NOW, &known, most).expect("a text");
             let stands: u64 = back[0].requests.iter().map(|one| one.own * one.callers).sum();
             assert!(back[0].requests.len() > 50 && (12_000..=20_000).contains(&stands), "{stands}");
         }
@@ -106,37 +107,37 @@ fn it_is_as_short_as_it_must_be() {
 }
 
 #[test]
-fn a_clock_that_is_wrong_by_hours_is_made_up_for() {
-    let known = Known::new(&hasher(), std::iter::empty(), &[]);
+fn a_clock_that_is_wrong_by_hours_is_corrected() {
+    let known = KnownValues::new(&hasher(), std::iter::empty(), &[]);
     let wrong = Timestamp::from_secs(1_000_000 - 7_200);
-    let text = write(
-        slice(vec![asked("k", "/", 1)]),
+    let text = encode(
+        slice(vec![request("k", "/", 1)]),
         NOW,
-        &mut Hiding::new(&hasher(), &rules(), Wildcards::default()),
+        &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()),
         MOST,
         10,
     );
-    let back = read(&text, wrong, &known, MOST).expect("a text");
+    let back = decode(&text, wrong, &known, MOST).expect("a text");
     assert_eq!(back[0].requests[0].at, wrong);
     // And what is too old by its own clock is none of the last traffic.
-    let text = write(
-        slice(vec![asked("k", "/", 1)]),
+    let text = encode(
+        slice(vec![request("k", "/", 1)]),
         Timestamp::from_secs(1_000_400),
-        &mut Hiding::new(&hasher(), &rules(), Wildcards::default()),
+        &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()),
         MOST,
         10,
     );
-    assert_eq!(read(&text, wrong, &known, MOST).expect("a text").len(), 0);
+    assert_eq!(decode(&text, wrong, &known, MOST).expect("a text").len(), 0);
 }
 
 #[test]
-fn a_text_that_unfolds_without_end_is_refused() {
+fn a_sample_that_expands_without_bound_is_rejected() {
     let long = "x".repeat(10_000);
     let pairs = vec!["[0,0]"; 100_000].join(",");
     let text = format!(
         r#"{{"version":1,"now":0,"words":["{long}"],"slices":[[0,0,[[0,1,1,1,0,{{"a":[{pairs}]}},[1,false]]]]]}}"#
     );
-    let known = Known::new(&hasher(), std::iter::empty(), &[]);
-    let refused = read(&text, Timestamp::from_secs(0), &known, MOST).expect_err("too much");
+    let known = KnownValues::new(&hasher(), std::iter::empty(), &[]);
+    let refused = decode(&text, Timestamp::from_secs(0), &known, MOST).expect_err("too much");
     assert!(refused.contains("unfolds"), "{refused}");
 }

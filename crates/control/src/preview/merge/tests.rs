@@ -9,11 +9,11 @@ use tollgate_engine::{Check, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-const PLENTY: Room = Room { requests: usize::MAX, bytes: usize::MAX };
+const PLENTY: SliceBudget = SliceBudget { requests: usize::MAX, bytes: usize::MAX };
 
-fn request(at: u64, caller: u64) -> Sampled {
+fn request(at: u64, caller: u64) -> SampledRequest {
     let check = Check::attributes("d", &[("path", "/")]);
-    Sampled::new(&check, Timestamp::from_micros(at), caller, 1).expect("a short request")
+    SampledRequest::new(&check, Timestamp::from_micros(at), caller, 1).expect("a short request")
 }
 
 /// A caller's number: the bits that masks look at are the small ones here.
@@ -22,13 +22,13 @@ fn number(caller: u64) -> u64 {
 }
 
 /// What a node keeps that was asked this, by the definition.
-fn keeps(number: u64, asked: &[u64], mask: u64, large: &HashSet<u64>) -> Remembered {
+fn keeps(number: u64, asked: &[u64], mask: u64, large: &HashSet<u64>) -> SampleSlice {
     let kept = asked.iter().enumerate().filter(|(_, caller)| large.contains(caller) || is_in(**caller, mask));
     let requests = kept.map(|(at, caller)| {
         let callers = if large.contains(caller) { 1 } else { mask + 1 };
-        Sampled { callers, ..request(number * 1_000 + at as u64, *caller) }
+        SampledRequest { callers, ..request(number * 1_000 + at as u64, *caller) }
     });
-    Remembered { number, mask, requests: requests.collect() }
+    SampleSlice { number, mask, requests: requests.collect() }
 }
 
 /// Some ask as others do, and one may ask very often.
@@ -48,7 +48,7 @@ proptest! {
     ) {
         let masks: Vec<u64> = nodes.iter().map(|(bits, ..)| (1 << bits) - 1).collect();
         let of = |large: Option<u64>| large.map(number).into_iter().collect::<HashSet<u64>>();
-        let remembered: Vec<Vec<Remembered>> = nodes
+        let remembered: Vec<Vec<SampleSlice>> = nodes
             .iter()
             .zip(&masks)
             .map(|((_, asked, large), mask)| {
@@ -92,7 +92,7 @@ proptest! {
     #[test]
     fn what_does_not_fit_is_stood_for(room in 20_usize..400, callers in 400_u64..4_000) {
         let mut slice = keeps(1, &(0..callers).map(number).collect::<Vec<_>>(), 0, &HashSet::new());
-        slice.fit(Room { requests: room, bytes: usize::MAX });
+        slice.fit(SliceBudget { requests: room, bytes: usize::MAX });
         let stands: u64 = slice.requests.iter().map(|one| one.own * one.callers).sum();
         prop_assert!(slice.requests.len() <= room && slice.requests.len() * 4 >= room, "{} of {room}", slice.requests.len());
         prop_assert!(stands.abs_diff(callers) <= slice.mask + 1, "{stands} for {callers}");
@@ -103,7 +103,7 @@ proptest! {
 fn one_who_makes_all_the_traffic_is_thinned() {
     let asked = vec![number(5); 1_000];
     let mut slice = keeps(1, &asked, 3, &HashSet::from([number(5)]));
-    slice.fit(Room { requests: 300, bytes: usize::MAX });
+    slice.fit(SliceBudget { requests: 300, bytes: usize::MAX });
     let stands: u64 = slice.requests.iter().map(|one| one.own * one.callers).sum();
     assert!(slice.requests.len() <= 300 && !slice.requests.is_empty());
     assert!((500..2_000).contains(&stands), "{stands}");
@@ -118,7 +118,7 @@ fn four_nodes_remember_what_one_would() {
     let node = || {
         let store =
             MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
-        let sample = Arc::new(crate::preview::sample::Sample::new(Arc::clone(&clock) as _, 7));
+        let sample = Arc::new(crate::preview::sample::TrafficSample::new(Arc::clone(&clock) as _, 7));
         let limiter = Limiter::new(Arc::clone(&rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
         (limiter.with_observer(Arc::clone(&sample) as _), sample)
     };
@@ -131,8 +131,8 @@ fn four_nodes_remember_what_one_would() {
         let (limiter, _) = &nodes[(i / callers + i) as usize % nodes.len()];
         pollster::block_on(limiter.check(&Check::attributes("d", &[("api_key", &key)])));
     }
-    let room = Room { requests: 2_048, bytes: usize::MAX };
-    let merged = merge(nodes.iter().map(|(_, sample)| sample.remembered()), room);
+    let room = SliceBudget { requests: 2_048, bytes: usize::MAX };
+    let merged = merge(nodes.iter().map(|(_, sample)| sample.slices()), room);
     assert!(merged.len() <= 2_048, "{}", merged.len());
     let weight: u64 = merged.iter().map(|one| one.own * one.callers).sum();
     let truth = callers * each;

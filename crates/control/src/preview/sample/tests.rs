@@ -8,7 +8,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 
 struct Rig {
     clock: Arc<ManualClock>,
-    sample: Arc<Sample>,
+    sample: Arc<TrafficSample>,
     limiter: Limiter<MemoryStore<Arc<ManualClock>>>,
 }
 
@@ -17,14 +17,14 @@ fn rig() -> Rig {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
     let text = "{domain: d, descriptors: [{key: api_key, limit: 3/minute}]}";
     let rules = Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules");
-    let sample = Arc::new(Sample::new(Arc::clone(&clock) as _, 7));
+    let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
     let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
     let limiter = limiter.with_observer(Arc::clone(&sample) as _);
     Rig { clock, sample, limiter }
 }
 
 impl Rig {
-    fn ask(&self, key: &str) {
+    fn check(&self, key: &str) {
         let attributes = [("path", "/"), ("api_key", key)];
         pollster::block_on(self.limiter.check(&Check::attributes("d", &attributes)));
     }
@@ -35,11 +35,11 @@ impl Rig {
 }
 
 #[test]
-fn little_traffic_is_kept_whole() {
+fn light_traffic_is_sampled_completely() {
     let rig = rig();
     for i in 0..500 {
         rig.clock.set(Timestamp::from_micros(1_000_000_000_000 + i * 1_000));
-        rig.ask(&format!("key-{}", i % 50));
+        rig.check(&format!("key-{}", i % 50));
     }
     let kept = rig.sample.requests();
     assert_eq!(kept.len(), 500);
@@ -55,17 +55,17 @@ fn little_traffic_is_kept_whole() {
 }
 
 #[test]
-fn much_traffic_is_bounded_and_weighed() {
+fn heavy_traffic_is_bounded_and_weighted() {
     let rig = rig();
     // Twenty thousand callers of three requests, one of sixty thousand.
     let (callers, each) = (20_000, 3);
     for i in 0..callers * each {
         rig.clock.set(Timestamp::from_micros(1_000_000_000_000 + i * 100));
-        rig.ask(&format!("key-{}", i % callers));
-        rig.ask("large");
+        rig.check(&format!("key-{}", i % callers));
+        rig.check("large");
     }
     let kept = rig.sample.requests();
-    assert!(kept.len() <= MOST, "{}", kept.len());
+    assert!(kept.len() <= MAX_REQUESTS, "{}", kept.len());
     let truth = 2 * callers * each;
     let weight = rig.weight();
     assert!((truth / 2..truth * 2).contains(&weight), "{weight} for {truth}");

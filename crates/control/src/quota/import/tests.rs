@@ -6,14 +6,14 @@ use tollgate_core::{ManualClock, Timestamp};
 use tollgate_rules::{Options, Source};
 
 /// Moves so many pages of the log at once.
-async fn setting(control: &Control) -> i64 {
+async fn setting(control: &ControlPlane) -> i64 {
     let Db::Sqlite { write, .. } = &control.db else { panic!("a file") };
     let (pages,): (i64,) =
         sqlx::query_as("PRAGMA wal_autocheckpoint").fetch_one(write).await.expect("an answer");
     pages
 }
 
-async fn begun(control: &Arc<Control>) -> Import {
+async fn begin(control: &Arc<ControlPlane>) -> Import {
     let source = Source::new(
         "t.yaml",
         "domain: d\ndescriptors: [{key: api_key, limit: 3/minute, tiers: {pro: 5/minute}}]",
@@ -31,23 +31,23 @@ async fn begun(control: &Arc<Control>) -> Import {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn however_an_import_ends_the_writer_is_as_before() {
+async fn the_writer_settings_are_restored_however_an_import_ends() {
     let file = std::env::temp_dir().join(format!("tollgate-bulk-{}.db", std::process::id()));
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_767_225_600)));
-    let control = Control::open(&format!("sqlite:{}", file.display()), clock).await.expect("a database");
+    let control = ControlPlane::open(&format!("sqlite:{}", file.display()), clock).await.expect("a database");
     let usual = setting(&control).await;
 
     // Whoever sent it has gone: the next one comes when all is tidied up.
-    drop(begun(&control).await);
-    let free = control.importing.lock().await;
+    drop(begin(&control).await);
+    let free = control.import_lock.lock().await;
     assert_eq!(setting(&control).await, usual);
     drop(free);
     control.catch_up().await.expect("an answer");
-    assert_eq!(control.book.len(), 4_000, "what was being written is written");
+    assert_eq!(control.quota_table.len(), 4_000, "what was being written is written");
 
     // The database does not take the rest.
-    let mut import = begun(&control).await;
-    import.written().await.expect("the first batch");
+    let mut import = begin(&control).await;
+    import.await_batch().await.expect("the first batch");
     assert_ne!(setting(&control).await, usual);
     let Db::Sqlite { write, .. } = &control.db else { panic!("a file") };
     let refuse = "CREATE TRIGGER t BEFORE INSERT ON quotas BEGIN SELECT RAISE(ABORT, 'no'); END";

@@ -4,20 +4,24 @@
 //! has rows. The row of the head is locked until the batch is committed, so revisions become visible in order here too, and
 //! those who follow may read a batch in as many pages as they like.
 
-use super::{Batch, BulkRow, Written};
+use super::{BatchResult, ImportBatch, ImportRow};
 use crate::audit::record;
-use crate::control_plane::Control;
-use crate::db::transaction::{Actor, Changed, writing};
+use crate::control_plane::ControlPlane;
+use crate::db::transaction::{Actor, ChangeRecord, writing};
 use crate::error::ControlError;
 use sqlx::{AssertSqlSafe, PgConnection, SqliteConnection};
 use std::sync::LazyLock;
 
 /// Rows in one statement of SQLite.
-const AT_ONCE: usize = 100;
+const ROWS_PER_STATEMENT: usize = 100;
 
-impl Control {
+impl ControlPlane {
     /// Writes a batch. It is on the disk when this returns.
-    pub(super) async fn write_batch(&self, mut batch: Batch, actor: &Actor) -> Result<Written, ControlError> {
+    pub(super) async fn write_batch(
+        &self,
+        mut batch: ImportBatch,
+        actor: &Actor,
+    ) -> Result<BatchResult, ControlError> {
         // Rows that are neighbours in the index are written one after another.
         batch.rows.sort_unstable_by_key(|row| row.hash);
         let now = self.now_millis();
@@ -31,7 +35,7 @@ impl Control {
                 "first_line": batch.first, "last_line": batch.last, "lines": batch.lines, "keys": rows,
                 "first_revision": first, "last_revision": head.0, "sha256": sum,
             });
-            let changed = Changed {
+            let changed = ChangeRecord {
                 action: "quota.import",
                 target: "quotas",
                 before: String::new(),
@@ -39,14 +43,14 @@ impl Control {
             };
             record!(tx, head, now, actor, &changed);
         });
-        Ok(Written { lines: batch.lines, took: self.now_millis() - now })
+        Ok(BatchResult { lines: batch.lines, elapsed: self.now_millis() - now })
     }
 }
 
 /// How each database writes many rows: as few statements as it can, whose text is always the same.
-trait WriteMany {
+trait BulkInsert {
     /// The rows get revisions from `revision` on.
-    async fn write_many(&mut self, rows: &[BulkRow], revision: i64, now: i64) -> Result<(), sqlx::Error>;
+    async fn write_many(&mut self, rows: &[ImportRow], revision: i64, now: i64) -> Result<(), sqlx::Error>;
 }
 
 const INTO: &str = "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, \
@@ -98,13 +102,13 @@ fn sqlite(rows: usize) -> String {
     format!("{INTO} VALUES {}{REPLACING}", vec![row; rows].join(","))
 }
 
-static SQLITE_MANY: LazyLock<String> = LazyLock::new(|| sqlite(AT_ONCE));
+static SQLITE_MANY: LazyLock<String> = LazyLock::new(|| sqlite(ROWS_PER_STATEMENT));
 static SQLITE_ONE: LazyLock<String> = LazyLock::new(|| sqlite(1));
 
-impl WriteMany for SqliteConnection {
-    async fn write_many(&mut self, rows: &[BulkRow], revision: i64, now: i64) -> Result<(), sqlx::Error> {
+impl BulkInsert for SqliteConnection {
+    async fn write_many(&mut self, rows: &[ImportRow], revision: i64, now: i64) -> Result<(), sqlx::Error> {
         let mut revisions = revision..;
-        let (many, rest) = rows.as_chunks::<AT_ONCE>();
+        let (many, rest) = rows.as_chunks::<ROWS_PER_STATEMENT>();
         let many = many.iter().map(|rows| (SQLITE_MANY.as_str(), &rows[..]));
         for (text, rows) in many.chain(rest.chunks(1).map(|row| (SQLITE_ONE.as_str(), row))) {
             let mut query = sqlx::query(AssertSqlSafe(text));
@@ -130,9 +134,9 @@ impl WriteMany for SqliteConnection {
     }
 }
 
-impl WriteMany for PgConnection {
-    async fn write_many(&mut self, rows: &[BulkRow], revision: i64, now: i64) -> Result<(), sqlx::Error> {
-        fn column<'a, T>(rows: &'a [BulkRow], field: impl Fn(&'a BulkRow) -> T) -> Vec<T> {
+impl BulkInsert for PgConnection {
+    async fn write_many(&mut self, rows: &[ImportRow], revision: i64, now: i64) -> Result<(), sqlx::Error> {
+        fn column<'a, T>(rows: &'a [ImportRow], field: impl Fn(&'a ImportRow) -> T) -> Vec<T> {
             rows.iter().map(field).collect()
         }
         let revisions: Vec<i64> = (revision..).take(rows.len()).collect();

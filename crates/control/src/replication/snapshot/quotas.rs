@@ -2,21 +2,21 @@
 //! (terms that are new, how many callers) and 20 bytes for each caller. Neither writing nor reading holds more than a part.
 
 use super::{VERSION, replace};
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 use crate::quota::overrides::QuotaOverride;
-use crate::quota::table::{Block, Dumped, Spoken};
+use crate::quota::table::{DumpBlock, DumpedCaller, DumpedTerms};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Error, Read, Write};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// What one caller takes.
-const CALLER: usize = 20;
+const CALLER_BYTES: usize = 20;
 /// The longest line: all terms that one part may bring.
-const LINE: u64 = 1 << 30;
+const MAX_LINE: u64 = 1 << 30;
 
 #[derive(Serialize, Deserialize)]
-struct Title {
+struct SnapshotHeader {
     version: u32,
     /// Whose words these are.
     installation: String,
@@ -27,7 +27,7 @@ struct Title {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Beginning {
+struct BlockHeader {
     terms: Vec<(Option<String>, Vec<QuotaOverride>)>,
     /// What acts before some of these terms do: which of them, until when at most, and what.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -36,8 +36,8 @@ struct Beginning {
     callers: Option<usize>,
 }
 
-impl Beginning {
-    fn of(spoken: Vec<Spoken>, callers: usize) -> Self {
+impl BlockHeader {
+    fn from_block(spoken: Vec<DumpedTerms>, callers: usize) -> Self {
         let (mut terms, mut before) = (Vec::with_capacity(spoken.len()), Vec::new());
         for one in spoken {
             before.extend(one.before.map(|(until, tier, overrides)| (terms.len(), until, tier, overrides)));
@@ -46,9 +46,10 @@ impl Beginning {
         Self { terms, before, callers: Some(callers) }
     }
 
-    fn spoken(self) -> Vec<Spoken> {
-        let terms = self.terms.into_iter().map(|(tier, overrides)| Spoken { tier, overrides, before: None });
-        let mut spoken: Vec<Spoken> = terms.collect();
+    fn into_terms(self) -> Vec<DumpedTerms> {
+        let terms =
+            self.terms.into_iter().map(|(tier, overrides)| DumpedTerms { tier, overrides, before: None });
+        let mut spoken: Vec<DumpedTerms> = terms.collect();
         for (at, until, tier, overrides) in self.before {
             if let Some(one) = spoken.get_mut(at) {
                 one.before = Some((until, tier, overrides));
@@ -58,42 +59,42 @@ impl Beginning {
     }
 }
 
-impl Control {
+impl ControlPlane {
     pub(super) fn write_quotas(&self, path: &Path) -> std::io::Result<()> {
         // What changes meanwhile may be in it or not: it is newer than this, and will be asked for. The time is read first:
         // it must not be later than that of the revision.
         let current_at = self.current_at.load(Ordering::Relaxed);
-        let (installation, revision) = (self.installation(), self.revision());
-        let title = Title { version: VERSION, installation, revision, current_at };
+        let (installation, revision) = (self.installation_id(), self.revision());
+        let title = SnapshotHeader { version: VERSION, installation, revision, current_at };
         replace(path, |file| {
             line(file, &title)?;
-            self.book.dump(|Block { terms, callers }| {
-                line(file, &Beginning::of(terms, callers.len()))?;
+            self.quota_table.dump(|DumpBlock { terms, callers }| {
+                line(file, &BlockHeader::from_block(terms, callers.len()))?;
                 callers.iter().try_for_each(|caller| file.write_all(&bytes(caller)))
             })?;
-            line(file, &Beginning { callers: None, ..Beginning::of(Vec::new(), 0) })
+            line(file, &BlockHeader { callers: None, ..BlockHeader::from_block(Vec::new(), 0) })
         })
     }
 
     pub(super) fn restore_quotas(&self, path: &Path) -> std::io::Result<()> {
         let mut file = BufReader::with_capacity(1 << 16, std::fs::File::open(path)?);
-        let title: Title = read(&mut file)?;
-        if title.version != VERSION || title.installation != self.installation() {
+        let title: SnapshotHeader = read(&mut file)?;
+        if title.version != VERSION || title.installation != self.installation_id() {
             return Err(Error::other("they are of another version, or another database"));
         }
-        let mut restore = self.book.restore();
+        let mut restore = self.quota_table.restore();
         loop {
-            let beginning: Beginning = read(&mut file)?;
+            let beginning: BlockHeader = read(&mut file)?;
             let Some(count) = beginning.callers else { break };
             let mut callers = Vec::new();
-            let mut one = [0; CALLER];
+            let mut one = [0; CALLER_BYTES];
             for _ in 0..count {
                 file.read_exact(&mut one)?;
                 callers.push(caller(&one));
             }
-            restore(Block { terms: beginning.spoken(), callers });
+            restore(DumpBlock { terms: beginning.into_terms(), callers });
         }
-        self.seen.store(title.revision, Ordering::Relaxed);
+        self.quota_revision.store(title.revision, Ordering::Relaxed);
         self.current_at.store(title.current_at, Ordering::Relaxed);
         Ok(())
     }
@@ -106,21 +107,21 @@ fn line(file: &mut impl Write, what: &impl Serialize) -> std::io::Result<()> {
 
 fn read<T: for<'a> Deserialize<'a>>(file: &mut impl BufRead) -> std::io::Result<T> {
     let mut text = Vec::new();
-    file.take(LINE).read_until(b'\n', &mut text)?;
+    file.take(MAX_LINE).read_until(b'\n', &mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }
 
-fn bytes(caller: &Dumped) -> [u8; CALLER] {
-    let mut all = [0; CALLER];
-    all[..8].copy_from_slice(&caller.word.to_le_bytes());
+fn bytes(caller: &DumpedCaller) -> [u8; CALLER_BYTES] {
+    let mut all = [0; CALLER_BYTES];
+    all[..8].copy_from_slice(&caller.key.to_le_bytes());
     for (place, number) in all[8..].chunks_exact_mut(4).zip([caller.from, caller.until, caller.terms]) {
         place.copy_from_slice(&number.to_le_bytes());
     }
     all
 }
 
-fn caller(all: &[u8; CALLER]) -> Dumped {
+fn caller(all: &[u8; CALLER_BYTES]) -> DumpedCaller {
     let number = |at: usize| u32::from_le_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
     let word = u64::from(number(0)) | u64::from(number(4)) << 32;
-    Dumped { word, from: number(8), until: number(12), terms: number(16) }
+    DumpedCaller { key: word, from: number(8), until: number(12), terms: number(16) }
 }

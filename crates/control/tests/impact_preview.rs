@@ -1,0 +1,180 @@
+//! A rehearsal on a whole sample tells what the engine itself would have decided, request by request.
+
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use tollgate_control::{ImpactReport, TrafficSample, replay};
+use tollgate_core::{Clock, Cost, ManualClock, Timestamp};
+use tollgate_engine::{Check, Counters, Limiter};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+const START: u64 = 1_000_000_000_000;
+
+fn rules(each: u64, path: u64, algorithm: &str) -> Arc<Ruleset> {
+    let text = format!(
+        "{{domain: d, algorithm: {algorithm}, descriptors: [{{key: api_key, limit: {each}/10s}}, \
+         {{key: path, value: /a, limit: {path}/10s}}, {{key: user, concurrency: 1}}]}}"
+    );
+    let rules = Ruleset::load(&[Source::new("t", text)], &Options::default());
+    Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")))
+}
+
+type Asked = (u64, &'static str, &'static str, u64);
+
+/// Keys, paths, costs, and milliseconds since the one before.
+fn traffic() -> impl Strategy<Value = Vec<Asked>> {
+    let one = (
+        0_u64..400,
+        prop::sample::select(vec!["ann", "bob", "cy"]),
+        prop::sample::select(vec!["/a", "/b"]),
+        0_u64..4,
+    );
+    prop::collection::vec(one, 1..60)
+}
+
+fn limiter(rules: &Arc<Ruleset>, clock: &Arc<ManualClock>) -> Limiter<MemoryStore<Arc<ManualClock>>> {
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
+    Limiter::new(Arc::clone(rules), store, Arc::clone(clock) as Arc<dyn Clock>)
+}
+
+/// Asks each request in turn; what each said, and the sample that watched.
+fn play(rules: &Arc<Ruleset>, traffic: &[Asked]) -> (Vec<bool>, TrafficSample) {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(START)));
+    let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
+    let limiter = limiter(rules, &clock).with_observer(Arc::clone(&sample) as _);
+    let mut at = START;
+    let mut said = Vec::new();
+    for (later, key, path, cost) in traffic {
+        at += later * 1_000;
+        clock.set(Timestamp::from_micros(at));
+        let attributes = [("path", *path), ("api_key", *key)];
+        let check = Check::attributes("d", &attributes).costing(Cost::take(*cost));
+        said.push(pollster::block_on(limiter.check(&check)).is_allowed());
+    }
+    drop(limiter);
+    (said, Arc::into_inner(sample).expect("nobody else"))
+}
+
+fn share(part: usize, whole: usize) -> f64 {
+    part as f64 / whole as f64
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn it_says_what_the_engine_would_have(
+        traffic in traffic(), live in (1_u64..8, 1_u64..20), new in (1_u64..8, 1_u64..20),
+        algorithm in prop::sample::select(vec!["gcra", "fixed_window", "sliding_window"]),
+    ) {
+        let (live, new) = (rules(live.0, live.1, algorithm), rules(new.0, new.1, algorithm));
+        let (before, sample) = play(&live, &traffic);
+        let (after, _) = play(&new, &traffic);
+        let told = replay(&sample.requests(), &live, &new, None, Counters::Shared);
+        let pairs: Vec<_> = before.iter().zip(&after).zip(&traffic).collect();
+        let newly: Vec<_> = pairs.iter().filter(|((was, is), _)| **was && !**is).map(|(_, asked)| asked.1).collect();
+        let allowed = pairs.iter().filter(|((was, is), _)| !**was && **is).count();
+        prop_assert_eq!((told.requests, told.weight), (traffic.len() as u64, traffic.len() as u64));
+        prop_assert_eq!(told.newly_denied_share, share(newly.len(), traffic.len()));
+        prop_assert_eq!(told.newly_allowed_share, share(allowed, traffic.len()));
+        let keys: HashSet<_> = traffic.iter().map(|asked| asked.1).collect();
+        let hit: HashSet<_> = newly.iter().copied().collect();
+        prop_assert_eq!(told.tenants_affected_share, share(hit.len(), keys.len()));
+        let mut by_key: HashMap<&str, usize> = HashMap::new();
+        newly.iter().for_each(|key| *by_key.entry(*key).or_default() += 1);
+        prop_assert_eq!(told.top.len(), by_key.len());
+    }
+
+    /// Nodes with counters of their own: what is told of all is what the engine of each would have said.
+    #[test]
+    fn nodes_with_counters_of_their_own_add_up(
+        traffic in traffic(), on in prop::collection::vec(0_u32..3, 60), live in 1_u64..8, new in 1_u64..8,
+    ) {
+        let (live, new) = (rules(live, 1_000, "gcra"), rules(new, 1_000, "gcra"));
+        let (_, sample) = play(&live, &traffic);
+        let mut sample = sample.requests();
+        sample.iter_mut().zip(&on).for_each(|(one, node)| one.node = *node);
+        let told = replay(&sample, &live, &new, None, Counters::OfEachNode);
+        let mut newly = 0;
+        for node in 0..3 {
+            // Those of others are a look, which costs nothing: so time passes as it did.
+            let here = |(asked, on): (&Asked, &u32)| if *on == node { *asked } else { (asked.0, asked.1, asked.2, 0) };
+            let part: Vec<Asked> = traffic.iter().zip(&on).map(here).collect();
+            let (before, _) = play(&live, &part);
+            let (after, _) = play(&new, &part);
+            let pairs = before.iter().zip(&after).zip(&on).filter(|(_, on)| **on == node);
+            newly += pairs.filter(|((was, is), _)| **was && !**is).count();
+        }
+        prop_assert_eq!(told.newly_denied_share, share(newly, traffic.len()));
+    }
+}
+
+/// In a shared store, what rules keep on each node is counted on each node, and the rest on all.
+#[test]
+fn what_is_kept_on_each_node_is_counted_there() {
+    let of = |more: &str| {
+        let text = format!("{{domain: d, descriptors: [{{key: api_key, limit: 6/hour{more}}}]}}");
+        Arc::new(Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules"))
+    };
+    let (_, sample) = play(&rules(100, 100, "gcra"), &[(1, "ann", "/b", 1); 10]);
+    let mut sample = sample.requests();
+    sample.iter_mut().zip([0, 1].into_iter().cycle()).for_each(|(one, node)| one.node = node);
+    let nothing = Ruleset::load(&[Source::new("t", "{domain: d, descriptors: []}")], &Options::default());
+    let nothing = Arc::new(nothing.expect("rules"));
+    for (candidate, counters, denied) in [
+        (of(""), Counters::Shared, 0.4),
+        (of(", mode: local"), Counters::Shared, 0.0),
+        (of(""), Counters::OfEachNode, 0.0),
+    ] {
+        assert_eq!(replay(&sample, &nothing, &candidate, None, counters).newly_denied_share, denied);
+    }
+}
+
+#[test]
+fn without_traffic_nothing_is_known() {
+    let rules = rules(1, 1, "gcra");
+    assert_eq!(replay(&[], &rules, &rules, None, Counters::Shared), ImpactReport::default());
+}
+
+/// A rule whose permits nobody gives back in a rehearsal must not deny all of it.
+#[test]
+fn permits_are_left_out() {
+    let live = rules(100, 100, "gcra");
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(START)));
+    let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
+    let limiter = limiter(&live, &clock).with_observer(Arc::clone(&sample) as _);
+    for _ in 0..5 {
+        pollster::block_on(limiter.check(&Check::attributes("d", &[("user", "u"), ("api_key", "k")])));
+    }
+    let nothing = Ruleset::load(&[Source::new("t", "{domain: d, descriptors: []}")], &Options::default());
+    let nothing = Arc::new(nothing.expect("rules"));
+    let told = replay(&sample.requests(), &nothing, &live, None, Counters::Shared);
+    assert_eq!((told.weight, told.newly_denied_share), (5, 0.0));
+}
+
+/// Many callers of few requests: halving the limit of each is seen as what it is, though few are in the sample.
+#[test]
+fn a_sample_of_many_callers_tells_the_truth_about_all() {
+    let (live, new) = (rules(100, 1_000_000, "gcra"), rules(3, 1_000_000, "gcra"));
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(START)));
+    let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
+    let limiter = limiter(&live, &clock).with_observer(Arc::clone(&sample) as _);
+    // Half of the callers ask once, the others six times: three of these are too many.
+    let keys: Vec<String> = (0..8_000).map(|i| format!("key-{i}")).collect();
+    for round in 0..6 {
+        for (i, key) in keys.iter().enumerate() {
+            if round == 0 || i % 2 == 0 {
+                clock.set(Timestamp::from_micros(START + round * 8_000 + i as u64));
+                pollster::block_on(
+                    limiter.check(&Check::attributes("d", &[("api_key", key), ("path", "/b")])),
+                );
+            }
+        }
+    }
+    let kept = sample.requests();
+    assert!(kept.len() <= 2_048, "{}", kept.len());
+    let told = replay(&kept, &live, &new, None, Counters::Shared);
+    let truth = 12_000.0 / 28_000.0;
+    assert!((told.newly_denied_share - truth).abs() < 0.1, "{} for {truth}", told.newly_denied_share);
+    assert!((told.tenants_affected_share - 0.5).abs() < 0.15, "{}", told.tenants_affected_share);
+}

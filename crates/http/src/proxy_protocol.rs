@@ -1,0 +1,138 @@
+//! The PROXY protocol: how a load balancer that passes bytes says whose they are, in the first bytes of a connection.
+//!
+//! Pure: bytes in, an address out. A listener reads until [`read`] says that it has enough, and trusts the answer only
+//! from peers it trusts. Versions 1 (a line of text) and 2 (binary), as HAProxy defines them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The longest line of version 1, its end included.
+const LONGEST_LINE: usize = 107;
+const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
+/// What version 2 may carry beside addresses; real extensions are far smaller.
+const LONGEST_BLOCK: usize = 4096;
+
+/// The most bytes that a listener needs to hold until an answer is certain.
+pub const LONGEST: usize = 16 + LONGEST_BLOCK;
+
+/// What the first bytes said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proxied {
+    /// The two ends of the client's connection; `None` where the proxy speaks for itself, or for what is no internet
+    /// address.
+    pub ends: Option<(SocketAddr, SocketAddr)>,
+    /// How many bytes it took: what follows is the client's.
+    pub length: usize,
+}
+
+/// Bytes that are no PROXY header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProxyError {
+    /// Neither version's first bytes.
+    #[error("the connection does not begin with a PROXY header")]
+    NotProxied,
+    /// A line that is too long, or not of the form `PROXY TCP4 source destination port port`.
+    #[error("the PROXY line is malformed")]
+    BadLine,
+    /// A binary header of another version, command or length.
+    #[error("the binary PROXY header is malformed")]
+    BadBlock,
+}
+
+/// Reads a header from the first bytes of a connection; `Ok(None)` where more are needed to tell.
+///
+/// ```
+/// use tollgate_http::proxy_protocol::read;
+/// let bytes = b"PROXY TCP4 198.51.100.7 192.0.2.1 56324 443\r\nGET / HTTP/1.1\r\n";
+/// let proxied = read(bytes)?.expect("the line is whole");
+/// assert_eq!(proxied.ends.unwrap().0.to_string(), "198.51.100.7:56324");
+/// assert!(bytes[proxied.length..].starts_with(b"GET / "));
+/// assert_eq!(read(b"PROXY TC")?, None);
+/// # Ok::<(), tollgate_http::proxy_protocol::ProxyError>(())
+/// ```
+pub fn read(bytes: &[u8]) -> Result<Option<Proxied>, ProxyError> {
+    let begins = |with: &[u8]| {
+        let length = with.len().min(bytes.len());
+        bytes[..length] == with[..length]
+    };
+    if begins(SIGNATURE) {
+        return block(bytes);
+    }
+    if begins(b"PROXY ") {
+        return line(bytes);
+    }
+    Err(ProxyError::NotProxied)
+}
+
+fn line(bytes: &[u8]) -> Result<Option<Proxied>, ProxyError> {
+    let window = &bytes[..bytes.len().min(LONGEST_LINE)];
+    let Some(end) = window.windows(2).position(|pair| pair == b"\r\n") else {
+        return if bytes.len() >= LONGEST_LINE { Err(ProxyError::BadLine) } else { Ok(None) };
+    };
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| ProxyError::BadLine)?;
+    let length = end + 2;
+    let mut words = text.split(' ').skip(1);
+    let family = words.next().ok_or(ProxyError::BadLine)?;
+    if family == "UNKNOWN" {
+        return Ok(Some(Proxied { ends: None, length }));
+    }
+    let all: Option<[&str; 4]> = words.collect::<Vec<_>>().try_into().ok();
+    let [source, destination, from, to] = all.ok_or(ProxyError::BadLine)?;
+    let ends = end_of(family, source, from).zip(end_of(family, destination, to));
+    Ok(Some(Proxied { ends: Some(ends.ok_or(ProxyError::BadLine)?), length }))
+}
+
+fn end_of(family: &str, address: &str, port: &str) -> Option<SocketAddr> {
+    let address: IpAddr = match family {
+        "TCP4" => address.parse::<Ipv4Addr>().ok()?.into(),
+        "TCP6" => address.parse::<Ipv6Addr>().ok()?.into(),
+        _ => return None,
+    };
+    // `+5` and `005` are read as numbers by some and not by others.
+    let plain = port == "0" || (!port.starts_with('0') && port.bytes().all(|byte| byte.is_ascii_digit()));
+    let port = port.parse().ok().filter(|_| plain)?;
+    Some(SocketAddr::new(address.to_canonical(), port))
+}
+
+fn block(bytes: &[u8]) -> Result<Option<Proxied>, ProxyError> {
+    let Some(head) = bytes.get(12..16) else { return Ok(None) };
+    let size = usize::from(u16::from_be_bytes([head[2], head[3]]));
+    let length = 16 + size;
+    if head[0] >> 4 != 2 || size > LONGEST_BLOCK {
+        return Err(ProxyError::BadBlock);
+    }
+    let command = head[0] & 0x0F;
+    if command > 1 {
+        return Err(ProxyError::BadBlock);
+    }
+    let Some(body) = bytes.get(16..length) else { return Ok(None) };
+    let ends = match (command, head[1] >> 4) {
+        // The proxy's own connection: a health check.
+        (0, _) => None,
+        (_, 1) => Some(ends::<4>(body)?),
+        (_, 2) => Some(ends::<16>(body)?),
+        (_, 0 | 3) => None,
+        _ => return Err(ProxyError::BadBlock),
+    };
+    Ok(Some(Proxied { ends, length }))
+}
+
+/// Two addresses of N bytes, then two ports.
+fn ends<const N: usize>(body: &[u8]) -> Result<(SocketAddr, SocketAddr), ProxyError>
+where
+    IpAddr: From<[u8; N]>,
+{
+    let address = |at: usize| -> Option<IpAddr> {
+        let bytes: [u8; N] = body.get(at..at + N)?.try_into().ok()?;
+        Some(IpAddr::from(bytes).to_canonical())
+    };
+    let port =
+        |at: usize| -> Option<u16> { Some(u16::from_be_bytes(body.get(at..at + 2)?.try_into().ok()?)) };
+    let both = (address(0), address(N), port(2 * N), port(2 * N + 2));
+    match both {
+        (Some(source), Some(destination), Some(from), Some(to)) => {
+            Ok((SocketAddr::new(source, from), SocketAddr::new(destination, to)))
+        }
+        _ => Err(ProxyError::BadBlock),
+    }
+}

@@ -1,0 +1,362 @@
+//! A client's connection as bytes: waits for a head, writes responses, closes so that the last response is read.
+//!
+//! Responses are gathered and sent in one write when no whole request is left to serve. Nothing is read while responses
+//! wait to be taken, so a client that does not read holds up only itself. An idle connection has no buffers.
+
+use super::body::{BodyError, BodyReader, BufferedRead, ReadReturn};
+use super::drain::{Drain, GRACE_PERIOD};
+use super::io::WriteHalf;
+use super::lazy_timeout::LazyTimeout;
+use super::service::ResponseBody;
+use super::write::{self, Frames};
+use crate::h1::head::{self, HeadError, HeadLimits};
+use bytes::{Buf, Bytes, BytesMut};
+use http_body::Frame;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tollgate_core::SystemClock;
+
+/// What clients may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The size of a head.
+    pub head: HeadLimits,
+    /// From a head's first byte to its last.
+    pub header_timeout: Duration,
+    /// Between requests; if absent, `header_timeout` includes the wait for a request's first byte.
+    pub idle_timeout: Option<Duration>,
+    /// For all of a body that is read whole; between two pieces of one that is streamed, in either direction.
+    pub body_timeout: Duration,
+    /// Bytes of an unread body that are discarded to keep the connection. With a larger one it is closed.
+    pub max_discarded: usize,
+}
+
+/// Bytes that are read ahead while a request is being served.
+const MAX_AHEAD: usize = 16 * 1024;
+/// Bytes that are read at a time: most requests are far smaller.
+const READ_SIZE: usize = 8 * 1024;
+/// Bytes that are read from a connection after its end, and for how long. A connection that is closed while the kernel has
+/// unread bytes of it is reset, and the client may never see the last response.
+const MAX_LINGER: usize = 1024 * 1024;
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The client has left, or the connection has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// What comes next on a connection.
+pub(super) enum Next {
+    /// A head, and where it ends in the buffer.
+    Head(usize),
+    Reject(HeadError),
+    Slow,
+    End,
+}
+
+/// The two directions of a connection. Apart from the rest, so that they can be used while a request borrows it.
+pub(super) struct Line {
+    /// The read half, unless a request's body has it.
+    pub(super) source: Option<BufferedRead>,
+    /// A request's body that was not read to its end.
+    pub(super) leftover: Option<BodyReader>,
+    /// Where the read half comes back to.
+    pub(super) lent: Option<Arc<ReadReturn>>,
+    /// The client waits for `100 Continue` before it sends its body.
+    pub(super) expects_continue: bool,
+    pub(super) write: WriteHalf,
+    pub(super) out: BytesMut,
+}
+
+pub(super) struct Connection<'a> {
+    pub(super) line: Line,
+    pub(super) timeout: LazyTimeout,
+    pub(super) settings: &'a Settings,
+    pub(super) drain: &'a Drain,
+    pub(super) clock: SystemClock,
+}
+
+/// What a response's body does next.
+enum Step<E> {
+    Frame(Option<Result<Frame<Bytes>, E>>),
+    Flush,
+    Gone,
+}
+
+impl Line {
+    /// Takes the read half back from a request's body that was dropped.
+    pub(super) fn reclaim(&mut self) {
+        if let Some((source, reader)) = self.lent.as_ref().and_then(|lent| lent.take()) {
+            self.lent = None;
+            self.source = Some(source);
+            self.leftover = (!reader.is_done()).then_some(reader);
+        }
+    }
+
+    /// Puts the unused rest of a buffer that was taken back before what was read meanwhile.
+    pub(super) fn restore(&mut self, mut input: BytesMut, used: usize) {
+        let Some(source) = &mut self.source else { return };
+        input.advance(used);
+        if source.buffer.is_empty() {
+            source.buffer = input;
+        } else if !input.is_empty() {
+            input.extend_from_slice(&source.buffer);
+            source.buffer = input;
+        }
+    }
+
+    /// Polls a request's handler. While it is pending, the responses before it are sent, and a client that leaves is
+    /// noticed.
+    pub(super) fn poll_handler<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        handling: Pin<&mut impl Future<Output = T>>,
+    ) -> Poll<Result<T, Gone>> {
+        if let Poll::Ready(response) = handling.poll(cx) {
+            return Poll::Ready(Ok(response));
+        }
+        if self.expects_continue && self.lent.as_ref().is_some_and(|lent| lent.poll_wanted(cx)) {
+            self.put_continue();
+        }
+        if !self.out.is_empty()
+            && let Poll::Ready(Err(_)) = self.write.poll_write_both(cx, &mut self.out, &mut Bytes::new())
+        {
+            return Poll::Ready(Err(Gone));
+        }
+        self.reclaim();
+        self.poll_gone(cx).map(Err)
+    }
+
+    /// Ready when the client has left. What it sends meanwhile is read ahead, within bounds.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Gone> {
+        let Some(source) = &mut self.source else { return Poll::Pending };
+        while source.buffer.len() < MAX_AHEAD {
+            if source.buffer.capacity() == source.buffer.len() {
+                source.buffer.reserve(READ_SIZE / 8);
+            }
+            match ready!(source.read.poll_fill(cx, &mut source.buffer)) {
+                Ok(0) | Err(_) => return Poll::Ready(Gone),
+                Ok(_) => {}
+            }
+        }
+        Poll::Pending
+    }
+
+    pub(super) fn put_continue(&mut self) {
+        self.expects_continue = false;
+        self.out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+    }
+}
+
+impl Connection<'_> {
+    /// Waits for a head. `is_new`: nothing has been received yet.
+    pub(super) async fn next_head(&mut self, is_new: bool) -> Next {
+        let Self { line: Line { source: Some(source), write, out, .. }, timeout, settings, drain, .. } = self
+        else {
+            return Next::End;
+        };
+        let (mut seen, mut has_waited, mut is_armed, mut in_grace) = (0, false, false, false);
+        let mut is_idle = source.buffer.is_empty();
+        poll_fn(|cx| {
+            loop {
+                // Some old clients end a body with an empty line that belongs to nothing.
+                while seen == 0 && source.buffer.starts_with(b"\r\n") {
+                    source.buffer.advance(2);
+                }
+                // Half of such a line is not looked at.
+                let arrived = if source.buffer[..] == *b"\r" { &[][..] } else { &source.buffer };
+                match head::end_of_head(arrived, &mut seen, &settings.head) {
+                    Err(error) => return Poll::Ready(Next::Reject(error)),
+                    Ok(Some(end)) => return Poll::Ready(Next::Head(end)),
+                    Ok(None) => {}
+                }
+                if !is_armed {
+                    is_armed = true;
+                    let idle = settings.idle_timeout.filter(|_| is_idle && !is_new);
+                    timeout.set(idle.unwrap_or(settings.header_timeout));
+                }
+                if is_idle && !source.buffer.is_empty() {
+                    is_idle = false;
+                    if settings.idle_timeout.is_some() {
+                        timeout.set(settings.header_timeout);
+                    }
+                }
+                if !out.is_empty() {
+                    match write.poll_write_both(cx, out, &mut Bytes::new()) {
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(_)) => return Poll::Ready(Next::End),
+                        Poll::Pending => return timeout.poll(cx).map(|()| Next::End),
+                    }
+                }
+                if source.buffer.capacity() - source.buffer.len() < READ_SIZE / 4 {
+                    source.buffer.reserve(READ_SIZE);
+                }
+                match source.read.poll_fill(cx, &mut source.buffer) {
+                    Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Next::End),
+                    Poll::Ready(Ok(_)) => {}
+                    Poll::Pending => break,
+                }
+            }
+            if is_idle {
+                // A hundred thousand idle connections must not occupy buffers.
+                (source.buffer, *out) = (BytesMut::new(), BytesMut::new());
+                if drain.has_begun() && !is_new {
+                    return Poll::Ready(Next::End);
+                }
+                // Once: a task may be woken for nothing in between.
+                if drain.has_begun() && !in_grace {
+                    in_grace = true;
+                    timeout.set(GRACE_PERIOD);
+                }
+            }
+            let late = if has_waited { timeout.poll(cx) } else { timeout.poll_registered(cx) };
+            has_waited = true;
+            late.map(|()| if is_idle { Next::End } else { Next::Slow })
+        })
+        .await
+    }
+
+    /// Sends what was gathered, and reads on. False if the client took too long; the timeout is the caller's to set.
+    pub(super) async fn fill(&mut self) -> Result<bool, Gone> {
+        let Self { line: Line { source: Some(source), write, out, .. }, timeout, .. } = self else {
+            return Err(Gone);
+        };
+        poll_fn(|cx| {
+            match write.poll_write_both(cx, out, &mut Bytes::new()) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(Gone)),
+                Poll::Pending => return timeout.poll(cx).map(|()| Err(Gone)),
+            }
+            source.buffer.reserve(READ_SIZE / 4);
+            match source.read.poll_fill(cx, &mut source.buffer) {
+                Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(Err(Gone)),
+                Poll::Ready(Ok(_)) => Poll::Ready(Ok(true)),
+                Poll::Pending => timeout.poll(cx).map(|()| Ok(false)),
+            }
+        })
+        .await
+    }
+
+    /// Writes a response's body after its head. An error if it did not come to its end.
+    pub(super) async fn write_body<B: ResponseBody>(
+        &mut self,
+        mut body: B,
+        frames: Frames,
+    ) -> Result<(), Gone> {
+        let mut has_trailers = false;
+        loop {
+            let line = &mut self.line;
+            let next = poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(frame) => Poll::Ready(Step::Frame(frame)),
+                Poll::Pending if !line.out.is_empty() => Poll::Ready(Step::Flush),
+                Poll::Pending => line.poll_gone(cx).map(|Gone| Step::Gone),
+            });
+            match next.await {
+                Step::Gone => return Err(Gone),
+                Step::Frame(Some(Err(_))) => {
+                    // The client gets what there is, and sees that it is cut short.
+                    self.flush(Bytes::new()).await?;
+                    return Err(Gone);
+                }
+                Step::Flush => self.flush(Bytes::new()).await?,
+                Step::Frame(Some(Ok(frame))) => {
+                    has_trailers |= frame.is_trailers();
+                    let large = write::frame(&mut self.line.out, frame, frames);
+                    if body.is_end_stream() && frames != Frames::Chunked {
+                        // A client that has the last byte must find the permits of its request free.
+                        drop(body);
+                        return self.flush(large).await;
+                    }
+                    if !large.is_empty() || self.line.out.len() > MAX_AHEAD {
+                        self.flush(large).await?;
+                    }
+                }
+                Step::Frame(None) => {
+                    if frames == Frames::Chunked && !has_trailers {
+                        write::last_chunk(&mut self.line.out);
+                    }
+                    drop(body);
+                    return self.flush(Bytes::new()).await;
+                }
+            }
+        }
+    }
+
+    /// Sends what was gathered, and `more` after it.
+    pub(super) async fn flush(&mut self, mut more: Bytes) -> Result<(), Gone> {
+        let Self { line: Line { write, out, .. }, timeout, settings, .. } = self;
+        let mut is_armed = false;
+        poll_fn(|cx| match write.poll_write_both(cx, out, &mut more) {
+            Poll::Ready(done) => Poll::Ready(done.map_err(|_| Gone)),
+            Poll::Pending => {
+                if !is_armed {
+                    is_armed = true;
+                    timeout.set(settings.body_timeout);
+                }
+                timeout.poll(cx).map(|()| Err(Gone))
+            }
+        })
+        .await
+    }
+
+    /// The next frame of a request's body. What was gathered is sent while it waits; the timeout is the caller's to set.
+    pub(super) async fn next_frame(
+        &mut self,
+        reader: &mut BodyReader,
+    ) -> Result<Option<Frame<Bytes>>, BodyError> {
+        let Self { line: Line { source: Some(source), write, out, .. }, timeout, .. } = self else {
+            return Err(BodyError::Cut);
+        };
+        let next = poll_fn(|cx| {
+            let frame = reader.poll(cx, &mut source.read, &mut source.buffer);
+            if frame.is_ready() {
+                return frame;
+            }
+            match write.poll_write_both(cx, out, &mut Bytes::new()) {
+                Poll::Ready(Err(error)) => Poll::Ready(Some(Err(error.into()))),
+                _ => timeout.poll(cx).map(|()| Some(Err(BodyError::TooSlow))),
+            }
+        });
+        next.await.transpose()
+    }
+
+    /// Reads and discards the rest of a body. An error if it is too long, too late or malformed.
+    pub(super) async fn discard(&mut self, mut reader: BodyReader) -> Result<(), Gone> {
+        let mut left = self.settings.max_discarded;
+        self.timeout.set(self.settings.body_timeout);
+        while let Some(frame) = self.next_frame(&mut reader).await.map_err(|_| Gone)? {
+            left = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)).ok_or(Gone)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the last response and closes. If the client may still be sending, its bytes are read for a while.
+    pub(super) async fn close(&mut self, is_sending: bool) {
+        if self.flush(Bytes::new()).await.is_err() || self.line.write.shutdown().await.is_err() {
+            return;
+        }
+        self.line.reclaim();
+        let Line { source: Some(source), leftover, .. } = &mut self.line else { return };
+        if !is_sending && leftover.is_none() && source.buffer.is_empty() {
+            return;
+        }
+        let mut left = MAX_LINGER;
+        let timeout = &mut self.timeout;
+        timeout.set(LINGER);
+        poll_fn(|cx| {
+            loop {
+                source.buffer.clear();
+                source.buffer.reserve(READ_SIZE);
+                match source.read.poll_fill(cx, &mut source.buffer) {
+                    Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
+                    Poll::Ready(Ok(read)) if read >= left => return Poll::Ready(()),
+                    Poll::Ready(Ok(read)) => left -= read,
+                    Poll::Pending => return timeout.poll(cx),
+                }
+            }
+        })
+        .await;
+    }
+}

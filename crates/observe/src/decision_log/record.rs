@@ -1,0 +1,189 @@
+//! One decision as it is told to people: in the log, in answers, in words.
+
+use crate::decision_log::cache::{CallerDescription, LimitDescription};
+use crate::mask::ApiKey;
+use crate::metrics::labels::RuleLabel;
+use crate::recorder::capture::{CaptureBuffer, CapturedDecision, LoggedVerdict};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tollgate_core::{Span, Timestamp};
+use tollgate_engine::{Act, DecisionId, OWN_LIMIT, Origin, RulingBy};
+use tollgate_rules::Role;
+
+/// A decision, with nothing in it that must not be told.
+#[derive(Debug)]
+pub struct DecisionRecord {
+    /// Its place in the log, once it has one: later ones have higher numbers.
+    pub seq: u64,
+    /// Its name.
+    pub id: DecisionId,
+    /// When it was made.
+    pub at: Timestamp,
+    /// What became of the request.
+    pub verdict: LoggedVerdict,
+    pub(super) rule: Option<Arc<str>>,
+    pub(super) caller: Arc<CallerDescription>,
+    pub(super) origin: Origin,
+    pub(super) protocol: &'static str,
+    pub(super) limit: Option<LimitDetail>,
+    pub(super) cost: u64,
+    pub(super) measure: Option<(Box<str>, Act)>,
+    pub(super) retry_after: Option<Span>,
+    pub(super) delay: Span,
+    /// Of the rules; none, for a limit that a caller brought.
+    pub(super) revision: Option<Arc<str>>,
+}
+
+/// The limit that a decision is about, and where its counter stood.
+#[derive(Debug)]
+pub(super) struct LimitDetail {
+    pub(super) limit: Arc<LimitDescription>,
+    pub(super) used_before: u64,
+    pub(super) remaining: u64,
+    pub(super) role: Role,
+    /// Extra quota has paid in its place, and what remains is what is left of that.
+    pub(super) is_granted: bool,
+}
+
+impl DecisionRecord {
+    pub(crate) fn from_capture(
+        capture: &CapturedDecision,
+        buffer: &CaptureBuffer,
+        names: &[RuleLabel],
+        asker: Arc<CallerDescription>,
+        limit: Option<Arc<LimitDescription>>,
+    ) -> Self {
+        let layout = buffer.layout(capture);
+        let noted = &capture.meta;
+        let limit = limit.zip(noted.status).map(|(limit, status)| {
+            let (remaining, is_granted) = (status.outcome.remaining, capture.is_granted);
+            let used = limit.capacity.saturating_sub(remaining);
+            let taken = if status.outcome.verdict.is_allowed() { capture.cost } else { 0 };
+            let used_before = if is_granted { limit.capacity } else { used.saturating_sub(taken) };
+            LimitDetail { limit, used_before, remaining, role: status.role, is_granted }
+        });
+        // Under one number many may be counted together; here each has its own name.
+        let counted = names.get(noted.slot as usize).map(|name| &name.rule);
+        let name = match (noted.by, layout) {
+            (Some(RulingBy::Rule(id)), Some(layout)) => layout.rules.rule(id).map(|rule| rule.name.as_str()),
+            (Some(RulingBy::Own), Some(_)) => Some(OWN_LIMIT),
+            (_, Some(_)) => None,
+            (_, None) => counted.map(|name| &**name),
+        };
+        let rule = name.map(|name| match counted.filter(|counted| ***counted == *name) {
+            Some(counted) => Arc::clone(counted),
+            None => name.into(),
+        });
+        Self {
+            seq: 0,
+            id: capture.id,
+            at: capture.at,
+            verdict: noted.verdict,
+            rule,
+            caller: asker,
+            origin: capture.origin,
+            protocol: capture.protocol,
+            limit,
+            cost: capture.cost,
+            measure: capture.measure.clone(),
+            retry_after: capture.retry_after,
+            delay: capture.delay,
+            revision: layout.map(|layout| Arc::clone(&layout.revision)),
+        }
+    }
+
+    /// What it takes in memory, apart from who asked.
+    pub(crate) const BYTES: usize = size_of::<Self>() + size_of::<Arc<Self>>() + 2 * size_of::<usize>();
+
+    /// Who asked: many may have the same.
+    pub(crate) fn caller(&self) -> &CallerDescription {
+        &self.caller
+    }
+
+    /// Whether one of its attributes has this value, or is shown so; `ids` are what it hashes to, and what it is as an id.
+    pub(crate) fn concerns(&self, key: &str, ids: &[Option<u64>]) -> bool {
+        self.caller.ids.iter().any(|id| ids.contains(&Some(*id)))
+            || self.caller.attributes.iter().any(|(_, shown)| shown == key)
+    }
+
+    /// The API key of the caller with this id, if it is by that one. For acting on, never for telling.
+    pub(crate) fn key_of(&self, id: u64) -> Option<&str> {
+        let caller = self.caller.caller.as_ref().filter(|caller| caller.id == id)?;
+        caller.key.as_ref().map(ApiKey::expose)
+    }
+
+    /// As everyone gets it.
+    #[must_use]
+    pub fn json(&self, place: &NodeInfo) -> Value {
+        let mut attributes = serde_json::Map::new();
+        for (name, value) in &self.caller.attributes {
+            // A name that comes again, as in two descriptors, has all its values in a list.
+            match attributes.get_mut(name) {
+                None => _ = attributes.insert(name.clone(), json!(value)),
+                Some(Value::Array(all)) => all.push(json!(value)),
+                Some(one) => *one = json!([one.take(), value]),
+            }
+        }
+        let mut told = json!({
+            "id": self.id.to_string(),
+            "at": rfc3339(self.at),
+            "domain": self.caller.domain,
+            "attributes": attributes,
+            "protocol": self.protocol,
+            "verdict": self.verdict.name(),
+            "origin": self.origin.name(),
+            "cost": self.cost,
+            "revision": self.revision,
+            "node": place.node,
+            "why": self.summary(),
+        });
+        let more = [
+            ("key_id", self.caller.key_id.map(|id| json!(format!("{id:016x}")))),
+            ("rule", self.rule.as_ref().map(|rule| json!(rule))),
+            ("limit", self.limit.as_ref().map(|told| told.limit.json())),
+            ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
+            ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
+            ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
+            ("delay_ms", (self.delay > Span::ZERO).then(|| json!(self.delay.ceil_millis()))),
+            ("emergency", self.measure.as_ref().map(|(measure, _)| json!(measure))),
+            ("region", place.region.as_ref().map(|region| json!(region))),
+        ];
+        for (name, value) in more {
+            if let Some(value) = value {
+                told[name] = value;
+            }
+        }
+        told
+    }
+
+    /// The rule that it is about, if any.
+    pub(crate) fn rule(&self) -> Option<&str> {
+        self.rule.as_deref()
+    }
+}
+
+impl LimitDescription {
+    fn json(&self) -> Value {
+        let mut told = json!({"limit": self.limit, "window": self.window, "algorithm": self.algorithm});
+        if self.capacity != self.limit {
+            told["burst"] = json!(self.capacity);
+        }
+        told
+    }
+}
+
+/// Where decisions are made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// The node's name.
+    pub node: Arc<str>,
+    /// Its region, if it is in one.
+    pub region: Option<Arc<str>>,
+}
+
+/// A time as people and programs read it.
+#[must_use]
+pub fn rfc3339(at: Timestamp) -> String {
+    let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_microsecond(micros).map_or_else(|_| String::new(), |at| format!("{at:.3}"))
+}

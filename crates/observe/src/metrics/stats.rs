@@ -1,0 +1,304 @@
+//! What has been counted, added up over all threads: for `/metrics`, and for those who look on.
+
+use crate::decision_log::record::rfc3339;
+use crate::metrics::exposition::MetricsWriter;
+use crate::metrics::labels::{OTHER, RuleLabel};
+use crate::metrics::latency::Latency;
+use crate::metrics::process;
+use crate::metrics::series::{MAX_STEPS, Totals};
+use crate::recorder::stripe::{CELLS, PROTOCOLS, Stripe, TENTHS};
+use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SPARED, SHADOW_DENY, UNMATCHED, VERDICTS};
+use crate::telemetry::Telemetry;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tollgate_core::Clock;
+use tollgate_engine::Origin;
+use tollgate_rules::Ruleset;
+
+impl Telemetry {
+    /// All that was ever counted under a number, whoever had it.
+    pub(crate) fn raw_counts(&self, slot: usize) -> [u64; CELLS] {
+        let mut sums = [0; CELLS];
+        self.stripes.all().iter().for_each(|stripe| stripe.add_cells(slot, &mut sums));
+        sums
+    }
+
+    /// The counts of all rules, by their numbers.
+    fn all_counts(&self) -> Vec<(RuleLabel, [u64; CELLS])> {
+        let names = self.labels.since().into_iter().enumerate();
+        let all = names.map(|(slot, (name, before))| {
+            let mut sums = self.raw_counts(slot);
+            if let Some(before) = before {
+                sums.iter_mut().zip(before).for_each(|(sum, before)| *sum = sum.saturating_sub(before));
+            }
+            (name, sums)
+        });
+        all.collect()
+    }
+
+    /// The counts of every rule that has any.
+    fn counts(&self) -> Vec<(RuleLabel, [u64; CELLS])> {
+        let mut all = self.all_counts();
+        all.retain(|(_, sums)| sums.iter().any(|sum| *sum > 0));
+        all
+    }
+
+    /// How often rules were asked about, by their numbers: how often they let pass and turned away.
+    pub(crate) fn rule_results(&self) -> Vec<[u64; 2]> {
+        self.all_counts().iter().map(|(_, sums)| allowed_and_denied(sums)).collect()
+    }
+
+    fn latency(&self) -> [Latency; PROTOCOLS.len()] {
+        let mut sums = [Latency::default(); PROTOCOLS.len()];
+        for stripe in self.stripes.all().iter() {
+            for (front, sums) in sums.iter_mut().enumerate() {
+                stripe.latencies(front).add_to(sums);
+            }
+        }
+        sums
+    }
+
+    fn tiers(&self) -> Vec<(Arc<str>, [u64; TENTHS + 1])> {
+        let stripes = self.stripes.all().clone();
+        let all = self.labels.tiers().into_iter().enumerate().map(|(tier, name)| {
+            let mut sums = [0; TENTHS + 1];
+            stripes.iter().for_each(|stripe| stripe.add_tier(tier, &mut sums));
+            (name, sums)
+        });
+        all.filter(|(_, sums)| sums[..TENTHS].iter().any(|sum| *sum > 0)).collect()
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for slot in 0..self.labels.rules().len() {
+            let sums = self.raw_counts(slot);
+            let verdict = |at: usize| sums[at * ORIGINS.len()..][..ORIGINS.len()].iter().sum::<u64>();
+            totals.allow += verdict(0) + verdict(2) + verdict(3);
+            totals.deny += verdict(1);
+            totals.delayed += verdict(2);
+            totals.unmatched += sums[UNMATCHED];
+            totals.fail_open +=
+                (0..VERDICTS.len()).map(|verdict| sums[verdict * ORIGINS.len() + 3]).sum::<u64>();
+        }
+        // By requests, each of which several rules may have denied in shadow.
+        let shadowed = |stripe: &Arc<Stripe>| stripe.shadowed.load(Ordering::Relaxed);
+        totals.shadow_deny = self.stripes.all().iter().map(shadowed).sum();
+        self.latency().iter().for_each(|latency| totals.latency.add(latency));
+        totals
+    }
+
+    /// Writes its figures.
+    pub fn write(&self, page: &mut MetricsWriter) {
+        let counts = self.counts();
+        let help = "Decisions, by the rule that they are owed to: the one that denied, else the one nearest its limit. Those with \
+                    shadow true are what a rule in shadow would have denied.";
+        let mut family = page.counters("ratelimit_decisions_total", help);
+        for (name, sums) in &counts {
+            let labels = |verdict, origin, shadow| {
+                [
+                    ("domain", &*name.domain),
+                    ("rule", &*name.rule),
+                    ("verdict", verdict),
+                    ("origin", origin),
+                    ("shadow", shadow),
+                ]
+            };
+            for (at, count) in sums[..SHADOW_DENY].iter().enumerate().filter(|(_, count)| **count > 0) {
+                let (verdict, origin) = (VERDICTS[at / ORIGINS.len()], ORIGINS[at % ORIGINS.len()]);
+                family.add(&labels(verdict, origin.name(), "false"), count);
+            }
+            if sums[SHADOW_DENY] > 0 {
+                family.add(&labels("deny", Origin::Store.name(), "true"), sums[SHADOW_DENY]);
+            }
+        }
+        let help = "Requests that a rule's limits were asked about, whoever decided in the end.";
+        let mut family = page.counters("ratelimit_rule_checks_total", help);
+        for (name, sums) in &counts {
+            for (verdict, count) in
+                [("allow", sums[RULE_ALLOW]), ("deny", sums[RULE_DENY] + sums[RULE_SPARED])]
+            {
+                if count > 0 {
+                    let labels = [("domain", &*name.domain), ("rule", &*name.rule), ("verdict", verdict)];
+                    family.add(&labels, count);
+                }
+            }
+        }
+        let help = "The part of its tightest limit that a caller had left after a decision, by tier.";
+        let mut family = page.histograms("ratelimit_remaining", help);
+        let bounds: Vec<f64> = (1..=TENTHS).map(|tenth| tenth as f64 / TENTHS as f64).collect();
+        for (tier, sums) in self.tiers() {
+            let counts = [&sums[..TENTHS], &[0]].concat();
+            family.histogram(&[("tier", &tier)], &bounds, &counts, sums[TENTHS] as f64 / 1_000.0);
+        }
+        let help = "The time from when a request had been read until it was decided, by front.";
+        let mut family = page.histograms("ratelimit_check_duration_seconds", help);
+        for (front, latency) in PROTOCOLS.iter().zip(self.latency()) {
+            if latency.counts.iter().any(|count| *count > 0) {
+                let (bounds, counts, sum) = latency.coarse();
+                family.histogram(&[("front", front)], &bounds, &counts, sum);
+            }
+        }
+        let help = "Callers that have been at 80% or more of a limit of their own for five minutes.";
+        page.gauge("ratelimit_near_limit_keys", help, self.top().near_keys());
+        page.gauge("ratelimit_decision_log_entries", "Decisions in memory, to be searched.", self.log.len());
+        let logged = self.log.logged();
+        page.counter("ratelimit_decision_log_decisions_total", "Decisions that were logged.", logged);
+        let (written, unwritten) = self.log.sink.as_ref().map_or((0, 0), crate::sink::Sink::counts);
+        let help = "Lines of the decision log that were written out.";
+        page.counter("ratelimit_decision_log_written_total", help, written);
+        let help = "Decisions that did not get into the log: for want of room in memory, or of an output that takes them.";
+        let mut family = page.counters("ratelimit_decision_log_dropped_total", help);
+        family.add(&[("where", "memory")], self.dropped());
+        family.add(&[("where", "output")], unwritten);
+        if let Some(traces) = &self.spans {
+            traces.write(page);
+        }
+        page.gauges("ratelimit_node_info", "What this node is.").add(
+            &[
+                ("node", &self.node.node),
+                ("region", self.node.region.as_deref().unwrap_or("")),
+                ("version", env!("CARGO_PKG_VERSION")),
+            ],
+            1,
+        );
+        process::write(page);
+    }
+
+    /// The last so many seconds, and the counts of all rules.
+    #[must_use]
+    pub fn stats(&self, seconds: usize) -> Value {
+        let seconds = seconds.clamp(1, MAX_STEPS);
+        let rates = self.rates();
+        let rules: Vec<Value> = self
+            .all_counts()
+            .iter()
+            .enumerate()
+            .filter(|(_, (name, sums))| !name.rule.is_empty() && sums.iter().any(|sum| *sum > 0))
+            .map(|(slot, (name, sums))| {
+                let [allowed, denied] = rates.rate(slot);
+                let [allow, deny] = allowed_and_denied(sums);
+                json!({
+                    "rule": name.rule, "domain": name.domain, "allow": allow, "deny": deny,
+                    "shadow_deny": sums[SHADOW_DENY],
+                    "per_second_allow": allowed,
+                    "per_second_deny": denied,
+                })
+            })
+            .collect();
+        drop(rates);
+        let counts = self.all_counts();
+        let unmatched: Vec<Value> = counts
+            .iter()
+            .filter(|(name, sums)| name.rule.is_empty() && sums[UNMATCHED] > 0)
+            .map(|(name, sums)| json!({"domain": name.domain, "requests": sums[UNMATCHED]}))
+            .collect();
+        let unknown = counts.get(OTHER as usize).map_or(0, |(_, sums)| sums[UNMATCHED]);
+        let names: Vec<Value> = self
+            .unknown_domains()
+            .iter()
+            .map(|(domain, requests)| json!({"domain": domain, "requests": requests}))
+            .collect();
+        let tiers: Vec<Value> = self
+            .tiers()
+            .iter()
+            .map(|(tier, sums)| {
+                // What is used is what does not remain.
+                let used: Vec<u64> = sums[..TENTHS].iter().rev().copied().collect();
+                json!({"tier": tier, "histogram": used})
+            })
+            .collect();
+        json!({
+            "now": rfc3339(self.clock.now()),
+            "step_ms": 1_000,
+            "series": self.series().columns(seconds),
+            "rules": rules,
+            "unmatched": unmatched,
+            "unknown_domains": {"requests": unknown, "domains": names},
+            "tiers": tiers,
+            "node": {
+                "name": self.node.node,
+                "region": self.node.region,
+                "version": env!("CARGO_PKG_VERSION"),
+                "started_at": rfc3339(self.started),
+            },
+        })
+    }
+
+    /// Who asks most, is denied most, stays near a limit, shares an address; `rules` say which tier is above another.
+    #[must_use]
+    pub fn top_talkers(&self, rules: &Arc<Ruleset>) -> Value {
+        let now = self.clock.now();
+        let (top, layout, tiers) = (self.top(), self.layout_of(rules), self.labels.tiers());
+        let (window, all) = top.window(now);
+        let seconds = (window.as_micros() as f64 / 1e6).max(1.0);
+        let by_rate: Vec<Value> = top
+            .by_rate()
+            .iter()
+            .map(|by| {
+                json!({
+                    "key_masked": by.caller.display, "key_id": format!("{:016x}", by.caller.id),
+                    "actionable": by.caller.key.is_some(), "rate": by.requests as f64 / seconds, "share": by.requests as f64 / all.max(1) as f64,
+                })
+            })
+            .collect();
+        let by_denials: Vec<Value> = top
+            .by_denials()
+            .iter()
+            .map(|by| {
+                json!({
+                    "key_masked": by.caller.display, "key_id": format!("{:016x}", by.caller.id),
+                    "actionable": by.caller.key.is_some(), "domain": by.name.domain, "rule": by.name.rule,
+                    "denied": by.denied,
+                })
+            })
+            .collect();
+        let near: Vec<Value> = top
+            .near()
+            .iter()
+            .map(|near| {
+                let tier = tiers.get(usize::from(near.tier)).filter(|_| near.tier > 1);
+                let rule = layout
+                    .slots
+                    .iter()
+                    .position(|slot| *slot == near.slot)
+                    .and_then(|at| rules.rules().get(at));
+                json!({
+                    "key_masked": near.caller.display, "key_id": format!("{:016x}", near.caller.id),
+                    "actionable": near.caller.key.is_some(), "domain": near.name.domain, "rule": near.name.rule,
+                    "utilisation": near.used, "minutes": near.minutes, "tier": tier,
+                    "tier_above": rule.and_then(|rule| tier_above(rule, tier.map(|tier| &**tier))),
+                })
+            })
+            .collect();
+        let shared: Vec<Value> = top
+            .shared(now)
+            .iter()
+            .map(|shared| json!({"prefix": shared.network, "keys": shared.keys, "near_limit": shared.near}))
+            .collect();
+        json!({
+            "window_s": seconds.round() as u64, "by_rate": by_rate, "by_denials": by_denials, "near_limit": near,
+            "shared_address": shared,
+        })
+    }
+}
+
+/// How often a rule let pass, and how often it turned away.
+const fn allowed_and_denied(sums: &[u64; CELLS]) -> [u64; 2] {
+    [sums[RULE_ALLOW] + sums[RULE_SPARED], sums[RULE_DENY]]
+}
+
+/// The tier of a rule with the least that is more than this one has.
+fn tier_above<'r>(rule: &'r tollgate_rules::Rule, tier: Option<&str>) -> Option<&'r str> {
+    let rate = |limits: &[tollgate_rules::RuleLimit]| {
+        let per_second = |limit: &tollgate_rules::RuleLimit| {
+            let quota = limit.limit.quota();
+            quota.count as f64 / quota.period.length().as_micros().max(1) as f64
+        };
+        limits.iter().map(per_second).reduce(f64::min)
+    };
+    let own = rate(rule.limits_for(tier))?;
+    let above = rule.tiers.iter().filter_map(|(name, set)| Some((name, rate(&set.limits)?)));
+    let above = above.filter(|(_, rate)| *rate > own);
+    above.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, _)| name.as_str())
+}

@@ -1,0 +1,393 @@
+//! The watcher on the path of a request: counts every decision, and sets some aside. It takes no lock that anybody waits
+//! behind, allocates nothing in the usual case, and shares no cache line with other threads.
+
+pub(crate) mod capture;
+pub(crate) mod inline;
+pub(crate) mod sampling;
+pub(crate) mod stripe;
+
+use crate::mask::caller_key;
+use crate::metrics::labels::{LabelLayout, LimitFacts, NO_TIER, OTHER, part};
+use crate::recorder::capture::{CallerUtilization, DecisionMeta, LoggedVerdict, pairs};
+use crate::recorder::stripe::{PROTOCOLS, ThreadState, add};
+use crate::telemetry::Telemetry;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, TryLockError};
+use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
+use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, Request, RulingBy};
+use tollgate_rules::{Role, Ruleset};
+
+/// Verdicts that are counted for each origin.
+pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
+/// What decisions rest on, in the order of their cells.
+pub(crate) const ORIGINS: [Origin; 7] = [
+    Origin::Unmatched,
+    Origin::Store,
+    Origin::Local,
+    Origin::FailOpen,
+    Origin::FailClosed,
+    Origin::Grant,
+    Origin::Emergency,
+];
+/// The cell of requests that no limit applied to: allowed, by the first origin.
+pub(crate) const UNMATCHED: usize = 0;
+/// Cells beside those of decisions.
+pub(crate) const SHADOW_DENY: usize = VERDICTS.len() * ORIGINS.len();
+pub(crate) const RULE_ALLOW: usize = SHADOW_DENY + 1;
+pub(crate) const RULE_DENY: usize = SHADOW_DENY + 2;
+/// Over its limit, without turning anybody away.
+pub(crate) const RULE_SPARED: usize = SHADOW_DENY + 3;
+const _: () = assert!(RULE_SPARED < crate::recorder::stripe::CELLS);
+
+const fn origin(origin: Origin) -> usize {
+    match origin {
+        Origin::Unmatched => 0,
+        Origin::Store => 1,
+        Origin::Local => 2,
+        Origin::FailOpen => 3,
+        Origin::FailClosed => 4,
+        Origin::Grant => 5,
+        Origin::Emergency => 6,
+    }
+}
+
+impl Observer for Telemetry {
+    #[inline]
+    fn decided(&self, check: &Check<'_>, decision: &Decision) {
+        self.stripes.with(|local| self.record(local, check, decision));
+        if let (Some(trace), Some(traces)) = (check.trace, &self.spans) {
+            traces.record_decision(trace, self.clock.now(), check, decision);
+        }
+    }
+
+    fn acts(&self, rules: &Arc<Ruleset>) {
+        self.labels.on_rules_changed(rules, |slot| self.raw_counts(slot));
+    }
+
+    fn follows_traces(&self) -> bool {
+        self.spans.is_some()
+    }
+
+    fn passed(&self, passed: &Passed<'_>) {
+        if let Some(traces) = &self.spans {
+            traces.record_forwarded(passed, self.clock.now());
+        }
+    }
+
+    #[inline]
+    fn throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
+        self.record_inline(charges, outcomes, bites);
+    }
+
+    fn took(&self, front: &'static str, requests: u64, each: Span) {
+        let at = PROTOCOLS.iter().position(|known| *known == front).unwrap_or(PROTOCOLS.len() - 1);
+        self.stripes.with(|local| local.stripe.latencies(at).record(each.as_micros(), requests));
+    }
+}
+
+impl Telemetry {
+    #[inline]
+    fn record(&self, local: &mut ThreadState, check: &Check<'_>, decision: &Decision) {
+        if !local.layout.as_ref().is_some_and(|layout| decision.is_by(&layout.rules)) {
+            self.layout(local, decision);
+        }
+        let Some(layout) = &local.layout else { return };
+        let stripe = &local.stripe;
+        let allowed = decision.is_allowed();
+        // The limit nearest its end, of those that decide; the rule whose limits are being gone through.
+        let (mut least, mut nearest, mut tier) = (f32::INFINITY, None, NO_TIER);
+        let (mut rule, mut met) = (None, RuleResult::default());
+        let mut shadowed: Option<(u32, &LimitStatus)> = None;
+        let mut unanswered = None;
+        for status in &decision.limits {
+            let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
+            let facts = facts.unwrap_or_else(|| self.scan(status, check, decision, layout));
+            let LimitFacts { slot, tier: own_tier, is_live, scale } = facts;
+            if rule != Some(status.rule) {
+                if rule.is_some() {
+                    met.count(stripe.cells(met.slot));
+                }
+                (rule, met) = (Some(status.rule), RuleResult { slot, ..RuleResult::default() });
+            }
+            let denied = match status.outcome.verdict {
+                Verdict::Unanswered => {
+                    unanswered = unanswered.or(Some(slot).filter(|_| is_live));
+                    if status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own))) {
+                        met.became = RULE_DENY;
+                    }
+                    continue;
+                }
+                Verdict::Denied { .. } => true,
+                Verdict::Allowed { .. } => false,
+            };
+            if denied {
+                if !allowed && decision.is_enforced(status) {
+                    met.became = RULE_DENY;
+                } else if met.became == RULE_ALLOW {
+                    met.became = RULE_SPARED;
+                }
+                if is_shadow(status.role, allowed, decision) {
+                    met.shadowed = true;
+                    shadowed.get_or_insert((slot, status));
+                }
+            }
+            // Signed numbers are the quicker to convert; a limit has never so many units that it matters.
+            let share = status.outcome.remaining as i64 as f32 * scale;
+            if is_live && share < least {
+                (least, nearest, tier) = (share, Some((slot, status)), own_tier);
+            }
+        }
+        let met_cells = stripe.cells(met.slot);
+        if rule.is_some() {
+            met.count(met_cells);
+        }
+        if nearest.is_some() {
+            stripe.remains(tier, least.min(1.0));
+        }
+        let ruled = LoggedVerdict::from_decision(decision);
+        let verdict = match ruled {
+            LoggedVerdict::Allow | LoggedVerdict::ShadowDeny => 0,
+            LoggedVerdict::Deny => 1,
+            LoggedVerdict::Delay => 2,
+            LoggedVerdict::Degrade => 3,
+        };
+        let owed = match decision.denied_by {
+            Some(RulingBy::Rule(rule)) => Some(layout.slot(rule)),
+            Some(by) => Some(self.slot_without_rule(by, check, layout)),
+            None => nearest.map(|(slot, _)| slot).or(unanswered),
+        };
+        let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
+        let cells = if slot == met.slot { met_cells } else { stripe.cells(slot) };
+        add(&cells[verdict * ORIGINS.len() + origin(decision.origin)], 1);
+
+        if shadowed.is_some() {
+            add(&stripe.shadowed, 1);
+        }
+        let log = !allowed || shadowed.is_some();
+        self.maybe_capture(
+            local,
+            check,
+            decision,
+            ScanResult { slot, verdict: ruled, nearest, shadowed, log },
+        );
+    }
+
+    /// Sets a decision aside if it is to be logged or shown to the sketches.
+    #[inline]
+    fn maybe_capture(
+        &self,
+        local: &mut ThreadState,
+        check: &Check<'_>,
+        decision: &Decision,
+        found: ScanResult<'_>,
+    ) {
+        let ThreadState { stripe, sampling, rng: dice, .. } = local;
+        let weight =
+            if sampling.pass(1, &stripe.sample_rate) { 0 } else { sampling.count(&stripe.sample_rate, dice) };
+        let log = found.log || self.is_logged_allow(local);
+        if log || weight > 0 {
+            self.capture(local, check, decision, found, log, weight);
+        }
+    }
+
+    /// Whether an allowed decision is one of those that are logged.
+    #[inline]
+    pub(crate) fn is_logged_allow(&self, local: &mut ThreadState) -> bool {
+        if self.allows == 0 {
+            return false;
+        }
+        if local.until_log == 0 {
+            local.until_log = local.rng.jitter(self.allows);
+        }
+        local.until_log -= 1;
+        local.until_log == 0
+    }
+
+    #[cold]
+    fn capture(
+        &self,
+        local: &ThreadState,
+        check: &Check<'_>,
+        decision: &Decision,
+        found: ScanResult<'_>,
+        log: bool,
+        weight: u32,
+    ) {
+        let denied = decision.denied_by.and_then(|by| {
+            let of = |status: &&LimitStatus| {
+                status.outcome.verdict.is_denied() && status.rule.map_or(RulingBy::Own, RulingBy::Rule) == by
+            };
+            decision.limits.iter().filter(of).max_by_key(|status| retry(status))
+        });
+        let (slot, status, ruled) = match (denied, found.shadowed) {
+            (Some(status), _) => (found.slot, Some(status), found.verdict),
+            (None, Some((slot, status))) if found.verdict == LoggedVerdict::Allow => {
+                (slot, Some(status), LoggedVerdict::ShadowDeny)
+            }
+            _ => (found.slot, found.nearest.map(|(_, status)| status), found.verdict),
+        };
+        let Some(layout) = &local.layout else { return };
+        // Else one that nobody answered for.
+        let unanswered =
+            |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unanswered;
+        let about = status.or_else(|| decision.limits.iter().find(unanswered));
+        let by = about.map(|status| status.rule.map_or(RulingBy::Own, RulingBy::Rule));
+        let by = decision.denied_by.or(by);
+        let now = self.clock.now();
+        for buffer in &local.stripe.buffers {
+            let mut buffer = match buffer.try_lock() {
+                Ok(buffer) => buffer,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // It is being emptied at this moment.
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            // In a flood of denials most find none, and are not to cost more for what nobody keeps.
+            if buffer.has_room() {
+                let own = self.nearest_caller_limit(check, decision, layout);
+                let noted = DecisionMeta {
+                    slot,
+                    verdict: ruled,
+                    by,
+                    status: status.copied(),
+                    caller_utilization: own,
+                    log,
+                    weight,
+                };
+                buffer.push(check, decision, layout, noted, &self.mask, now);
+                return;
+            }
+        }
+        if log {
+            add(&local.stripe.dropped, 1);
+        }
+    }
+
+    /// The numbers of other rules: they have changed, or this thread has seen none yet. This and what follows stands apart, so that
+    /// the usual case is short.
+    #[cold]
+    #[inline(never)]
+    fn layout(&self, local: &mut ThreadState, decision: &Decision) {
+        local.layout = Some(self.labels.layout(decision.shared_rules()));
+    }
+
+    /// What there is to know of a limit that is not the rule set's.
+    #[cold]
+    #[inline(never)]
+    fn scan(
+        &self,
+        status: &LimitStatus,
+        check: &Check<'_>,
+        decision: &Decision,
+        layout: &LabelLayout,
+    ) -> LimitFacts {
+        let capacity = decision.limit(status).map_or(1, |limit| limit.limit.capacity());
+        LimitFacts {
+            slot: self.slot_of(status, check, layout),
+            tier: layout.tier(decision.agreed_tier()),
+            is_live: status.role.is_live(),
+            scale: part(capacity),
+        }
+    }
+
+    /// The number of what denied, where that is no rule.
+    #[cold]
+    #[inline(never)]
+    fn slot_without_rule(&self, by: RulingBy, check: &Check<'_>, layout: &LabelLayout) -> u32 {
+        match by {
+            RulingBy::Rule(rule) => layout.slot(rule),
+            RulingBy::Own => layout.inline(check.domain, &self.labels),
+            // No rule of the rule set: its origin says what it was.
+            RulingBy::Emergency => layout.unmatched(check.domain),
+        }
+    }
+
+    /// The number of a limit that is not the rule set's.
+    fn slot_of(&self, status: &LimitStatus, check: &Check<'_>, layout: &LabelLayout) -> u32 {
+        status.rule.map_or_else(|| layout.inline(check.domain, &self.labels), |rule| layout.slot(rule))
+    }
+
+    /// What a caller has used of its own. What all share says nothing of any of them, nor does what is only tried out.
+    fn nearest_caller_limit(
+        &self,
+        check: &Check<'_>,
+        decision: &Decision,
+        layout: &LabelLayout,
+    ) -> Option<CallerUtilization> {
+        let key = caller_key(pairs(check))?;
+        let is_own = |status: &LimitStatus| match (status.rule, check.request) {
+            (Some(rule), _) => layout.is_per_value(rule, key),
+            // What came with a descriptor has counters by all that the descriptor says.
+            (None, Request::Descriptors(all)) => {
+                let own = all.get(usize::from(status.descriptor));
+                own.is_some_and(|own| own.entries.iter().any(|(name, _)| *name == key))
+            }
+            (None, Request::Attributes(_)) => false,
+        };
+        let used = |status: &LimitStatus| {
+            let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
+            let facts = facts.unwrap_or_else(|| self.scan(status, check, decision, layout));
+            let LimitFacts { slot, tier, .. } = facts;
+            let capacity = decision.limit(status)?.limit.capacity();
+            let own = CallerUtilization::from_outcome(slot, tier, &status.outcome, capacity);
+            // Who lives on extra quota has used up what it has.
+            Some(if decision.is_granted(status) { CallerUtilization { used: 1.0, ..own } } else { own })
+        };
+        let deciding = decision
+            .limits
+            .iter()
+            .filter(|status| status.role.is_live() && status.outcome.verdict != Verdict::Unanswered);
+        deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
+    }
+}
+
+/// What became of a request by one rule, over all its limits: each rule that is met counts once.
+#[derive(Clone, Copy)]
+struct RuleResult {
+    slot: u32,
+    /// What it counts as: met and within its limits, over them, or over them and the one that turned the request away.
+    became: usize,
+    /// It would have been denied, by a limit that does not bite.
+    shadowed: bool,
+}
+
+impl Default for RuleResult {
+    fn default() -> Self {
+        Self { slot: OTHER, became: RULE_ALLOW, shadowed: false }
+    }
+}
+
+impl RuleResult {
+    #[inline]
+    fn count(self, cells: &[AtomicU64]) {
+        add(&cells[self.became], 1);
+        if self.shadowed {
+            add(&cells[SHADOW_DENY], 1);
+        }
+    }
+}
+
+/// What was found while counting.
+#[derive(Clone, Copy)]
+struct ScanResult<'d> {
+    slot: u32,
+    verdict: LoggedVerdict,
+    nearest: Option<(u32, &'d LimitStatus)>,
+    shadowed: Option<(u32, &'d LimitStatus)>,
+    log: bool,
+}
+
+/// Whether a denial by a limit did not bite: it is a shadow, or everything is.
+fn is_shadow(role: Role, allowed: bool, decision: &Decision) -> bool {
+    match role {
+        Role::Shadow | Role::Candidate => true,
+        Role::Live => allowed && decision.degraded_by.is_none(),
+        Role::Quota => false,
+    }
+}
+
+fn retry(status: &LimitStatus) -> Span {
+    match status.outcome.verdict {
+        Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
+        _ => Span::ZERO,
+    }
+}

@@ -1,0 +1,255 @@
+//! Traces: a span for each decision whose caller has sent a trace that is sampled, and one for each such request that was
+//! passed on; for nobody else. They wait, in bounded room, until somebody takes them away to a collector.
+//!
+//! What a caller has sent is in no span: neither attributes nor paths, and no method or domain that it has made up.
+
+use crate::decision_log::record::NodeInfo;
+use crate::metrics::exposition::MetricsWriter;
+use crate::recorder::capture::LoggedVerdict;
+use crate::trace::otlp::{self, Export, Resource, ResourceSpans, Scope, ScopeSpans, Span, number, text};
+use prost::Message;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tollgate_core::Timestamp;
+use tollgate_engine::{Check, Decision, DecisionId, Passed, Trace};
+
+/// The most spans that wait to be taken; more are dropped, and counted.
+const MAX_PENDING: usize = 8_192;
+
+/// Methods that are told by their names, as OpenTelemetry has it; others are `_OTHER`.
+const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+
+/// Spans that wait, and how many there were.
+#[derive(Debug)]
+pub struct SpanBuffer {
+    service: String,
+    node: NodeInfo,
+    pending: Mutex<VecDeque<PendingSpan>>,
+    /// How many wait, for those who would have to wait to look.
+    length: AtomicUsize,
+    made: AtomicU64,
+    sent: AtomicU64,
+    dropped_full: AtomicU64,
+    rejected: AtomicU64,
+}
+
+/// A span as it is kept: what it says is written when it is taken.
+#[derive(Debug)]
+struct PendingSpan {
+    trace: Trace,
+    ended: Timestamp,
+    detail: SpanDetail,
+}
+
+#[derive(Debug)]
+enum SpanDetail {
+    Decision {
+        id: DecisionId,
+        front: &'static str,
+        ruled: LoggedVerdict,
+        origin: &'static str,
+        domain: Box<str>,
+        rule: Box<str>,
+        revision: Box<str>,
+    },
+    Forwarded {
+        method: &'static str,
+        route: Box<str>,
+        status: Option<u16>,
+    },
+}
+
+/// Spans as one message for a collector.
+#[derive(Debug)]
+pub struct SpanBatch {
+    /// The message: `ExportTraceServiceRequest`.
+    pub message: Vec<u8>,
+    /// How many spans there are in it.
+    pub spans: u64,
+}
+
+impl SpanBuffer {
+    pub(crate) fn new(service: String, place: NodeInfo) -> Self {
+        Self {
+            service,
+            node: place,
+            pending: Mutex::default(),
+            length: AtomicUsize::new(0),
+            made: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            dropped_full: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn record_decision(
+        &self,
+        trace: &Trace,
+        now: Timestamp,
+        check: &Check<'_>,
+        decision: &Decision,
+    ) {
+        self.push(*trace, now, || {
+            // A domain that no rule file has is whatever its caller made up.
+            let domain = decision.rules().domain(check.domain).map_or("other", tollgate_rules::Domain::name);
+            SpanDetail::Decision {
+                id: decision.id,
+                front: check.front,
+                ruled: LoggedVerdict::from_decision(decision),
+                origin: decision.origin.name(),
+                domain: domain.into(),
+                rule: rule(decision).into(),
+                revision: decision.revision().into(),
+            }
+        });
+    }
+
+    pub(crate) fn record_forwarded(&self, passed: &Passed<'_>, now: Timestamp) {
+        self.push(passed.trace, now, || {
+            let method = METHODS.into_iter().find(|method| *method == passed.method);
+            SpanDetail::Forwarded {
+                method: method.unwrap_or("_OTHER"),
+                route: passed.route.into(),
+                status: passed.status,
+            }
+        });
+    }
+
+    fn push(&self, trace: Trace, now: Timestamp, what: impl FnOnce() -> SpanDetail) {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        // Looked at before anything is copied: with the collector away, this is all that a span costs.
+        if self.length.load(Ordering::Relaxed) >= MAX_PENDING {
+            self.dropped_full.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let noted = PendingSpan { trace, ended: now.max(trace.began), detail: what() };
+        // Held for the time of a move, by those who add and by the one who takes.
+        let mut waiting = self.pending();
+        if waiting.len() < MAX_PENDING {
+            waiting.push_back(noted);
+            self.length.store(waiting.len(), Ordering::Relaxed);
+        } else {
+            drop(waiting);
+            self.dropped_full.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, VecDeque<PendingSpan>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes away those that wait, the first `most` of them; nothing, if none do.
+    #[must_use]
+    pub fn drain(&self, most: usize) -> Option<SpanBatch> {
+        let mut waiting = self.pending();
+        let taken = waiting.len().min(most);
+        // Few at a time, so that whoever adds one waits for few moves.
+        let noted: Vec<PendingSpan> = waiting.drain(..taken).collect();
+        self.length.store(waiting.len(), Ordering::Relaxed);
+        drop(waiting);
+        if noted.is_empty() {
+            return None;
+        }
+        let mut about = vec![
+            text("service.name", &self.service),
+            text("service.instance.id", &self.node.node),
+            text("service.version", env!("CARGO_PKG_VERSION")),
+        ];
+        about.extend(self.node.region.as_deref().map(|region| text("cloud.region", region)));
+        let scope = Scope { name: "tollgate".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+        let spans = noted.iter().map(PendingSpan::span).collect();
+        let of_scope = ScopeSpans { scope: Some(scope), spans };
+        let all =
+            ResourceSpans { resource: Some(Resource { attributes: about }), scope_spans: vec![of_scope] };
+        let message = Export { resource_spans: vec![all] }.encode_to_vec();
+        Some(SpanBatch { message, spans: taken as u64 })
+    }
+
+    /// So many spans have been taken by the collector, which answered this.
+    pub fn record_sent(&self, spans: u64, answer: &[u8]) {
+        let rejected = otlp::rejected(answer).min(spans);
+        self.sent.fetch_add(spans - rejected, Ordering::Relaxed);
+        self.rejected.fetch_add(rejected, Ordering::Relaxed);
+    }
+
+    /// So many could not be sent, and are gone.
+    pub fn record_dropped(&self, spans: u64) {
+        self.rejected.fetch_add(spans, Ordering::Relaxed);
+    }
+
+    pub(crate) fn write(&self, page: &mut MetricsWriter) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let help = "Spans that were made of requests whose trace is sampled.";
+        page.counter("ratelimit_trace_spans_total", help, count(&self.made));
+        let help = "Spans that the collector has taken.";
+        page.counter("ratelimit_trace_spans_sent_total", help, count(&self.sent));
+        let help =
+            "Spans that nobody will see: for want of room in memory, or of a collector that takes them.";
+        let mut family = page.counters("ratelimit_trace_spans_dropped_total", help);
+        family.add(&[("where", "memory")], count(&self.dropped_full));
+        family.add(&[("where", "collector")], count(&self.rejected));
+    }
+}
+
+/// The rule that a decision is owed to: the one that denied, else that of the limit with the least left.
+fn rule(decision: &Decision) -> &str {
+    let tightest = || {
+        let all = (0..decision.descriptors.len()).filter_map(|at| decision.tightest(at));
+        all.min_by_key(|status| status.outcome.remaining).map_or("", |status| decision.limit_name(status))
+    };
+    decision.denied_by_name().unwrap_or_else(tightest)
+}
+
+impl PendingSpan {
+    fn span(&self) -> Span {
+        let nanos = |at: Timestamp| at.as_micros().saturating_mul(1_000);
+        let (name, kind, attributes) = self.detail.attributes();
+        let failed = matches!(self.detail, SpanDetail::Forwarded { status: Some(500..), .. });
+        let remote = if kind == otlp::SERVER { otlp::REMOTE } else { 0 };
+        Span {
+            trace_id: self.trace.id.to_vec(),
+            span_id: self.trace.span.to_vec(),
+            parent_span_id: self.trace.parent.to_vec(),
+            name,
+            kind,
+            start: nanos(self.trace.began),
+            end: nanos(self.ended),
+            attributes,
+            status: failed.then_some(otlp::Status { code: otlp::ERROR }),
+            flags: otlp::SAMPLED | otlp::KNOWN | remote,
+        }
+    }
+}
+
+impl SpanDetail {
+    /// A name, a kind and attributes.
+    fn attributes(&self) -> (String, i32, Vec<otlp::KeyValue>) {
+        match self {
+            Self::Decision { id, front, ruled, origin, domain, rule, revision } => {
+                // In the gateway and in programs it is a part of something larger.
+                let kind = if matches!(*front, "rls" | "http") { otlp::SERVER } else { otlp::INTERNAL };
+                let mut attributes = vec![
+                    text("ratelimit.domain", domain),
+                    text("ratelimit.verdict", ruled.name()),
+                    text("ratelimit.origin", origin),
+                    text("ratelimit.revision", revision),
+                    text("ratelimit.decision_id", &id.to_string()),
+                ];
+                for (key, value) in [("ratelimit.rule", &**rule), ("ratelimit.front", front)] {
+                    attributes.extend((!value.is_empty()).then(|| text(key, value)));
+                }
+                ("ratelimit check".to_owned(), kind, attributes)
+            }
+            Self::Forwarded { method, route, status } => {
+                let mut attributes = vec![text("http.request.method", method), text("http.route", route)];
+                attributes
+                    .extend(status.map(|status| number("http.response.status_code", i64::from(status))));
+                // Only what there are few of makes a good name.
+                let method = if *method == "_OTHER" { "HTTP" } else { method };
+                (format!("{method} {route}"), otlp::SERVER, attributes)
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! `POST /v1/check`: `{domain, attributes, cost}` or `{domain, descriptors, cost}`.
+
+use super::body::Object;
+use super::problem::Problem;
+use super::{App, body, decision};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use smallvec::SmallVec;
+use std::borrow::Cow;
+use std::fmt;
+use tollgate_core::{Cost, CounterStore};
+use tollgate_engine::{Check, Request, Trace};
+use tollgate_http::h1::Answer;
+use tollgate_rules::{Descriptor, Unit};
+
+const MOST: usize = 64;
+const LONGEST: usize = 8 * 1024;
+
+/// What a caller sends; everything is borrowed from the body where it can be.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Ask<'a> {
+    #[serde(borrow)]
+    domain: Text<'a>,
+    #[serde(borrow, default)]
+    attributes: Option<Pairs<'a>>,
+    #[serde(borrow, default)]
+    descriptors: Option<Vec<Object<AskDescriptor<'a>>>>,
+    #[serde(default)]
+    cost: Option<u64>,
+    /// For reservations alone.
+    #[serde(default)]
+    pub(crate) deadline_ms: Option<u64>,
+    /// For reservations alone.
+    #[serde(default)]
+    pub(crate) idempotency_key: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskDescriptor<'a> {
+    #[serde(borrow)]
+    entries: Vec<Entry<'a>>,
+    #[serde(default)]
+    hits: Option<u64>,
+    #[serde(default)]
+    limit: Option<Object<AskLimit>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskLimit {
+    requests_per_unit: u32,
+    unit: UnitName,
+}
+
+struct UnitName(Unit);
+
+impl<'de> Deserialize<'de> for UnitName {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        let name = Text::deserialize(decoder)?;
+        let known = || {
+            D::Error::custom(format!(
+                "`{}` is no unit; write second, minute, hour, day, week, month or year",
+                name.0
+            ))
+        };
+        Unit::from_name(&name.0).map(Self).ok_or_else(known)
+    }
+}
+
+/// Text of bounded length, borrowed where it has no escapes.
+#[derive(Clone)]
+struct Text<'a>(Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        struct TextVisitor;
+        impl<'de> Visitor<'de> for TextVisitor {
+            type Value = Cow<'de, str>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a string of at most {LONGEST} bytes")
+            }
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                if text.len() > LONGEST {
+                    return Err(E::invalid_length(text.len(), &self));
+                }
+                Ok(Cow::Borrowed(text))
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                if text.len() > LONGEST {
+                    return Err(E::invalid_length(text.len(), &self));
+                }
+                Ok(Cow::Owned(text.to_owned()))
+            }
+        }
+        decoder.deserialize_str(TextVisitor).map(Text)
+    }
+}
+
+/// A map from text to text, in order, without doubles.
+struct Pairs<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        struct PairsVisitor;
+        impl<'de> Visitor<'de> for PairsVisitor {
+            type Value = Pairs<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a map of at most {MOST} attributes, each a string")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((Text(key), Text(value))) = map.next_entry::<Text<'de>, Text<'de>>()? {
+                    if pairs.len() == MOST {
+                        return Err(A::Error::custom(format!("at most {MOST} attributes")));
+                    }
+                    if pairs.iter().any(|(known, _)| *known == key) {
+                        return Err(A::Error::custom(format!("attribute `{key}` is there twice")));
+                    }
+                    pairs.push((key, value));
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        decoder.deserialize_map(PairsVisitor)
+    }
+}
+
+/// `{"key": k, "value": v}` or `[k, v]`.
+struct Entry<'a>(Cow<'a, str>, Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        struct EntryVisitor;
+        impl<'de> Visitor<'de> for EntryVisitor {
+            type Value = Entry<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an entry: {\"key\": …, \"value\": …} or [key, value]")
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let Text(key) = list.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+                let Text(value) = list.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
+                if list.next_element::<serde::de::IgnoredAny>()?.is_some() {
+                    return Err(A::Error::invalid_length(3, &self));
+                }
+                Ok(Entry(key, value))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                #[derive(Deserialize)]
+                #[serde(deny_unknown_fields)]
+                struct Named<'a> {
+                    #[serde(borrow)]
+                    key: Text<'a>,
+                    #[serde(borrow)]
+                    value: Text<'a>,
+                }
+                let named = Named::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
+                Ok(Entry(named.key.0, named.value.0))
+            }
+        }
+        decoder.deserialize_any(EntryVisitor)
+    }
+}
+
+/// How many of the pairs one descriptor has, and what else it says.
+struct Stretch {
+    entries: usize,
+    hits: Option<Cost>,
+    limit: Option<(u32, Unit)>,
+}
+
+/// A decoded request laid out as the engine wants it.
+pub(crate) struct Laid<'a> {
+    domain: &'a str,
+    pairs: SmallVec<[(&'a str, &'a str); 8]>,
+    spans: Option<Vec<Stretch>>,
+    cost: Cost,
+}
+
+impl Ask<'_> {
+    pub(crate) fn lay_out(&self) -> Result<Laid<'_>, Problem> {
+        if self.domain.0.is_empty() {
+            return Err(Problem::bad("write the domain of a rule file").at("domain"));
+        }
+        let mut pairs = SmallVec::new();
+        let spans = match (&self.attributes, &self.descriptors) {
+            (Some(attributes), None) => {
+                pairs.extend(attributes.0.iter().map(|(k, v)| (&**k, &**v)));
+                None
+            }
+            (None, Some(descriptors)) => {
+                if descriptors.is_empty() || descriptors.len() > MOST {
+                    return Err(Problem::bad(format!("write 1 to {MOST} descriptors")).at("descriptors"));
+                }
+                let mut spans = Vec::with_capacity(descriptors.len());
+                for (at, Object(descriptor)) in descriptors.iter().enumerate() {
+                    if descriptor.entries.is_empty() || descriptor.entries.len() > MOST {
+                        let place = format!("descriptors[{at}].entries");
+                        return Err(Problem::bad(format!("write 1 to {MOST} entries")).at(place));
+                    }
+                    pairs.extend(descriptor.entries.iter().map(|entry| (&*entry.0, &*entry.1)));
+                    let limit = descriptor
+                        .limit
+                        .as_ref()
+                        .map(|Object(limit)| (limit.requests_per_unit, limit.unit.0));
+                    let hits = descriptor.hits.map(Cost::take);
+                    spans.push(Stretch { entries: descriptor.entries.len(), hits, limit });
+                }
+                Some(spans)
+            }
+            _ => return Err(Problem::bad("write either `attributes` or `descriptors`")),
+        };
+        Ok(Laid { domain: &self.domain.0, pairs, spans, cost: self.cost.map_or(Cost::ONE, Cost::take) })
+    }
+}
+
+impl Laid<'_> {
+    /// The descriptors, if it is made of any; the engine's check borrows them.
+    pub(crate) fn descriptors(&self) -> Vec<Descriptor<'_>> {
+        let mut rest = &self.pairs[..];
+        let mut all = Vec::new();
+        for stretch in self.spans.iter().flatten() {
+            let (entries, others) = rest.split_at(stretch.entries);
+            rest = others;
+            all.push(Descriptor { entries, hits: stretch.hits, limit: stretch.limit });
+        }
+        all
+    }
+
+    pub(crate) fn check<'c>(&'c self, descriptors: &'c [Descriptor<'c>]) -> Check<'c> {
+        let request = match self.spans {
+            Some(_) => Request::Descriptors(descriptors),
+            None => Request::Attributes(&self.pairs),
+        };
+        Check { domain: self.domain, request, cost: self.cost, front: "http", trace: None, address: None }
+    }
+}
+
+fn decoded(body: &[u8]) -> Result<Ask<'_>, Problem> {
+    let ask: Ask<'_> = body::decode(body)?;
+    for (place, there) in
+        [("deadline_ms", ask.deadline_ms.is_some()), ("idempotency_key", ask.idempotency_key.is_some())]
+    {
+        if there {
+            return Err(Problem::bad("only /v1/reserve takes this").at(place));
+        }
+    }
+    Ok(ask)
+}
+
+pub(crate) async fn answer<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
+    let ask = decoded(body)?;
+    let laid = ask.lay_out()?;
+    let descriptors = laid.descriptors();
+    let decision = app.limiter.check(&laid.check(&descriptors).traced(trace)).await;
+    Ok(decision::answer(app, &decision, &decision::Body::new(&decision)))
+}

@@ -1,0 +1,119 @@
+//! A decision as JSON: the same body for allowed and denied.
+
+use super::App;
+use serde::Serialize;
+use serde::ser::SerializeSeq;
+use tollgate_core::{CounterStore, Verdict};
+use tollgate_engine::{Decision, DecisionId, LimitStatus, Window};
+use tollgate_http::answer::Facts;
+use tollgate_http::h1::Answer;
+use tollgate_rules::Role;
+
+/// Most bodies have less.
+const ROOM: usize = 512;
+
+#[derive(Serialize)]
+pub(crate) struct Body<'a> {
+    allowed: bool,
+    denied_by: Option<&'a str>,
+    retry_after_ms: Option<u64>,
+    limits: Limits<'a>,
+    delay_ms: u64,
+    origin: &'static str,
+    revision: &'a str,
+    #[serde(serialize_with = "shown")]
+    decision_id: DecisionId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    degraded_by: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warned_by: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    emergency: Option<&'a str>,
+}
+
+/// As text, written where it belongs.
+fn shown<S: serde::Serializer>(what: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(what)
+}
+
+struct Limits<'a>(&'a Decision);
+
+#[derive(Serialize)]
+struct Limit<'a> {
+    rule: &'a str,
+    limit: u64,
+    #[serde(serialize_with = "shown")]
+    window: Window,
+    remaining: u64,
+    reset_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    burst: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    over: bool,
+}
+
+impl Serialize for Limits<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(None)?;
+        for limit in self.0.limits.iter().filter(|limit| limit.outcome.verdict != Verdict::Unanswered) {
+            if let Some(facts) = self.0.limit(limit) {
+                list.serialize_element(&Limit::new(self.0, limit, &facts.limit))?;
+            }
+        }
+        list.end()
+    }
+}
+
+impl<'a> Limit<'a> {
+    fn new(decision: &'a Decision, limit: &LimitStatus, facts: &tollgate_core::Limit) -> Self {
+        let (count, capacity) = (facts.quota().count, facts.capacity());
+        let role = match limit.role {
+            Role::Live => None,
+            Role::Shadow => Some("shadow"),
+            Role::Candidate => Some("candidate"),
+            Role::Quota => Some("quota"),
+        };
+        Self {
+            rule: decision.limit_name(limit),
+            limit: count,
+            window: Window::of(facts),
+            remaining: limit.outcome.remaining,
+            reset_ms: limit.outcome.reset_after.ceil_millis(),
+            burst: (capacity != count).then_some(capacity),
+            role,
+            over: limit.outcome.verdict.is_denied(),
+        }
+    }
+}
+
+impl<'a> Body<'a> {
+    pub(crate) fn new(decision: &'a Decision) -> Self {
+        Self {
+            allowed: decision.is_allowed(),
+            denied_by: decision.denied_by_name(),
+            retry_after_ms: decision.retry_after().map(tollgate_core::Span::ceil_millis),
+            limits: Limits(decision),
+            delay_ms: decision.delay().ceil_millis(),
+            origin: decision.origin.name(),
+            revision: decision.revision(),
+            decision_id: decision.id,
+            degraded_by: decision.degraded_by.map(|by| decision.name(by)),
+            warned_by: decision.warned_by.map(|by| decision.name(by)),
+            emergency: decision.emergency(),
+        }
+    }
+}
+
+/// The answer with its status and the fields that every HTTP answer has. Programs ask here, so the status is always the
+/// protocol's own, whatever callers of the edge are told.
+pub(crate) fn answer<S: CounterStore>(app: &App<S>, decision: &Decision, body: &impl Serialize) -> Answer {
+    let facts = Facts::of(decision);
+    let mut bytes = Vec::with_capacity(ROOM);
+    // Nothing here can fail to be written, and memory takes it.
+    let _ = serde_json::to_writer(&mut bytes, body);
+    let mut answer = Answer::json(facts.ruled.status(), bytes);
+    app.answers.write(&facts, app.limiter.clock().now(), &mut answer);
+    answer
+}

@@ -1,0 +1,266 @@
+//! `ANY /check` and `/check/*`: may the request pass that a proxy tells about? For nginx, Traefik, Caddy, HAProxy and
+//! Envoy's ext_authz, which all ask before they pass a request on: 200 lets it pass, anything else is the answer.
+//!
+//! The method, the path and who asks come from headers, of trusted peers alone ([`tollgate_http::who`]). Nothing that
+//! decides comes from the query: some proxies let their callers write it. `?deny_status=403` may only turn one denial into
+//! another, for nginx, which passes no 429 on.
+//!
+//! What `action: delay` holds back is answered when its turn comes: all these proxies wait for an answer, and
+//! telling them how long to wait instead is nothing that they would act upon. Who would wait for too long is denied.
+
+use super::App;
+use super::problem::Problem;
+use super::request::Request;
+use arc_swap::ArcSwapOption;
+use http::StatusCode;
+use http::header::{HeaderName, HeaderValue};
+use serde::Deserialize;
+use std::sync::Arc;
+use tollgate_core::{CounterStore, Span, Timestamp, Verdict};
+use tollgate_engine::{Check, Decision, DelayQueue, Limiter, Trace};
+use tollgate_http::answer::{Facts, Ruled};
+use tollgate_http::fields::PutFields;
+use tollgate_http::h1::{Answer, FieldsOf};
+use tollgate_http::who::{Asked, Caller, Tokens, Who, WhoError, WhoSettings};
+use tollgate_rules::Ruleset;
+
+/// Where proxies ask.
+pub(crate) const PATH: &str = "/check";
+static X_ACCEL_REDIRECT: HeaderName = HeaderName::from_static("x-accel-redirect");
+
+/// The longest that an answer can be set to be held: what nginx waits for one.
+const LONGEST_HOLD: u64 = 60_000;
+
+/// What an operator can say about proxies that ask.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ForwardSettings {
+    /// The domain whose rules decide; the only one that is loaded, where none is set.
+    pub domain: Option<String>,
+    /// The location that nginx goes on with, as `X-Accel-Redirect` on what may pass: `@app`.
+    pub accel_redirect: Option<String>,
+    /// The longest, in milliseconds, that an answer is held for `action: delay`; less than the proxy waits for one. Who
+    /// would wait for longer is denied; 0 holds nobody.
+    pub hold_ms: u64,
+    /// Answers that are held at once; more are turned away with 503.
+    pub held: usize,
+}
+
+impl Default for ForwardSettings {
+    fn default() -> Self {
+        Self { domain: None, accel_redirect: None, hold_ms: 5_000, held: 10_000 }
+    }
+}
+
+/// Answers proxies that ask.
+#[derive(Debug)]
+pub struct Forward {
+    settings: WhoSettings,
+    reader: ArcSwapOption<Reader>,
+    tokens: Option<Arc<Tokens>>,
+    domain: Option<String>,
+    accel_redirect: Option<HeaderValue>,
+    longest_hold: Span,
+    delayed: DelayQueue,
+}
+
+/// Reads callers by the settings and by the endpoints that one set of rules names.
+#[derive(Debug)]
+struct Reader {
+    rules: Arc<Ruleset>,
+    who: Who,
+}
+
+/// Settings that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// How callers are read.
+    #[error("who: {0}")]
+    Who(#[from] WhoError),
+    /// No header can have this value.
+    #[error("forward_auth: `accel_redirect: {0}` is no location; write `@app` or `/internal`")]
+    Location(String),
+    /// No proxy waits for as long.
+    #[error("forward_auth: `hold_ms: {0}` is longer than proxies wait; write at most {LONGEST_HOLD}")]
+    Hold(u64),
+}
+
+impl Forward {
+    /// Reads the settings, and the files that they name.
+    pub fn new(settings: &ForwardSettings, who: &WhoSettings) -> Result<Self, ForwardError> {
+        let location = settings.accel_redirect.as_ref().map(|location| {
+            let value = HeaderValue::from_str(location).ok().filter(|_| location.starts_with(['@', '/']));
+            value.ok_or_else(|| ForwardError::Location(location.clone()))
+        });
+        if settings.hold_ms > LONGEST_HOLD {
+            return Err(ForwardError::Hold(settings.hold_ms));
+        }
+        // What cannot be used is said at the start, and not when the first proxy asks.
+        let tokens = Tokens::new(who)?;
+        Who::sharing(who, [], tokens.clone())?;
+        Ok(Self {
+            settings: who.clone(),
+            reader: ArcSwapOption::empty(),
+            tokens,
+            domain: settings.domain.clone(),
+            accel_redirect: location.transpose()?,
+            longest_hold: Span::from_micros(settings.hold_ms * 1_000),
+            delayed: DelayQueue::new(settings.held),
+        })
+    }
+
+    /// What reads tokens here, for whoever looks after its keys.
+    #[must_use]
+    pub fn tokens(&self) -> Option<Arc<Tokens>> {
+        self.tokens.clone()
+    }
+}
+
+impl Forward {
+    /// The domain whose rules decide.
+    fn domain<'r>(&'r self, rules: &'r Ruleset) -> Result<&'r str, Problem> {
+        let mut all = rules.domains().map(tollgate_rules::Domain::name);
+        match (&self.domain, all.next(), all.next()) {
+            (Some(domain), ..) => Ok(domain),
+            (None, Some(domain), None) => Ok(domain),
+            _ => Err(Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "No domain",
+                "several domains are loaded; say which one decides with `forward_auth: {domain: NAME}`",
+            )),
+        }
+    }
+
+    /// Who reads callers by these rules: made anew when the rules have changed.
+    fn reader<S: CounterStore>(&self, limiter: &Limiter<S>) -> Result<Arc<Reader>, Problem> {
+        let former = match self.reader.load_full() {
+            Some(known) if limiter.acts_by(&known.rules) => return Ok(known),
+            former => former,
+        };
+        let rules = limiter.rules();
+        let domain = rules.domain(self.domain(&rules)?);
+        let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
+        match Who::sharing(&self.settings, named, self.tokens.clone()) {
+            Ok(who) => {
+                let reader = Arc::new(Reader { rules, who });
+                self.reader.store(Some(Arc::clone(&reader)));
+                Ok(reader)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "callers are still read by the former rules");
+                former.ok_or_else(|| {
+                    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Bad settings", error.to_string())
+                })
+            }
+        }
+    }
+}
+
+impl Default for Forward {
+    /// For proxies on this machine, by the rules of the only domain.
+    fn default() -> Self {
+        Self::new(&ForwardSettings::default(), &WhoSettings::default()).expect("the defaults can be used")
+    }
+}
+
+/// Whether a path is one of ours.
+pub(crate) fn is_at(path: &str) -> bool {
+    path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+impl Reader {
+    fn caller<'r>(&'r self, asked: &Asked<'r, FieldsOf<'r>>, now: Timestamp) -> Result<Caller<'r>, Problem> {
+        self.who.forwarded(asked, PATH, now).map_err(|error| Problem::bad(error.to_string()))
+    }
+}
+
+fn asked<'r>(request: &'r Request<'r>) -> Asked<'r, FieldsOf<'r>> {
+    Asked {
+        peer: request.peer,
+        method: request.method,
+        path: request.path,
+        authority: request.authority,
+        headers: &request.fields,
+    }
+}
+
+/// Identifies the caller and decides, once.
+pub(crate) async fn answer<S: CounterStore + 'static>(
+    app: &App<S>,
+    request: &Request<'_>,
+    now: Timestamp,
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
+    let reader = app.forward.reader(&app.limiter)?;
+    let asked = asked(request);
+    let caller = reader.caller(&asked, now)?;
+    let domain = app.forward.domain(&reader.rules)?;
+    let attributes = caller.attributes();
+    let check =
+        Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
+    match app.limiter.admit(&check).await {
+        (decision, Some(held)) if decision.delay() > Span::ZERO => {
+            Ok(Box::pin(in_turn(app, request, &decision, held, now)).await)
+        }
+        // Permits are left to their deadline: nobody says when the request ends.
+        (decision, _) => Ok(told(app, request, &Facts::of(&decision), now)),
+    }
+}
+
+/// Answers when the request's turn has come.
+async fn in_turn<S: CounterStore + 'static>(
+    app: &App<S>,
+    request: &Request<'_>,
+    decision: &Decision,
+    held: tollgate_engine::Held,
+    now: Timestamp,
+) -> Answer {
+    let mut facts = Facts::of(decision);
+    let delay = decision.delay();
+    let mut guard = app.limiter.guard(held, delay);
+    let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward.longest_hold.as_micros()));
+    if over > Span::ZERO {
+        facts.ruled = Ruled::Over;
+        facts.retry_after = over.ceil_secs().max(1);
+        facts.denied_by = delaying(decision);
+    } else if guard.wait(&app.forward.delayed, delay).await.is_err() {
+        facts.ruled = Ruled::Unavailable;
+        facts.retry_after = delay.ceil_secs().max(1);
+    } else {
+        // Nobody says when the request ends.
+        guard.leave_to_deadline();
+    }
+    told(app, request, &facts, now)
+}
+
+fn told<S: CounterStore>(app: &App<S>, request: &Request<'_>, facts: &Facts<'_>, now: Timestamp) -> Answer {
+    let mut answer = Answer::ruled(&app.answers, facts, now);
+    match facts.ruled {
+        Ruled::Allowed => {
+            if let Some(location) = &app.forward.accel_redirect {
+                answer.put(&X_ACCEL_REDIRECT, location.as_bytes());
+            }
+        }
+        Ruled::Over => {
+            if let Some(status) = denial_status(request.query) {
+                answer.status = status;
+            }
+        }
+        Ruled::Unavailable => {}
+    }
+    answer
+}
+
+/// The rule that holds a request back.
+fn delaying(decision: &Decision) -> Option<&str> {
+    let delays = |verdict| matches!(verdict, Verdict::Allowed { delay } if delay == decision.delay());
+    let status = decision.limits.iter().find(|status| delays(status.outcome.verdict))?;
+    Some(decision.limit_name(status))
+}
+
+/// Another status for a denial: a client's error, so that no query can turn a denial into anything else.
+fn denial_status(query: &str) -> Option<StatusCode> {
+    let code = query.split('&').find_map(|pair| pair.strip_prefix("deny_status="))?;
+    StatusCode::from_bytes(code.as_bytes()).ok().filter(StatusCode::is_client_error)
+}

@@ -1,0 +1,89 @@
+//! `GET /healthz` (does the process run?), `/readyz` (should requests be sent here?), `/metrics`, `/v1/hot` (the keys
+//! with the most traffic at this node).
+
+use super::request::Request;
+use http::StatusCode;
+use http::header::ACCEPT;
+use std::sync::Arc;
+use tollgate_http::fields::Fields;
+use tollgate_http::h1;
+use tollgate_observe::{ExpositionFormat, ProcessStatus, Verbosity};
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+pub(super) async fn told(status: &Arc<dyn ProcessStatus>, request: &Request<'_>) -> h1::Answer {
+    let accept = request.fields.all(&ACCEPT).next().and_then(|accept| std::str::from_utf8(accept).ok());
+    let (code, kind, text) = said(status, request.path, request.query, accept.unwrap_or_default()).await;
+    h1::Answer::new(code, kind, text)
+}
+
+type Said = (StatusCode, &'static str, String);
+
+async fn said(status: &Arc<dyn ProcessStatus>, path: &str, query: &str, accept: &str) -> Said {
+    match path {
+        "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
+        "/v1/hot" => aside(status, |status| ("application/json", status.hot().to_string())).await,
+        "/metrics" => {
+            let format = ExpositionFormat::accepted(accept);
+            aside(status, move |status| (format.media_type(), status.metrics_text(format))).await
+        }
+        _ => {
+            let (ready, text) = status.readiness(Verbosity::from_query(query));
+            let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            (code, "application/json", text)
+        }
+    }
+}
+
+/// Where there are many rules figures take long: they are worked out beside the threads that decide.
+async fn aside(
+    status: &Arc<dyn ProcessStatus>,
+    tell: impl FnOnce(&dyn ProcessStatus) -> (&'static str, String) + Send + 'static,
+) -> Said {
+    let status = Arc::clone(status);
+    match tokio::task::spawn_blocking(move || tell(&*status)).await {
+        Ok((kind, text)) => (StatusCode::OK, kind, text),
+        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, "not found out; try again\n".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::thread;
+    use tollgate_observe::MetricsWriter;
+
+    /// Tells which thread was asked.
+    struct Thread;
+
+    impl ProcessStatus for Thread {
+        fn is_ready(&self) -> bool {
+            true
+        }
+
+        fn details(&self) -> Value {
+            json!({})
+        }
+
+        fn metrics(&self, page: &mut MetricsWriter) {
+            let asked = format!("{:?}", thread::current().id());
+            page.gauge(&format!("thread_{}", asked.replace(['(', ')'], "_")), "Which was asked.", 1);
+        }
+
+        fn hot(&self) -> Value {
+            json!(format!("{:?}", thread::current().id()))
+        }
+    }
+
+    /// Whoever scrapes must not hold up whoever is decided upon.
+    #[tokio::test]
+    async fn figures_are_not_worked_out_by_those_who_decide() {
+        let status: Arc<dyn ProcessStatus> = Arc::new(Thread);
+        let own = format!("{:?}", thread::current().id());
+        for (path, own) in [("/metrics", own.replace(['(', ')'], "_")), ("/v1/hot", own)] {
+            let (code, _, text) = said(&status, path, "", "").await;
+            assert!(code == StatusCode::OK && text.contains(&own[..9]) && !text.contains(&own), "{text}");
+        }
+    }
+}

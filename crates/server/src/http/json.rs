@@ -1,0 +1,194 @@
+//! `POST /json`: the rate limit service's messages as protobuf JSON, as the Envoy service has it. 200 or 429.
+//!
+//! Protobuf's JSON allows both spellings of a name and numbers as text; both are taken, unknown names are refused.
+
+use super::body::Object;
+use super::problem::Problem;
+use super::{App, body};
+use crate::rls;
+use crate::rls::proto::envoy::extensions::common::ratelimit::v3::{
+    RateLimitDescriptor, rate_limit_descriptor,
+};
+use crate::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, RateLimit, rate_limit};
+use crate::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use http::StatusCode;
+use prost_types::value::Kind;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
+use serde_json::{Map, Value, json};
+use tollgate_core::CounterStore;
+use tollgate_engine::Trace;
+use tollgate_http::answer::Facts;
+use tollgate_http::h1::Answer;
+
+pub(crate) async fn answer<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
+    let request: Request = body::decode(body)?;
+    let decision = rls::decide(&app.limiter, "http", &request.into(), trace).await;
+    let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
+    let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+    let mut answer = Answer::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
+    app.answers.write(&Facts::of(&decision), app.limiter.clock().now(), &mut answer);
+    Ok(answer)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    #[serde(default)]
+    domain: String,
+    #[serde(default)]
+    descriptors: Vec<Object<Descriptor>>,
+    #[serde(default, alias = "hitsAddend")]
+    hits_addend: Number,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Descriptor {
+    #[serde(default)]
+    entries: Vec<Object<Entry>>,
+    #[serde(default)]
+    limit: Option<Object<Limit>>,
+    #[serde(default, alias = "hitsAddend")]
+    hits_addend: Option<Number>,
+    #[serde(default, alias = "isNegativeHits")]
+    is_negative_hits: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    #[serde(default)]
+    key: String,
+    #[serde(default)]
+    value: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limit {
+    #[serde(default, alias = "requestsPerUnit")]
+    requests_per_unit: Number,
+    #[serde(default)]
+    unit: UnitNumber,
+}
+
+/// A number, or a number as text.
+#[derive(Clone, Copy, Default)]
+struct Number(u64);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        let number = match Value::deserialize(decoder)? {
+            Value::Number(number) => number.as_u64(),
+            Value::String(text) => text.parse().ok(),
+            _ => None,
+        };
+        number.map(Self).ok_or_else(|| D::Error::custom("expected a whole number of 0 or more"))
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct UnitNumber(i32);
+
+impl<'de> Deserialize<'de> for UnitNumber {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        const NAMES: [&str; 7] = ["UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR"];
+        let number = match Value::deserialize(decoder)? {
+            Value::Number(number) => number.as_u64(),
+            Value::String(text) => NAMES.iter().position(|name| *name == text).map(|at| at as u64),
+            _ => None,
+        };
+        let number = number.and_then(|number| i32::try_from(number).ok());
+        number.map(Self).ok_or_else(|| D::Error::custom(format!("expected one of {}", NAMES.join(", "))))
+    }
+}
+
+impl From<Request> for RateLimitRequest {
+    fn from(request: Request) -> Self {
+        Self {
+            domain: request.domain,
+            descriptors: request
+                .descriptors
+                .into_iter()
+                .map(|Object(descriptor)| descriptor.into())
+                .collect(),
+            hits_addend: u32::try_from(request.hits_addend.0).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+impl From<Descriptor> for RateLimitDescriptor {
+    fn from(descriptor: Descriptor) -> Self {
+        let entry = |Object(entry): Object<Entry>| rate_limit_descriptor::Entry {
+            key: entry.key,
+            value: entry.value,
+        };
+        Self {
+            entries: descriptor.entries.into_iter().map(entry).collect(),
+            limit: descriptor.limit.map(|Object(limit)| rate_limit_descriptor::RateLimitOverride {
+                requests_per_unit: u32::try_from(limit.requests_per_unit.0).unwrap_or(u32::MAX),
+                unit: limit.unit.0,
+            }),
+            hits_addend: descriptor.hits_addend.map(|number| number.0),
+            is_negative_hits: descriptor.is_negative_hits,
+        }
+    }
+}
+
+fn code(number: i32) -> &'static str {
+    match Code::try_from(number) {
+        Ok(Code::Ok) => "OK",
+        Ok(Code::OverLimit) => "OVER_LIMIT",
+        _ => "UNKNOWN",
+    }
+}
+
+/// Protobuf's JSON: fields that have their default value are left out.
+fn encode(response: &RateLimitResponse) -> Value {
+    let mut body = Map::new();
+    body.insert("overallCode".into(), code(response.overall_code).into());
+    let statuses = response.statuses.iter().map(|status| {
+        let mut one = Map::new();
+        one.insert("code".into(), code(status.code).into());
+        if let Some(limit) = &status.current_limit {
+            one.insert("currentLimit".into(), current_limit(limit));
+        }
+        if status.limit_remaining > 0 {
+            one.insert("limitRemaining".into(), status.limit_remaining.into());
+        }
+        if let Some(reset) = &status.duration_until_reset {
+            one.insert("durationUntilReset".into(), format!("{}s", reset.seconds).into());
+        }
+        Value::Object(one)
+    });
+    body.insert("statuses".into(), statuses.collect());
+    if !response.response_headers_to_add.is_empty() {
+        let headers = response.response_headers_to_add.iter();
+        let headers = headers.map(|header| json!({"key": header.key, "value": header.value}));
+        body.insert("responseHeadersToAdd".into(), headers.collect());
+    }
+    if let Some(metadata) = &response.dynamic_metadata {
+        let fields = metadata.fields.iter().filter_map(|(key, value)| match &value.kind {
+            Some(Kind::StringValue(text)) => Some((key.clone(), Value::from(text.clone()))),
+            _ => None,
+        });
+        body.insert("dynamicMetadata".into(), Value::Object(fields.collect()));
+    }
+    Value::Object(body)
+}
+
+fn current_limit(limit: &RateLimit) -> Value {
+    let mut one = Map::new();
+    if !limit.name.is_empty() {
+        one.insert("name".into(), limit.name.clone().into());
+    }
+    one.insert("requestsPerUnit".into(), limit.requests_per_unit.into());
+    let unit = rate_limit::Unit::try_from(limit.unit).unwrap_or_default();
+    one.insert("unit".into(), unit.as_str_name().into());
+    Value::Object(one)
+}

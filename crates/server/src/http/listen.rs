@@ -1,0 +1,154 @@
+//! The HTTP front on the HTTP/1 server: its settings, and each connection's requests.
+
+use super::request::Request;
+use super::{App, Forward, is_asked_of};
+use bytes::BytesMut;
+use http::StatusCode;
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tollgate_core::CounterStore;
+use tollgate_engine::Limiter;
+use tollgate_http::answer::AnswerSettings;
+use tollgate_http::h1::head::{HeadError, HeadLimits};
+use tollgate_http::h1::{Answer, Scan};
+use tollgate_http::problem::Problem;
+use tollgate_http::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
+use tollgate_http::server::{self, BodyMode, Io, NoStream, Rejection, Response, Scope, Service, Settings};
+use tollgate_observe::ProcessStatus;
+
+/// The largest body that is read.
+const MAX_BODY: usize = 64 * 1024;
+const MAX_HEAD: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 16 * 1024, fields: 100 };
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much of a body that is not read is discarded to keep the connection.
+const MAX_DISCARDED: usize = 1024 * 1024;
+
+/// What callers may do.
+#[derive(Debug)]
+pub struct HttpConfig {
+    /// Connections open at once; more wait to be accepted.
+    pub connections: usize,
+    /// The time that a request's headers may take, the wait for the next request included.
+    pub header_timeout: Duration,
+    /// How long requests under way may take to end when the process is told to.
+    pub drain: Duration,
+    /// How answers are written.
+    pub answers: AnswerSettings,
+    /// How proxies that ask are answered.
+    pub forward: Forward,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            connections: 65_536,
+            header_timeout: Duration::from_secs(60),
+            drain: Duration::from_secs(10),
+            answers: AnswerSettings::default(),
+            forward: Forward::default(),
+        }
+    }
+}
+
+/// One connection.
+struct Session<S> {
+    app: Arc<App<S>>,
+    peer: IpAddr,
+}
+
+impl<S: CounterStore + 'static> Service for Session<S> {
+    type Head = Scan;
+    type Body = NoStream;
+
+    fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<Scan, HeadError> {
+        Scan::new(head, limits)
+    }
+
+    fn body_mode(&self, scan: &Scan, head: &[u8]) -> BodyMode {
+        let request = Request::new(self.peer, scan, head, b"");
+        if request.method == "POST" && is_asked_of(request.path) {
+            BodyMode::Whole { max: MAX_BODY }
+        } else {
+            BodyMode::Skip
+        }
+    }
+
+    async fn handle<'r>(&'r self, request: server::Request<'r, Scan>, _: Scope<'r>) -> Response<NoStream> {
+        let request = Request::new(self.peer, request.head, request.bytes, request.body.whole());
+        Response::Whole(self.app.handle(&request).await)
+    }
+
+    fn reject(&self, rejection: Rejection) -> Answer {
+        let problem = match rejection {
+            Rejection::Head(error) => {
+                // A version or an encoding that is not supported here is still the client's error.
+                let status = Some(error.status()).filter(StatusCode::is_client_error);
+                let status = status.unwrap_or(StatusCode::BAD_REQUEST);
+                Problem::new(status, "Bad request", error.to_string())
+            }
+            Rejection::Chunks => Problem::bad("the body could not be read: its chunks are malformed"),
+            Rejection::TooLarge { max } => {
+                let detail = format!("a body has at most {max} bytes");
+                Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail)
+            }
+            _ => {
+                let detail = "the rest of the request did not arrive in time";
+                Problem::new(StatusCode::REQUEST_TIMEOUT, "Too slow", detail)
+            }
+        };
+        problem.told()
+    }
+}
+
+/// Serves until `drain` is ready, and then until those who were there have been answered. Who comes in that time is
+/// answered too, so that a probe can read that the process is not ready any more; who comes later finds nobody.
+pub async fn serve<S: CounterStore + 'static>(
+    listener: TcpListener,
+    limiter: Arc<Limiter<S>>,
+    status: Arc<dyn ProcessStatus>,
+    config: HttpConfig,
+    drain: impl Future<Output = ()> + Send,
+) {
+    let app = Arc::new(App { limiter, status, answers: config.answers, forward: config.forward });
+    let slots = ConnectionSlots::new(config.connections, WhenFull::Wait);
+    let shutdown = Shutdown { timeout: config.drain, newcomers: Newcomers::Serve };
+    let settings = Settings {
+        head: MAX_HEAD,
+        header_timeout: config.header_timeout,
+        idle_timeout: None,
+        body_timeout: BODY_TIMEOUT,
+        max_discarded: MAX_DISCARDED,
+    };
+    accept::serve(listener, slots, shutdown, drain, |stream, peer, drain| {
+        let session = Session { app: Arc::clone(&app), peer: peer.ip() };
+        async move {
+            server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &session).await;
+        }
+    })
+    .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::SystemClock;
+    use tollgate_http::server::Drain;
+    use tollgate_store::MemoryStore;
+
+    fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// An idle connection occupies the room of its largest state: what is rare and large belongs into a box.
+    #[test]
+    fn a_connection_is_small() {
+        type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Session<MemoryStore<SystemClock>>);
+        let size = size_of_future(|(io, settings, drain, session): Parts<'_>| {
+            server::serve(io, BytesMut::new(), settings, drain, session)
+        });
+        assert!(size <= 8 * 1024, "{size} bytes");
+    }
+}

@@ -1,0 +1,93 @@
+//! JSON over HTTP/1.1.
+//!
+//! | path | file | answers |
+//! |---|---|---|
+//! | `POST /v1/check` | `check` | may this request pass? 200 or 429, the decision in the body |
+//! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charge an estimate, then the truth |
+//! | `ANY /check`, `/check/*` | `forward` | may the request pass that a proxy tells about? |
+//! | `POST /json` | `json` | the Envoy service's own JSON |
+//! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
+//!
+//! `listen` puts it on the HTTP/1 server ([`tollgate_http::server`]), `decision` is the answer's form.
+//! Few paths need no router, and this is where every request passes.
+
+mod check;
+mod decision;
+mod forward;
+mod health;
+mod json;
+mod listen;
+pub(crate) mod request;
+mod reserve;
+
+pub use forward::{Forward, ForwardError, ForwardSettings};
+pub use listen::{HttpConfig, serve};
+
+use http::Method;
+use problem::Problem;
+use request::Request;
+use std::sync::Arc;
+use tollgate_core::{CounterStore, Timestamp};
+use tollgate_engine::{Limiter, Trace};
+use tollgate_http::answer::AnswerSettings;
+use tollgate_http::{body, h1, problem, trace};
+use tollgate_observe::ProcessStatus;
+
+/// What every handler needs.
+pub(crate) struct App<S> {
+    pub(crate) limiter: Arc<Limiter<S>>,
+    pub(crate) status: Arc<dyn ProcessStatus>,
+    pub(crate) answers: AnswerSettings,
+    pub(crate) forward: Forward,
+}
+
+/// Where programs ask, by POST.
+fn is_asked_of(path: &str) -> bool {
+    matches!(path, "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json")
+}
+
+/// Where an answer is a decision.
+fn decides(path: &str) -> bool {
+    matches!(path, "/v1/check" | "/v1/reserve" | "/json") || forward::is_at(path)
+}
+
+impl<S: CounterStore + 'static> App<S> {
+    /// Serves one request.
+    async fn handle(&self, request: &Request<'_>) -> h1::Answer {
+        if !decides(request.path) {
+            return route(self, request, Timestamp::ZERO, None).await.unwrap_or_else(Problem::told);
+        }
+        let began = self.limiter.clock().now();
+        let trace = trace::of(&self.limiter, &request.fields, || began);
+        let answer = route(self, request, began, trace.as_ref()).await;
+        if answer.is_ok() {
+            self.limiter.took("http", 1, self.limiter.clock().now().since(began));
+        }
+        answer.unwrap_or_else(Problem::told)
+    }
+}
+
+/// The paths that most requests ask for are awaited in place; the others in a box, since idle connections have room for the
+/// largest.
+async fn route<S: CounterStore + 'static>(
+    app: &App<S>,
+    request: &Request<'_>,
+    now: Timestamp,
+    trace: Option<&Trace>,
+) -> Result<h1::Answer, Problem> {
+    let body = request.body;
+    match (request.path, request.method) {
+        ("/v1/check", "POST") => check::answer(app, body, trace).await,
+        (path, _) if forward::is_at(path) => forward::answer(app, request, now, trace).await,
+        ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body, trace)).await,
+        ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
+        ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,
+        ("/json", "POST") => Box::pin(json::answer(app, body, trace)).await,
+        (path, _) if is_asked_of(path) => Err(Problem::wrong_method(&Method::POST)),
+        ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", "GET" | "HEAD") => {
+            Ok(Box::pin(health::told(&app.status, request)).await)
+        }
+        ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", _) => Err(Problem::wrong_method(&Method::GET)),
+        (path, _) => Err(Problem::not_found(path, "POST /v1/check")),
+    }
+}

@@ -1,0 +1,63 @@
+//! A request as handlers see it: borrowed from the connection's buffer, nothing copied.
+
+use std::net::IpAddr;
+use tollgate_http::h1::{FieldsOf, Scan};
+
+/// One request, whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'r> {
+    pub(crate) peer: IpAddr,
+    pub(crate) method: &'r str,
+    pub(crate) path: &'r str,
+    pub(crate) query: &'r str,
+    /// The host that the target names, where it names one.
+    pub(crate) authority: Option<&'r str>,
+    pub(crate) fields: FieldsOf<'r>,
+    /// Empty where the body was not asked for.
+    pub(crate) body: &'r [u8],
+}
+
+impl<'r> Request<'r> {
+    pub(crate) fn new(peer: IpAddr, scan: &'r Scan, head: &'r [u8], body: &'r [u8]) -> Self {
+        let target = scan.target(head);
+        let (authority, target) = match target.split_once("://") {
+            Some((_, rest)) if !target.starts_with('/') => {
+                let end = rest.find(['/', '?']).unwrap_or(rest.len());
+                (Some(&rest[..end]), &rest[end..])
+            }
+            _ => (None, target),
+        };
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let path = if path.is_empty() { "/" } else { path };
+        // A method is a token, which is ASCII.
+        let method = std::str::from_utf8(scan.method(head)).unwrap_or("");
+        Self { peer, method, path, query, authority, fields: scan.fields(head), body }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Request;
+    use tollgate_http::h1::Scan;
+    use tollgate_http::h1::head::HeadLimits;
+
+    /// Whatever form a target has, paths are found, and the query of none is taken for one.
+    #[test]
+    fn targets_are_read_in_every_form() {
+        let cases = [
+            ("/a/b?c=/d", (None, "/a/b", "c=/d")),
+            ("/", (None, "/", "")),
+            ("http://h:1/a?b", (Some("h:1"), "/a", "b")),
+            ("http://h", (Some("h"), "/", "")),
+            ("http://h?a", (Some("h"), "/", "a")),
+            ("/a?u=http://x/y", (None, "/a", "u=http://x/y")),
+            ("*", (None, "*", "")),
+        ];
+        for (target, read) in cases {
+            let head = format!("GET {target} HTTP/1.1\r\nX: 1\r\n\r\n");
+            let scan = Scan::new(head.as_bytes(), &HeadLimits::default()).expect("a head");
+            let request = Request::new([127, 0, 0, 1].into(), &scan, head.as_bytes(), b"");
+            assert_eq!((request.authority, request.path, request.query), read, "{target}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! `POST /v1/reserve`, `/v1/settle`, `/v1/cancel`: an estimate is charged, then the truth.
+
+use super::check::Ask;
+use super::problem::Problem;
+use super::{App, body, decision};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tollgate_core::{CounterStore, Span};
+use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement, Trace};
+use tollgate_http::h1::Answer;
+
+const DEFAULT: u64 = 60_000;
+const LONGEST: u64 = 24 * 3_600_000;
+const LONGEST_KEY: usize = 256;
+
+#[derive(Serialize)]
+struct Reserved<'a> {
+    reservation: Option<String>,
+    #[serde(flatten)]
+    decision: decision::Body<'a>,
+}
+
+pub(crate) async fn reserve<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&Trace>,
+) -> Result<Answer, Problem> {
+    let ask: Ask<'_> = body::decode(body)?;
+    let within = ask.deadline_ms.unwrap_or(DEFAULT);
+    if within == 0 || within > LONGEST {
+        return Err(Problem::bad(format!("write 1 to {LONGEST} milliseconds")).at("deadline_ms"));
+    }
+    if ask.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > LONGEST_KEY) {
+        return Err(Problem::bad(format!("write 1 to {LONGEST_KEY} bytes")).at("idempotency_key"));
+    }
+    let laid = ask.lay_out()?;
+    let descriptors = laid.descriptors();
+    let check = laid.check(&descriptors).traced(trace);
+    let made = app.limiter.reserve(&check, Span::from_millis(within), ask.idempotency_key.as_deref()).await;
+    let made = made.map_err(|error| match error {
+        ReserveError::UnderWay => {
+            Problem::new(StatusCode::CONFLICT, "Reservation under way", error.to_string())
+        }
+        _ => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many reservations", error.to_string()),
+    })?;
+    let reserved = Reserved {
+        reservation: made.id.map(|id| id.to_string()),
+        decision: decision::Body::new(&made.decision),
+    };
+    Ok(decision::answer(app, &made.decision, &reserved))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskSettle {
+    reservation: String,
+    cost: u64,
+}
+
+pub(crate) async fn settle<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -> Result<Answer, Problem> {
+    let ask: AskSettle = body::decode(body)?;
+    ended(limiter.settle(name(&ask.reservation)?, ask.cost).await)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskCancel {
+    reservation: String,
+}
+
+pub(crate) async fn cancel<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -> Result<Answer, Problem> {
+    let ask: AskCancel = body::decode(body)?;
+    ended(limiter.cancel(name(&ask.reservation)?).await)
+}
+
+fn name(text: &str) -> Result<ReservationId, Problem> {
+    text.parse()
+        .map_err(|_| Problem::bad("write the `reservation` that /v1/reserve answered").at("reservation"))
+}
+
+fn ended(result: Result<Settlement, SettleError>) -> Result<Answer, Problem> {
+    let body = match result {
+        Ok(Settlement::Settled(cost)) => json!({"settled": true, "cost": cost}),
+        Ok(Settlement::Cancelled) => json!({"cancelled": true}),
+        Err(error) => {
+            let (status, title) = match error {
+                SettleError::Unknown => (StatusCode::NOT_FOUND, "No such reservation"),
+                SettleError::Ended(_) => (StatusCode::CONFLICT, "Already ended"),
+                SettleError::UnderWay => (StatusCode::CONFLICT, "Being ended"),
+                _ => (StatusCode::SERVICE_UNAVAILABLE, "Store unavailable"),
+            };
+            return Err(Problem::new(status, title, error.to_string()));
+        }
+    };
+    Ok(Answer::json(StatusCode::OK, body.to_string().into_bytes()))
+}

@@ -1,0 +1,154 @@
+//! The rate limit service on tonic, with the standard health and reflection services beside it.
+
+use super::incoming::incoming;
+use super::layer;
+use super::proto::DESCRIPTORS;
+use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tollgate_core::CounterStore;
+use tollgate_engine::Limiter;
+use tollgate_http::answer::AnswerSettings;
+use tollgate_http::server::accept::{ConnectionSlots, WhenFull};
+use tollgate_http::trace;
+use tonic::server::NamedService;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+/// What a caller may send.
+#[derive(Clone, Debug)]
+pub struct RlsConfig {
+    /// Connections open at once; more wait to be accepted.
+    pub connections: usize,
+    /// Bytes of one message.
+    pub message_bytes: usize,
+    /// Requests under way on one connection.
+    pub streams: u32,
+    /// How HTTP answers are written, for those who ask for them.
+    pub answers: AnswerSettings,
+}
+
+impl Default for RlsConfig {
+    fn default() -> Self {
+        let answers = AnswerSettings::default();
+        Self { connections: 65_536, message_bytes: 256 * 1024, streams: 1024, answers }
+    }
+}
+
+struct Service<S>(Arc<Limiter<S>>, AnswerSettings);
+
+#[tonic::async_trait]
+impl<S: CounterStore + 'static> RateLimitService for Service<S> {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let began = self.0.clock().now();
+        let trace = trace::of(&self.0, request.metadata().as_ref(), || began);
+        let answered = match request.metadata().get(layer::ASK) {
+            Some(form) => {
+                layer::answer(&self.0, &self.1, request.get_ref(), form.as_bytes(), trace.as_ref()).await
+            }
+            None => super::answer(&self.0, request.get_ref(), trace.as_ref()).await,
+        };
+        if answered.is_ok() {
+            self.0.took("rls", 1, self.0.clock().now().since(began));
+        }
+        match answered {
+            Ok(response) => Ok(Response::new(response)),
+            Err(bad) => Err(Status::invalid_argument(bad.to_string())),
+        }
+    }
+}
+
+/// Serves until `drain` is ready; then tells health checks so, takes no new connections, and ends when the requests
+/// under way have been answered. A caller's own deadline (`grpc-timeout`) ends its request.
+///
+/// # Errors
+/// What the transport could not do.
+pub async fn serve<S: CounterStore + 'static>(
+    listener: TcpListener,
+    limiter: Arc<Limiter<S>>,
+    config: RlsConfig,
+    drain: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let (mut health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<RateLimitServiceServer<Service<S>>>().await;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let service = RateLimitServiceServer::new(Service(limiter, config.answers))
+        .max_decoding_message_size(config.message_bytes);
+    let drained = async move {
+        drain.await;
+        for name in [<RateLimitServiceServer<Service<S>> as NamedService>::NAME, ""] {
+            health.set_service_status(name, tonic_health::ServingStatus::NotServing).await;
+            // Ends the streams of those who watch, once they have been told: they would never end by themselves.
+            health.clear_service_status(name).await;
+        }
+    };
+    let slots = ConnectionSlots::new(config.connections, WhenFull::Wait);
+    let incoming = pin!(incoming(listener, slots));
+    Server::builder()
+        .max_concurrent_streams(config.streams)
+        .http2_keepalive_interval(Some(Duration::from_secs(60)))
+        .add_service(service)
+        .add_service(health_service)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .serve_with_incoming_shutdown(incoming, drained)
+        .await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use tollgate_core::{ManualClock, Span, Timestamp};
+    use tollgate_rules::{Options, Ruleset};
+    use tollgate_store::{MemoryConfig, MemoryStore};
+
+    #[derive(Default)]
+    struct Timed(AtomicU64);
+
+    impl tollgate_engine::Observer for Timed {
+        fn decided(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
+
+        fn took(&self, front: &'static str, requests: u64, _: Span) {
+            assert_eq!(front, "rls");
+            self.0.fetch_add(requests, Ordering::Relaxed);
+        }
+    }
+
+    /// An alarm on how long checks take is about checks, and not about callers who ask for nothing.
+    #[tokio::test]
+    async fn what_is_refused_is_no_check() {
+        let (timed, clock) =
+            (Arc::new(Timed::default()), Arc::new(ManualClock::at(Timestamp::from_secs(1_000))));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
+        let limiter = Limiter::new(Arc::new(rules), store, clock).with_observer(Arc::clone(&timed) as _);
+        let service = Service(Arc::new(limiter), AnswerSettings::default());
+        let ask = |domain: &str| {
+            use super::super::proto::envoy::extensions::common::ratelimit::v3::{
+                RateLimitDescriptor, rate_limit_descriptor::Entry,
+            };
+            let entries = vec![Entry { key: "k".to_owned(), value: "v".to_owned() }];
+            let descriptors = vec![RateLimitDescriptor { entries, ..Default::default() }];
+            Request::new(RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 })
+        };
+        service.should_rate_limit(ask("")).await.expect_err("refused");
+        assert_eq!(timed.0.load(Ordering::Relaxed), 0);
+        service.should_rate_limit(ask("d")).await.expect("answered");
+        assert_eq!(timed.0.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,193 @@
+//! The protocol servers over counters in memory, each on a free port of loopback, in this process: what they answer needs no
+//! process of its own. All calls of their `serve` functions are here.
+#![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tollgate_core::{Clock, CounterStore, SystemClock};
+use tollgate_engine::Limiter;
+use tollgate_http::who::WhoSettings;
+use tollgate_observe::{MetricsWriter, ProcessStatus};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_server::http::{self, Forward, ForwardSettings, HttpConfig};
+use tollgate_server::resp::{self, RespConfig};
+use tollgate_server::rls::{self, RlsConfig};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+pub(crate) use tollgate_testing::wait::{LONG, Stopwatch, eventually, note};
+pub(crate) use tollgate_testing::web::{Answer, Open, exchange, exchange_from, request};
+
+/// Tests are many and their keys few.
+const MEMORY: usize = 16 << 20;
+
+/// The settings that these servers have, as a settings file spells them.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Settings {
+    who: WhoSettings,
+    forward_auth: ForwardSettings,
+    resp_password: Option<String>,
+}
+
+impl Settings {
+    fn read(text: &str) -> Self {
+        if text.is_empty() { Self::default() } else { serde_saphyr::from_str(text).expect("settings") }
+    }
+}
+
+/// The process, as far as these servers ask for it.
+struct Process<S>(Arc<Limiter<S>>);
+
+impl<S: CounterStore + 'static> ProcessStatus for Process<S> {
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    fn details(&self) -> Value {
+        json!({"rules": {"revision": self.0.rules().revision()}})
+    }
+
+    fn metrics(&self, _: &mut MetricsWriter) {}
+}
+
+pub(crate) fn memory() -> MemoryStore<SystemClock> {
+    MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), SystemClock::new()).expect("memory")
+}
+
+/// All protocols over one limiter.
+pub(crate) struct Server {
+    runtime: Option<Runtime>,
+    stop: watch::Sender<bool>,
+    serving: Vec<JoinHandle<()>>,
+    pub(crate) http: SocketAddr,
+    pub(crate) grpc: SocketAddr,
+    pub(crate) resp: SocketAddr,
+}
+
+impl Server {
+    /// With these rules.
+    pub(crate) fn with_rules(rules: &str) -> Self {
+        Self::start(&[rules], "")
+    }
+
+    /// With these rule files, and these settings (YAML).
+    pub(crate) fn start(rules: &[&str], settings: &str) -> Self {
+        Self::start_at(rules, settings, "127.0.0.1:0".parse().expect("an address"))
+    }
+
+    /// The same with gRPC at this address.
+    pub(crate) fn start_at(rules: &[&str], settings: &str, grpc: SocketAddr) -> Self {
+        Self::start_over(memory(), 2, rules, settings, grpc)
+    }
+
+    /// The same over this store, on so many threads.
+    pub(crate) fn start_over<S: CounterStore + 'static>(
+        store: S,
+        threads: usize,
+        rules: &[&str],
+        settings: &str,
+        grpc: SocketAddr,
+    ) -> Self {
+        let sources: Vec<Source> =
+            rules.iter().enumerate().map(|(n, text)| Source::new(format!("{n}.yaml"), *text)).collect();
+        let rules = Arc::new(Ruleset::load(&sources, &Options::default()).expect("rules"));
+        let clock = SystemClock::new();
+        let limiter = Arc::new(Limiter::new(rules, store, Arc::new(clock) as Arc<dyn Clock>));
+        let settings = Settings::read(settings);
+        let forward = Forward::new(&settings.forward_auth, &settings.who).expect("settings");
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let (stop, stopping) = watch::channel(false);
+        let drain = || {
+            let mut stopping = stopping.clone();
+            async move {
+                let _ = stopping.wait_for(|stop| *stop).await;
+            }
+        };
+        let bind = |address: SocketAddr| {
+            let listener = std::net::TcpListener::bind(address).expect("a free port");
+            listener.set_nonblocking(true).expect("a socket");
+            let _entered = runtime.enter();
+            let listener = TcpListener::from_std(listener).expect("a listener");
+            let address = listener.local_addr().expect("an address");
+            (listener, address)
+        };
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let ((on_http, http), (on_grpc, grpc), (on_resp, resp)) = (bind(local), bind(grpc), bind(local));
+        let by_http = http::serve(
+            on_http,
+            Arc::clone(&limiter),
+            Arc::new(Process(Arc::clone(&limiter))),
+            HttpConfig { forward, ..HttpConfig::default() },
+            drain(),
+        );
+        let by_grpc = rls::serve(on_grpc, Arc::clone(&limiter), RlsConfig::default(), drain());
+        let config = RespConfig { password: settings.resp_password, ..RespConfig::default() };
+        let by_resp = resp::serve(on_resp, limiter, config, drain());
+        let serving = vec![
+            runtime.spawn(by_http),
+            runtime.spawn(async { by_grpc.await.expect("gRPC is served") }),
+            runtime.spawn(by_resp),
+        ];
+        Self { runtime: Some(runtime), stop, serving, http, grpc, resp }
+    }
+
+    /// Why these settings are refused.
+    pub(crate) fn refusal(settings: &str) -> String {
+        let settings = Settings::read(settings);
+        Forward::new(&settings.forward_auth, &settings.who).expect_err("a refusal").to_string()
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.exchange(&request("GET", path, b""))
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        self.exchange(&request("POST", path, body.to_string().as_bytes()))
+    }
+
+    /// `POST /v1/check` with attributes.
+    pub(crate) fn check(&self, domain: &str, attributes: &Value) -> Answer {
+        self.post("/v1/check", &json!({"domain": domain, "attributes": attributes}))
+    }
+
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
+        exchange(self.http, bytes).unwrap_or_else(|error| panic!("no answer: {error}"))
+    }
+
+    /// Tells all of them to end.
+    pub(crate) fn drain(&self) {
+        self.stop.send_replace(true);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.serving.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Ends without a word to anybody, as a process that is killed does.
+    pub(crate) fn kill(mut self) {
+        let address = self.grpc;
+        self.end();
+        eventually("the end of the server", || std::net::TcpListener::bind(address).ok());
+    }
+
+    fn end(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.drain();
+        self.end();
+    }
+}

@@ -1,0 +1,111 @@
+//! Every request of every protocol is identified once, planned once and charged once, also over a store that must be waited
+//! for. A plan moves a split counter on to its next shard, so a request that is planned twice skips one.
+
+mod harness;
+
+use harness::{Server, memory};
+use redis::Value as Reply;
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tollgate_core::SystemClock;
+use tollgate_core::conformance::RemoteStore;
+use tollgate_http::who::IDENTIFICATIONS;
+use tollgate_sdk::{Ask, Decide, Remote, RemoteSettings};
+use tollgate_store::MemoryStore;
+
+type Store = Arc<RemoteStore<MemoryStore<SystemClock>>>;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: user, name: per-user, limit: 800/hour, split: 8}
+  - {key: api_key, name: per-key, limit: 80/hour, split: 8}
+";
+
+fn start() -> (Server, Store) {
+    let store = Arc::new(RemoteStore::new(memory()));
+    let local = ([127, 0, 0, 1], 0).into();
+    (Server::start_over(Arc::clone(&store), 1, &[RULES], "{forward_auth: {domain: d}}", local), store)
+}
+
+/// `count` requests made one call of the store each, and took the shards in turn.
+fn assert_once_each(what: &str, store: &Store, count: usize) {
+    let calls = store.take_calls();
+    assert_eq!(calls.len(), count, "{what}: {calls:?}");
+    let shards: Vec<&str> = calls
+        .iter()
+        .map(|charges| {
+            assert_eq!(charges.len(), 1, "{what}: {charges:?}");
+            let (_, values) = charges[0].split_once('[').expect("values");
+            &values[..2]
+        })
+        .collect();
+    let mut all = shards.clone();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), count, "{what}: a shard was charged twice before the others: {shards:?}");
+}
+
+#[test]
+fn programs_that_ask_over_http_and_grpc_are_decided_once() {
+    let (server, store) = start();
+    let bodies = [
+        ("/v1/check", json!({"domain": "d", "attributes": {"user": "check"}})),
+        ("/v1/reserve", json!({"domain": "d", "attributes": {"user": "reserve"}})),
+        ("/json", json!({"domain": "d", "descriptors": [{"entries": [{"key": "user", "value": "json"}]}]})),
+    ];
+    for (path, body) in bodies {
+        for _ in 0..4 {
+            assert_eq!(server.post(path, &body).status, 200, "{path}");
+        }
+        assert_once_each(path, &store, 4);
+    }
+    let before = IDENTIFICATIONS.load(Ordering::Relaxed);
+    let mut open = harness::Open::to(server.http).expect("a connection");
+    for _ in 0..4 {
+        open.send(b"GET /check HTTP/1.1\r\nHost: h\r\nX-Api-Key: key-of-a-caller\r\n\r\n").expect("sent");
+        assert_eq!(open.answer().expect("an answer").status, 200);
+    }
+    assert_once_each("/check", &store, 4);
+    assert_eq!(IDENTIFICATIONS.load(Ordering::Relaxed) - before, 4);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let settings = RemoteSettings {
+            deadline: harness::LONG,
+            connections: 1,
+            ..RemoteSettings::new(format!("http://{}", server.grpc), "d")
+        };
+        let remote = Remote::new(settings).expect("an address");
+        for _ in 0..4 {
+            assert!(remote.decide(Ask::attributes([("user", "rls".to_owned())])).await.passes);
+        }
+    });
+    assert_once_each("gRPC", &store, 4);
+}
+
+#[test]
+fn redis_clients_are_decided_once_alone_and_pipelined() {
+    let (server, store) = start();
+    let client = redis::Client::open(format!("redis://{}/", server.resp)).expect("an address");
+    let mut connection = client.get_connection().expect("a connection");
+    for _ in 0..4 {
+        let _: Reply =
+            redis::cmd("TG.CHECK").arg("d").arg("user").arg("alone").query(&mut connection).expect("a reply");
+    }
+    assert_once_each("TG.CHECK", &store, 4);
+    let mut pipeline = redis::pipe();
+    for _ in 0..8 {
+        pipeline.cmd("TG.CHECK").arg("d").arg("user").arg("pipelined");
+    }
+    let replies: Vec<Reply> = pipeline.query(&mut connection).expect("replies");
+    assert_eq!(replies.len(), 8);
+    assert_once_each("TG.CHECK in a pipeline", &store, 8);
+    let mut pipeline = redis::pipe();
+    for n in 0..40 {
+        pipeline.cmd("CL.THROTTLE").arg(format!("key{n}")).arg(9).arg(10).arg(60);
+    }
+    let replies: Vec<Vec<i64>> = pipeline.query(&mut connection).expect("replies");
+    assert_eq!(replies, vec![vec![0, 10, 9, -1, 6]; 40]);
+    assert_eq!(store.take_calls().len(), 40);
+}

@@ -1,0 +1,389 @@
+//! The command line's way to a running server: one request a connection, over HTTP or TLS, with a token if there is one.
+//!
+//! A command that changes something asks the server, so that what it does is checked against the rules that act there. What
+//! the server refuses is told with its place, and the command ends with 1.
+
+use crate::cli::FormatFlags;
+use anyhow::Context;
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use serde_json::Value;
+use std::convert::Infallible;
+use std::fs::File;
+use std::future::Future;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tollgate_http::tls;
+
+/// Where the server is, and who asks. For a command's `#[command(flatten)]`.
+#[derive(Debug, Args)]
+pub(crate) struct AdminFlags {
+    /// The server's admin address, http:// or https://.
+    #[arg(
+        long,
+        global = true,
+        env = "TOLLGATE_ADMIN_URL",
+        value_name = "URL",
+        default_value = "http://127.0.0.1:8082"
+    )]
+    admin: String,
+    /// A file that holds the token and nothing else; or set TOLLGATE_TOKEN.
+    #[arg(long, global = true, env = "TOLLGATE_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Trust certificates of this authority, and no others, with https://.
+    #[arg(long, global = true, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// A certificate that says who you are, with https://.
+    #[arg(long, global = true, value_name = "FILE", requires = "cert_key")]
+    cert: Option<PathBuf>,
+    /// The certificate's key.
+    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
+    cert_key: Option<PathBuf>,
+    #[command(flatten)]
+    format: FormatFlags,
+}
+
+impl AdminFlags {
+    /// Whether a program reads what is printed.
+    pub(crate) fn is_json(&self) -> bool {
+        self.format.is_json()
+    }
+}
+
+/// A body that may still be in the making.
+pub(crate) type Sent = UnsyncBoxBody<Bytes, std::io::Error>;
+
+/// What the server said.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) status: StatusCode,
+    /// `Null`, where there is no body.
+    pub(crate) body: Value,
+}
+
+/// A server to ask.
+pub(crate) struct Client {
+    authority: String,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    token: Option<HeaderValue>,
+}
+
+/// How long a server may take to be reached, and to begin its answer where that is not long work.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs what a command does with a server. Whoever reads its output may stop reading.
+pub(crate) fn run(
+    flags: &AdminFlags,
+    act: impl AsyncFnOnce(Client) -> anyhow::Result<ExitCode>,
+) -> anyhow::Result<ExitCode> {
+    let client = Client::new(flags)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let done = runtime.block_on(act(client));
+    // Whatever still reads the standard input is not waited for.
+    runtime.shutdown_background();
+    match done {
+        Err(error) if closed(&error) => Ok(ExitCode::SUCCESS),
+        done => done,
+    }
+}
+
+fn closed(error: &anyhow::Error) -> bool {
+    let io = error.root_cause().downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+impl Client {
+    fn new(flags: &AdminFlags) -> anyhow::Result<Self> {
+        let wrong = || format!("--admin {}: write an address such as http://127.0.0.1:8082", flags.admin);
+        let uri: Uri = flags.admin.parse().with_context(wrong)?;
+        let authority = uri.authority().with_context(wrong)?;
+        anyhow::ensure!(
+            matches!(uri.path(), "" | "/")
+                && uri.query().is_none()
+                && !authority.as_str().contains('@')
+                && matches!(uri.scheme_str(), None | Some("http" | "https")),
+            wrong()
+        );
+        let pair = flags.cert.as_deref().zip(flags.cert_key.as_deref());
+        let ca = flags.ca.as_deref().map(|path| ("--ca", path));
+        let client = Self::reaching(&uri, || trusting(ca, pair))?;
+        let token = token(flags)?;
+        let host = bare(authority.host());
+        let near = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        if token.is_some() && client.tls.is_none() && !near {
+            eprintln!("tollgate: the token goes to {authority} in the clear; use https://");
+        }
+        Ok(Self { token, ..client })
+    }
+
+    /// A server at this address, over TLS where that says so.
+    pub(crate) fn reaching(
+        uri: &Uri,
+        trusting: impl FnOnce() -> anyhow::Result<rustls::ClientConfig>,
+    ) -> anyhow::Result<Self> {
+        let authority = uri.authority().context("it names no host")?;
+        let (tls, port) = match uri.scheme_str() {
+            None | Some("http") => (None, 80),
+            Some("https") => {
+                let host = bare(authority.host()).to_owned();
+                let name = ServerName::try_from(host).with_context(|| format!("{authority}: no host"))?;
+                (Some((TlsConnector::from(Arc::new(trusting()?)), name)), 443)
+            }
+            Some(other) => anyhow::bail!("{other}:// is not spoken here"),
+        };
+        let port = authority.port_u16().unwrap_or(port);
+        Ok(Self { authority: format!("{}:{port}", authority.host()), tls, token: None })
+    }
+
+    /// What requests name as their host.
+    pub(crate) fn host(&self) -> anyhow::Result<HeaderValue> {
+        Ok(HeaderValue::from_str(&self.authority)?)
+    }
+
+    /// Asks for JSON, and sends some if there is any. What the server refuses is an error.
+    pub(crate) async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<Value> {
+        self.exchange(method, path, &[], body).await?.accepted()
+    }
+
+    /// The same, for those who want to know more than the body, or to understand a refusal.
+    pub(crate) async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(HeaderName, &str)],
+        body: Option<&Value>,
+    ) -> anyhow::Result<Told> {
+        let bytes = Bytes::from(body.map(Value::to_string).unwrap_or_default());
+        let body = Full::new(bytes).map_err(|never: Infallible| match never {}).boxed_unsync();
+        let asking = async {
+            let answer = self.send(method, path, headers, body).await?;
+            self.told(answer).await
+        };
+        timely(asking).await
+    }
+
+    /// Sends anything, and hands on the answer as it comes. A refusal is an answer too.
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(HeaderName, &str)],
+        body: Sent,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let mut sender = timely(self.connect()).await.with_context(|| {
+            format!("{}: nobody answers; say where the server is with --admin", self.authority)
+        })?;
+        let mut request = Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = path.parse().with_context(|| format!("`{path}` is no path"))?;
+        let own = request.headers_mut();
+        own.insert(HOST, self.host()?);
+        own.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        for (name, value) in headers {
+            own.insert(name, HeaderValue::from_str(value).with_context(|| format!("{name}: `{value}`"))?);
+        }
+        if let Some(token) = &self.token {
+            own.insert(AUTHORIZATION, token.clone());
+        }
+        Ok(sender.send_request(request).await?)
+    }
+
+    /// All of an answer.
+    pub(crate) async fn told(&self, answer: Response<Incoming>) -> anyhow::Result<Told> {
+        let (head, body) = answer.into_parts();
+        let bytes = body.collect().await.context("the answer broke off")?.to_bytes();
+        let body = if bytes.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_slice(&bytes).with_context(|| {
+                format!(
+                    "{} does not answer as an admin address does (status {})",
+                    self.authority, head.status
+                )
+            })?
+        };
+        Ok(Told { status: head.status, body })
+    }
+
+    pub(crate) async fn connect(&self) -> anyhow::Result<SendRequest<Sent>> {
+        let stream = TcpStream::connect(&self.authority).await?;
+        stream.set_nodelay(true)?;
+        match &self.tls {
+            None => {
+                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+                tokio::spawn(connection);
+                Ok(sender)
+            }
+            Some((connector, name)) => {
+                let stream = connector.connect(name.clone(), stream).await?;
+                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+                tokio::spawn(connection);
+                Ok(sender)
+            }
+        }
+    }
+}
+
+impl Told {
+    /// The body; what the server refused is an error.
+    pub(crate) fn accepted(self) -> anyhow::Result<Value> {
+        if self.status.is_success() { Ok(self.body) } else { Err(self.problem()) }
+    }
+
+    /// A refusal, as people read it.
+    pub(crate) fn problem(&self) -> anyhow::Error {
+        let text = |name: &str| self.body[name].as_str().filter(|text| !text.is_empty());
+        let title = text("title").unwrap_or("it was refused");
+        let detail = text("detail").map(|detail| format!(": {detail}")).unwrap_or_default();
+        let place = text("field").map(|place| format!(" (at {place})")).unwrap_or_default();
+        anyhow::anyhow!("{title}{detail}{place}")
+    }
+}
+
+async fn timely<T>(doing: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let late = || format!("no answer within {} s", PATIENCE.as_secs());
+    tokio::time::timeout(PATIENCE, doing).await.with_context(late)?
+}
+
+fn token(flags: &AdminFlags) -> anyhow::Result<Option<HeaderValue>> {
+    let token = match &flags.token_file {
+        Some(path) => Some(
+            std::fs::read_to_string(path)
+                .with_context(|| format!("--token-file: cannot read {}", path.display()))?,
+        ),
+        None => std::env::var("TOLLGATE_TOKEN").ok(),
+    };
+    let Some(token) = token.as_deref().map(str::trim).filter(|token| !token.is_empty()) else {
+        return Ok(None);
+    };
+    let mut header = HeaderValue::from_str(&format!("Bearer {token}")).context("the token is none")?;
+    header.set_sensitive(true);
+    Ok(Some(header))
+}
+
+/// A host without the brackets that an address needs.
+fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// Whose certificates are believed, by a file and what names it, and which pair of files shows who we are.
+pub(crate) fn trusting(
+    ca: Option<(&'static str, &Path)>,
+    own: Option<(&Path, &Path)>,
+) -> anyhow::Result<rustls::ClientConfig> {
+    let of = |flag: &'static str| move |error: String| anyhow::anyhow!("{flag} {error}");
+    let roots = match ca {
+        Some((name, path)) => tls::authorities(path).map_err(of(name))?,
+        None => {
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            roots
+        }
+    };
+    let builder = rustls::ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    Ok(match own {
+        Some((cert, key)) => {
+            let chain = tls::certificates(cert).map_err(of("--cert"))?;
+            let key = tls::private_key(key).map_err(of("--cert-key"))?;
+            builder.with_client_auth_cert(chain, key).context("--cert and --cert-key do not make a pair")?
+        }
+        None => builder.with_no_client_auth(),
+    })
+}
+
+/// A text as a part of a path, or a value of a query.
+pub(crate) fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(byte.into()),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+/// Where what is exported goes: a file, or the output.
+pub(crate) fn output(file: Option<&Path>) -> anyhow::Result<BufWriter<Box<dyn Write>>> {
+    let out: Box<dyn Write> = match file {
+        None => Box::new(std::io::stdout()),
+        Some(path) => {
+            Box::new(File::create(path).with_context(|| format!("cannot create {}", path.display()))?)
+        }
+    };
+    Ok(BufWriter::with_capacity(256 * 1024, out))
+}
+
+/// Prints a table, for people: columns as wide as they must be, the last as long as it is.
+pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(laid_out(titles, rows).as_bytes())?;
+    Ok(())
+}
+
+fn laid_out<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
+    let width = |text: &str| text.chars().count();
+    let mut widths = titles.map(width);
+    for row in rows {
+        for (widest, cell) in widths.iter_mut().zip(row) {
+            *widest = width(cell).max(*widest);
+        }
+    }
+    let line = |cells: [&str; N]| {
+        let mut line = String::new();
+        for (cell, width) in cells.iter().zip(widths) {
+            // What somebody else has written must not move the cursor.
+            let cell: String = cell.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+            line.push_str(&format!("{cell:width$}  "));
+        }
+        format!("{}\n", line.trim_end())
+    };
+    let rows = rows.iter().map(|row| line(std::array::from_fn(|i| row[i].as_str())));
+    std::iter::once(line(titles)).chain(rows).collect()
+}
+
+/// A field of a JSON object as it stands in a table.
+pub(crate) fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) if text.is_empty() => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_line_up_and_hold_nothing_that_moves_the_cursor() {
+        let rows = [["é".to_owned(), "x".to_owned()], ["long\u{1b}".to_owned(), String::new()]];
+        assert_eq!(laid_out(["a", "second"], &rows), "a      second\né      x\nlong\n");
+    }
+
+    #[test]
+    fn any_key_makes_one_part_of_a_path() {
+        assert_eq!(encoded("a/b ?é"), "a%2Fb%20%3F%C3%A9");
+    }
+}

@@ -1,0 +1,118 @@
+//! `tollgate check`, `schema` and `explain`: what rule files say, without serving them.
+
+use crate::cli::{CheckFlags, ExplainFlags, ProfileName, print, say};
+use crate::config;
+use crate::config::rule_sources;
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tollgate_control::RuleDiagnostic;
+use tollgate_rules::{Diagnostic, Explained, Explanation, Finding, Ruleset};
+
+pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
+    let sources = rule_sources::read(&flags.paths)?;
+    match Ruleset::load(&sources, &config::options(flags.profile)) {
+        Ok(rules) if flags.format.is_json() => {
+            let told = json!({
+                "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
+                "errors": [], "warnings": remarks(rules.warnings()),
+            });
+            print(&told).map(|()| ExitCode::SUCCESS)
+        }
+        Err(errors) if flags.format.is_json() => {
+            let told =
+                json!({"ok": false, "files": sources.len(), "errors": remarks(errors.all()), "warnings": []});
+            print(&told).map(|()| ExitCode::FAILURE)
+        }
+        Ok(rules) => {
+            for warning in rules.warnings() {
+                say(format_args!("{warning}\n"))?;
+            }
+            let (files, warnings) = (sources.len(), rules.warnings().len());
+            say(format_args!(
+                "{} in {}: no errors, {}",
+                counted(rules.rules().len(), "rule"),
+                counted(files, "file"),
+                counted(warnings, "warning")
+            ))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(errors) => {
+            say(errors)?;
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// As the admin API tells them.
+fn remarks(all: &[Diagnostic]) -> Vec<RuleDiagnostic> {
+    all.iter().map(RuleDiagnostic::from).collect()
+}
+
+fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+pub(crate) fn schema() -> anyhow::Result<ExitCode> {
+    say(tollgate_rules::schema().trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
+    let rules = load(&flags.rules, flags.profile)?;
+    let domain = match &flags.domain {
+        Some(name) => rules.domain(name).with_context(|| {
+            let known: Vec<_> = rules.domains().map(tollgate_rules::Domain::name).collect();
+            format!("there is no domain `{name}`; the files have {}", known.join(", "))
+        })?,
+        None => {
+            let mut domains = rules.domains();
+            match (domains.next(), domains.next()) {
+                (Some(only), None) => only,
+                _ => bail!("the files have several domains; say which with --domain"),
+            }
+        }
+    };
+    let attributes: Vec<(&str, &str)> =
+        flags.attributes.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let explanation = domain.explain(&attributes);
+    if flags.format.is_json() {
+        print(&explained(&explanation))?;
+    } else {
+        say(explanation)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn explained(explanation: &Explanation) -> Value {
+    let rule = |rule: &Explained| {
+        let (finding, charged, by) = match &rule.finding {
+            Finding::NoMatch => ("no_match", None, None),
+            Finding::Limited(charged) => ("limited", Some(charged), None),
+            Finding::Unlimited => ("unlimited", None, None),
+            Finding::Exempt => ("exempt", None, None),
+            Finding::Replaced(by) => ("replaced", None, Some(by)),
+        };
+        let charged = charged.into_iter().flatten();
+        let charged: Vec<Value> =
+            charged.map(|(limit, counter)| json!({"limit": limit, "counter": counter})).collect();
+        let clauses = rule.clauses.iter();
+        let clauses: Vec<Value> = clauses
+            .map(|clause| json!({"asked": clause.asked, "answer": clause.answer, "holds": clause.holds}))
+            .collect();
+        let (file, line) = &rule.location;
+        json!({
+            "rule": rule.name, "file": file, "line": line, "finding": finding, "clauses": clauses,
+            "charged": charged, "replaced_by": by,
+        })
+    };
+    let rules: Vec<Value> = explanation.rules.iter().map(rule).collect();
+    json!({"domain": explanation.domain, "tier": explanation.tier, "rules": rules})
+}
+
+fn load(paths: &[PathBuf], profile: Option<ProfileName>) -> anyhow::Result<Ruleset> {
+    let sources = rule_sources::read(paths)?;
+    Ruleset::load(&sources, &config::options(profile))
+        .map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))
+}

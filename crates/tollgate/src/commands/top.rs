@@ -1,0 +1,201 @@
+//! `tollgate top`: what goes on, live in a terminal: rates, denials, the callers who ask most, hot keys, breakers.
+//!
+//! Asks a running server once a second, as the dashboard does. Where the output is no terminal, or for programs, it tells
+//! once and ends (`text`); `draw` is the screen.
+
+mod draw;
+mod text;
+
+use crate::admin_client::{self, AdminFlags, Client};
+use crate::cli::print;
+use clap::Args;
+use futures_util::future::select_all;
+use hyper::Method;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tollgate_core::{Clock, SystemClock};
+
+#[derive(Debug, Args)]
+pub(crate) struct TopFlags {
+    #[command(flatten)]
+    admin: AdminFlags,
+}
+
+/// How often the server is asked, and the screen drawn.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long one look may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Seconds that the curves show.
+const SHOWN: usize = 240;
+
+pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<ExitCode> {
+    let json = flags.admin.is_json();
+    let once = json || !std::io::stdout().is_terminal();
+    admin_client::run(&flags.admin, async move |client| {
+        let first = look(&client).await?;
+        if json {
+            print(&json!({"stats": first.stats, "top": first.top}))?;
+        } else if once {
+            text::tell(&first)?;
+        } else {
+            // Before the terminal is changed: nothing may end this from then on but what changes it back.
+            let stops = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+            let stops = stops.into_iter().map(signal).collect::<Result<Vec<_>, _>>()?;
+            let mut terminal = ratatui::try_init()?;
+            let shown = show(&client, &mut terminal, stops, first).await;
+            ratatui::restore();
+            shown?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// What the server has told, and why it has told nothing newer.
+struct Seen {
+    stats: Value,
+    top: Value,
+    trouble: Option<String>,
+}
+
+async fn look(client: &Client) -> anyhow::Result<Seen> {
+    let stats = client.ask(Method::GET, &format!("/admin/v1/stats?seconds={SHOWN}"), None).await?;
+    let top = client.ask(Method::GET, "/admin/v1/top", None).await?;
+    Ok(Seen { stats, top, trouble: None })
+}
+
+/// Draws until somebody has seen enough, or the process is told to end: the terminal is then as it was.
+async fn show(
+    client: &Client,
+    terminal: &mut ratatui::DefaultTerminal,
+    mut stops: Vec<Signal>,
+    mut seen: Seen,
+) -> anyhow::Result<()> {
+    let clock = SystemClock::new();
+    let mut events = events();
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let next = || async {
+        tokio::time::sleep(EVERY).await;
+        tokio::time::timeout(PATIENCE, look(client)).await
+    };
+    let mut looking = Box::pin(next());
+    let (mut answered, mut is_late) = (clock.now(), false);
+    loop {
+        if is_late {
+            seen.trouble =
+                Some(format!("no answer for {} s", clock.now().since(answered).as_micros() / 1_000_000));
+        }
+        terminal.draw(|frame| draw::draw(frame, &seen))?;
+        tokio::select! {
+            biased;
+            _ = select_all(stops.iter_mut().map(|stop| Box::pin(stop.recv()))) => return Ok(()),
+            event = events.recv() => match event {
+                Some(Err(error)) => return Err(error.into()),
+                Some(Ok(event)) if !ends(&event) => {}
+                _ => return Ok(()),
+            },
+            newer = &mut looking => {
+                is_late = newer.is_err();
+                match newer {
+                    Ok(Ok(newer)) => {
+                        seen = newer;
+                        answered = clock.now();
+                    }
+                    // What was seen stays on the screen: a server that restarts is worth watching.
+                    Ok(Err(error)) => seen.trouble = Some(format!("{error:#}")),
+                    Err(_) => {}
+                }
+                looking.set(next());
+            }
+            _ = ticks.tick() => {}
+        }
+    }
+}
+
+/// Keys, on a thread of their own: waiting for one must not keep an answer waiting, nor the other way round.
+fn events() -> mpsc::Receiver<std::io::Result<Event>> {
+    let (told, events) = mpsc::channel(16);
+    std::thread::spawn(move || while told.blocking_send(event::read()).is_ok() {});
+    events
+}
+
+fn ends(event: &Event) -> bool {
+    let Event::Key(key) = event else { return false };
+    let interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+    key.kind == KeyEventKind::Press && (interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
+}
+
+impl Seen {
+    /// Which server it is, and what of.
+    fn node(&self) -> (String, String) {
+        let text = |name: &str| plain(&self.stats["node"][name]);
+        let (version, store, rules) = (text("version"), text("store"), text("rules_revision"));
+        (text("name"), format!("tollgate {version}  store {store}  rules {rules}"))
+    }
+
+    /// What was allowed and denied in the last second; what else there was, and how long it took.
+    fn rates(&self) -> [String; 3] {
+        let series = &self.stats["series"];
+        let last = |name: &str| numbers(&series[name]).last().copied().unwrap_or(0);
+        let micros = |name: &str| series[name].as_array().and_then(|all| all.last()).and_then(Value::as_f64);
+        let latency = |name: &str| micros(name).map_or("-".to_owned(), |us| format!("{us:.0} µs"));
+        let rest = format!(
+            "{}/s shadow  {}/s fail open   p50 {}  p99 {}  p999 {}",
+            last("shadow_deny"),
+            last("fail_open"),
+            latency("p50_us"),
+            latency("p99_us"),
+            latency("p999_us")
+        );
+        [format!("{}/s allowed", last("allow")), format!("{}/s denied", last("deny")), rest]
+    }
+
+    /// Shards, and what their breakers do.
+    fn breakers(&self) -> Vec<[String; 2]> {
+        let all = self.stats["node"]["breakers"].as_array().into_iter().flatten();
+        all.map(|breaker| [plain(&breaker["shard"]), plain(&breaker["state"])]).collect()
+    }
+
+    /// Keys that are hot.
+    fn hot(&self) -> Vec<Value> {
+        self.top["hot"].as_array().into_iter().flatten().map(hot_key).collect()
+    }
+}
+
+/// A hot key as one line has it.
+fn hot_key(key: &Value) -> Value {
+    let values: Vec<String> = key["values"].as_array().into_iter().flatten().map(plain).collect();
+    let name = if values.is_empty() { plain(&key["counter"]) } else { values.join(" ") };
+    json!({"key": name, "per_second": key["per_second"], "state": key["state"]})
+}
+
+fn shown(value: &Value, unit: &str) -> String {
+    match (value.as_f64(), unit) {
+        (Some(part), "%") => format!("{:.0}%", part * 100.0),
+        // Tenths of few are worth a place, of many they are not.
+        (Some(number), "/s") if number >= 100.0 => format!("{number:.0}/s"),
+        (Some(number), "/s") => format!("{number:.1}/s"),
+        _ => plain(value),
+    }
+}
+
+/// A value as text that cannot move the cursor.
+fn plain(value: &Value) -> String {
+    let text = match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+fn numbers(all: &Value) -> Vec<u64> {
+    let number = |one: &Value| one.as_u64().or_else(|| one.as_f64().map(|one| one as u64)).unwrap_or(0);
+    all.as_array().into_iter().flatten().map(number).collect()
+}

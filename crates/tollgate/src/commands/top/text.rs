@@ -1,0 +1,41 @@
+//! What `tollgate top` tells once, for those who have no terminal: what the screen shows, line by line.
+
+use super::{Seen, plain, shown};
+use crate::admin_client;
+use crate::cli::say;
+use serde_json::Value;
+
+pub(super) fn tell(seen: &Seen) -> anyhow::Result<()> {
+    let (name, about) = seen.node();
+    say(format_args!("{name}  {about}"))?;
+    say(seen.rates().join("  "))?;
+    for [shard, state] in seen.breakers() {
+        say(format_args!("{shard}  breaker {state}"))?;
+    }
+    let count = |rule: &Value, name: &str| rule[name].as_u64().unwrap_or(0).to_string();
+    let rules = seen.stats["rules"].as_array().into_iter().flatten();
+    let rows: Vec<[String; 4]> = rules
+        .map(|rule| {
+            [plain(&rule["rule"]), count(rule, "allow"), count(rule, "deny"), count(rule, "shadow_deny")]
+        })
+        .collect();
+    say("")?;
+    admin_client::table(["RULE", "ALLOWED", "DENIED", "SHADOW"], &rows)?;
+    let top = |name: &str| seen.top[name].as_array().cloned().unwrap_or_default();
+    list(["CALLER", "RATE", "SHARE"], &top("by_rate"), [("key_masked", ""), ("rate", "/s"), ("share", "%")])?;
+    let denied = [("key_masked", ""), ("denied", ""), ("rule", "")];
+    list(["DENIED MOST", "DENIED", "RULE"], &top("by_denials"), denied)?;
+    let near = [("key_masked", ""), ("utilisation", "%"), ("tier_above", "")];
+    list(["NEAR A LIMIT", "USED", "TIER ABOVE"], &top("near_limit"), near)?;
+    list(["HOT KEY", "RATE", "STATE"], &seen.hot(), [("key", ""), ("per_second", "/s"), ("state", "")])
+}
+
+/// A list, if there is anything in it.
+fn list(titles: [&str; 3], all: &[Value], fields: [(&str, &str); 3]) -> anyhow::Result<()> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    let row = |one: &Value| fields.map(|(name, unit)| shown(&one[name], unit));
+    say("")?;
+    admin_client::table(titles, &all.iter().map(row).collect::<Vec<_>>())
+}

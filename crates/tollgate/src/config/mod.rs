@@ -1,0 +1,438 @@
+//! The settings of `serve`: flags over environment over file over defaults, joined once.
+
+pub(crate) mod gateway_reload;
+pub(crate) mod reload;
+pub(crate) mod rule_sources;
+
+use crate::cli::{
+    DAY, GuardrailSection, LONGEST_DEADLINE, Listen, MOST_FAILURES, ProfileName, RulesFromName, ServeFlags,
+    parse_size,
+};
+use crate::server::logging::Stdout;
+use crate::server::otlp::{self, Otlp};
+use crate::server::telemetry::{DecisionLog, decision_log};
+use anyhow::Context;
+use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tollgate_control::{Guardrails, Role, RulesFrom};
+use tollgate_core::Span;
+use tollgate_gateway::{GatewayConfig, GatewaySection};
+use tollgate_http::answer::AnswerSettings;
+use tollgate_http::who::WhoSettings;
+use tollgate_rules::{Options, Profile};
+use tollgate_server::http::ForwardSettings;
+use tollgate_server::resp::RespConfig;
+use tollgate_store::{LeaseConfig, RedisConfig};
+
+/// Everything that `serve` needs to know.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) rules: Vec<PathBuf>,
+    pub(crate) store: StoreChoice,
+    pub(crate) nodes: Option<u32>,
+    pub(crate) leases: LeaseConfig,
+    pub(crate) memory: usize,
+    /// `None` of these: at the usual address, or nowhere where nobody needs it.
+    pub(crate) grpc: Option<Listen>,
+    pub(crate) http: Option<Listen>,
+    pub(crate) resp: Option<Listen>,
+    /// What its callers may do; holds the password, and does not show it.
+    pub(crate) resp_config: RespConfig,
+    /// Where what operators decide is kept.
+    pub(crate) db: Option<DbAddress>,
+    /// Where operators come in. `None`: at the default address; without a database only if that can be had.
+    pub(crate) admin: Option<Listen>,
+    /// Where rules come from when some are published.
+    pub(crate) rules_from: RulesFrom,
+    /// Where what is known from the database is kept beside.
+    pub(crate) snapshot: Option<PathBuf>,
+    /// When publishing is refused, and when it is undone.
+    pub(crate) guardrails: Guardrails,
+    /// How operators are shown who answers, and prove who they are.
+    pub(crate) admin_tls: AdminTlsSettings,
+    pub(crate) profile: Option<ProfileName>,
+    pub(crate) global_shadow: bool,
+    pub(crate) answers: AnswerSettings,
+    pub(crate) who: WhoSettings,
+    pub(crate) forward_auth: ForwardSettings,
+    /// What is logged of decisions, and how.
+    pub(crate) decision_log: DecisionLog,
+    /// Where spans go.
+    pub(crate) otlp: Option<Otlp>,
+    /// This node's name.
+    pub(crate) node: Option<String>,
+    /// The region that it is in.
+    pub(crate) region: Option<String>,
+    /// What `tollgate gateway` needs beside the rest.
+    pub(crate) gateway: Option<GatewaySection>,
+}
+
+/// The address of a database. It may hold a password, so it is not shown.
+#[derive(Clone)]
+pub(crate) struct DbAddress(pub(crate) String);
+
+impl std::fmt::Debug for DbAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("DbAddress")
+    }
+}
+
+/// TLS on the admin address.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AdminTlsSettings {
+    /// The certificate and its key.
+    pub(crate) own: Option<(PathBuf, PathBuf)>,
+    /// The authority of operators' certificates.
+    pub(crate) client_ca: Option<PathBuf>,
+    /// What the names of these may do.
+    pub(crate) roles: BTreeMap<String, Role>,
+}
+
+/// A role as a file says it.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct RoleName(Role);
+
+impl TryFrom<String> for RoleName {
+    type Error = String;
+    fn try_from(word: String) -> Result<Self, String> {
+        word.parse().map(Self)
+    }
+}
+
+fn admin_tls(flags: &ServeFlags, file: &File) -> anyhow::Result<AdminTlsSettings> {
+    let pick = |flag: &Option<PathBuf>, file: &Option<PathBuf>| flag.clone().or(file.clone());
+    let certificate = pick(&flags.admin_tls_cert, &file.admin_tls_cert);
+    let key = pick(&flags.admin_tls_key, &file.admin_tls_key);
+    let client_ca = pick(&flags.admin_client_ca, &file.admin_client_ca);
+    let own = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => anyhow::bail!("--admin-tls-cert and --admin-tls-key go together: write both"),
+    };
+    anyhow::ensure!(
+        client_ca.is_none() || own.is_some(),
+        "--admin-client-ca needs --admin-tls-cert and --admin-tls-key: certificates are shown over TLS"
+    );
+    let roles: BTreeMap<_, _> = file.admin_roles.iter().map(|(name, role)| (name.clone(), role.0)).collect();
+    anyhow::ensure!(
+        client_ca.is_some() != roles.is_empty(),
+        "--admin-client-ca and `admin_roles` in the file of --config go together: one says whose certificates are \
+         believed, the other what their names may do, as in `admin_roles: {{otto: operator}}`"
+    );
+    Ok(AdminTlsSettings { own, client_ca, roles })
+}
+
+/// Where counters live.
+#[derive(Clone, Debug)]
+pub(crate) enum StoreChoice {
+    Memory,
+    Redis(RedisConfig),
+}
+
+/// The file of `--config`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default, deserialize_with = "one_or_more")]
+    rules: Vec<PathBuf>,
+    store: Option<String>,
+    store_password_file: Option<PathBuf>,
+    store_deadline_ms: Option<u64>,
+    store_breaker_failures: Option<u64>,
+    store_breaker_window_ms: Option<u64>,
+    store_breaker_open_ms: Option<u64>,
+    store_caution_ms: Option<u64>,
+    nodes: Option<u32>,
+    #[serde(default)]
+    leases: Leases,
+    memory: Option<String>,
+    grpc: Option<Listen>,
+    http: Option<Listen>,
+    resp: Option<Listen>,
+    resp_password_file: Option<PathBuf>,
+    db: Option<String>,
+    admin: Option<Listen>,
+    rules_from: Option<RulesFromName>,
+    #[serde(default)]
+    guardrails: GuardrailSection,
+    snapshot: Option<PathBuf>,
+    admin_tls_cert: Option<PathBuf>,
+    admin_tls_key: Option<PathBuf>,
+    admin_client_ca: Option<PathBuf>,
+    #[serde(default)]
+    admin_roles: BTreeMap<String, RoleName>,
+    profile: Option<ProfileName>,
+    global_shadow: Option<bool>,
+    #[serde(default)]
+    answers: AnswerSettings,
+    #[serde(default)]
+    who: WhoSettings,
+    #[serde(default)]
+    forward_auth: ForwardSettings,
+    gateway: Option<GatewaySection>,
+    node: Option<String>,
+    region: Option<String>,
+    otlp: Option<String>,
+    #[serde(default)]
+    decision_log: DecisionLog,
+}
+
+/// `leases` in the file of `--config`; what is left out is as in `docs/leases.md`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Leases {
+    share: Option<f64>,
+    ttl_ms: Option<u64>,
+    horizon_ms: Option<u64>,
+    idle_ms: Option<u64>,
+    most: Option<u64>,
+    hot_per_second: Option<u64>,
+    cool_ms: Option<u64>,
+}
+
+impl Config {
+    pub(crate) fn new(flags: &ServeFlags) -> anyhow::Result<Self> {
+        let file = flags.config.as_deref().map(read).transpose()?.unwrap_or_default();
+        let memory = file.memory.as_deref().map(parse_size).transpose();
+        let memory = memory.map_err(anyhow::Error::msg).context("`memory` in the file of --config")?;
+        let db = flags.db.clone().or(file.db.clone());
+        let admin = flags.admin.or(file.admin);
+        Ok(Self {
+            snapshot: flags.publishing.snapshot(file.snapshot.clone(), db.as_deref()),
+            db: db.map(DbAddress),
+            admin,
+            store: store(flags, &file)?,
+            admin_tls: admin_tls(flags, &file)?,
+            resp: flags.resp.or(file.resp),
+            resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
+            rules: if flags.rules.is_empty() { file.rules } else { flags.rules.clone() },
+            nodes: flags.nodes.or(file.nodes),
+            leases: leases(flags, &file.leases)?,
+            memory: flags.memory.or(memory).unwrap_or(512 << 20),
+            grpc: flags.grpc.or(file.grpc),
+            http: flags.http.or(file.http),
+            guardrails: flags.publishing.guardrails(file.guardrails)?,
+            rules_from: flags
+                .publishing
+                .rules_from
+                .or(file.rules_from)
+                .map_or_else(RulesFrom::default, RulesFrom::from),
+            profile: flags.profile.or(file.profile),
+            global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
+            node: named("--node", flags.node.clone().or(file.node))?,
+            region: named("--region", flags.region.clone().or(file.region))?,
+            decision_log: decision_log(flags, file.decision_log)?,
+            otlp: otlp::read(flags, file.otlp)?,
+            answers: file.answers,
+            who: file.who,
+            forward_auth: file.forward_auth,
+            gateway: file.gateway,
+        })
+    }
+
+    /// Settings of which another value takes a restart, with their values (secrets are not shown).
+    pub(crate) fn fixed(&self) -> [(&'static str, String); 15] {
+        [
+            ("rules", format!("{:?}", self.rules)),
+            ("store", format!("{:?}", self.store)),
+            ("nodes", format!("{:?}", self.nodes)),
+            ("leases", format!("{:?}", self.leases)),
+            ("memory", self.memory.to_string()),
+            ("http", format!("{:?}", self.http)),
+            ("grpc", format!("{:?}", self.grpc)),
+            ("resp", format!("{:?}", self.resp)),
+            ("forward_auth", format!("{:?}", self.forward_auth)),
+            ("db", self.db.as_ref().map(|db| db.0.clone()).unwrap_or_default()),
+            ("admin", format!("{:?}", self.admin)),
+            ("otlp", format!("{:?}", self.otlp)),
+            ("profile", format!("{:?}", self.profile)),
+            ("global_shadow", self.global_shadow.to_string()),
+            ("who.api_key.secret_file", format!("{:?}", self.who.api_key.secret_file)),
+        ]
+    }
+
+    /// What `tollgate gateway` runs by.
+    pub(crate) fn gateway(&self) -> anyhow::Result<GatewayConfig> {
+        let gateway = self.gateway.clone().context(
+            "`tollgate gateway` needs --config FILE with a section `gateway`; examples/gateway has one",
+        )?;
+        Ok(GatewayConfig { gateway, who: self.who.clone(), answers: self.answers.clone() })
+    }
+
+    /// What the standard output is for.
+    pub(crate) fn stdout(&self) -> Stdout {
+        let access = self.gateway.as_ref().and_then(|gateway| gateway.access_log.as_ref());
+        match self.decision_log.is_stdout() || access.is_some_and(|log| log.as_os_str() == "-") {
+            true => Stdout::Data,
+            false => Stdout::People,
+        }
+    }
+
+    pub(crate) fn rule_options(&self) -> Options {
+        let lease_shared = matches!(self.store, StoreChoice::Redis(_));
+        Options { nodes: self.nodes, lease_shared, ..options(self.profile) }
+    }
+}
+
+/// The store that the settings ask for. Its address may hold a password, so no error repeats it.
+fn store(flags: &ServeFlags, file: &File) -> anyhow::Result<StoreChoice> {
+    let Some(address) = flags.store.as_ref().or(file.store.as_ref()).filter(|store| *store != "memory")
+    else {
+        return Ok(StoreChoice::Memory);
+    };
+    if !address.contains("://") {
+        anyhow::bail!("--store: write `memory`, or an address such as redis://127.0.0.1:6379");
+    }
+    let mut redis = RedisConfig::parse(address).context("--store")?;
+    if let Ok(password) = std::env::var("TOLLGATE_STORE_PASSWORD") {
+        redis = redis.with_credentials(None, Some(password));
+    }
+    if let Some(path) = flags.store_password_file.as_ref().or(file.store_password_file.as_ref()) {
+        redis = redis.with_password_file(path).context("--store-password-file")?;
+    }
+    let deadline = within("store_deadline_ms", file.store_deadline_ms, LONGEST_DEADLINE)?;
+    if let Some(deadline) = flags.store_deadline_ms.or(deadline) {
+        redis.deadline = Duration::from_millis(deadline);
+    }
+    let failures = within("store_breaker_failures", file.store_breaker_failures, MOST_FAILURES)?;
+    if let Some(failures) = flags.store_breaker_failures.or(failures) {
+        redis.breaker.failures = usize::try_from(failures)?;
+    }
+    let window = within("store_breaker_window_ms", file.store_breaker_window_ms, DAY)?;
+    if let Some(window) = flags.store_breaker_window_ms.or(window) {
+        redis.breaker.within = Span::from_millis(window);
+    }
+    let open = within("store_breaker_open_ms", file.store_breaker_open_ms, DAY)?;
+    if let Some(open) = flags.store_breaker_open_ms.or(open) {
+        redis.breaker.cooldown = Span::from_millis(open);
+    }
+    let caution = flags.store_caution_ms.or(file.store_caution_ms);
+    redis.caution = caution.map(|most| Span::from_micros(most.saturating_mul(1_000)));
+    Ok(StoreChoice::Redis(redis))
+}
+
+fn leases(flags: &ServeFlags, file: &Leases) -> anyhow::Result<LeaseConfig> {
+    let mut leases = LeaseConfig::default();
+    if let Some(share) = flags.lease_share.or(file.share) {
+        anyhow::ensure!(
+            share > 0.0 && share <= 1.0,
+            "--lease-share: write a part from 0.01 to 1, not {share}"
+        );
+        leases.share = share;
+    }
+    let times = [
+        ("leases.ttl_ms", file.ttl_ms, &mut leases.ttl),
+        ("leases.horizon_ms", file.horizon_ms, &mut leases.horizon),
+        ("leases.idle_ms", file.idle_ms, &mut leases.idle),
+        ("leases.cool_ms", file.cool_ms, &mut leases.cool),
+    ];
+    for (name, given, setting) in times {
+        if let Some(time) = within(name, given, HOUR)? {
+            *setting = Span::from_millis(time);
+        }
+    }
+    if let Some(most) = within("leases.most", file.most, 1 << 24)? {
+        leases.most = usize::try_from(most)?;
+    }
+    if let Some(hot) = flags.hot_per_second.or(file.hot_per_second) {
+        leases.hot = (hot > 0).then_some(hot);
+    }
+    Ok(leases)
+}
+
+/// The longest name of a node or a region.
+const LONGEST_NAME: usize = 128;
+
+/// A name that can stand in a log, a label and a list.
+fn named(flag: &str, name: Option<String>) -> anyhow::Result<Option<String>> {
+    if let Some(name) = &name {
+        let fits = (1..=LONGEST_NAME).contains(&name.len()) && !name.chars().any(char::is_control);
+        anyhow::ensure!(fits, "{flag}: write 1 to {LONGEST_NAME} characters on one line, such as eu-west-1");
+    }
+    Ok(name)
+}
+
+const HOUR: u64 = 3_600_000;
+
+/// A number of the file, held to the same bounds as its flag.
+fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u64>> {
+    match number {
+        Some(number) if !(1..=most).contains(&number) => {
+            anyhow::bail!("`{name}` in the file of --config: write a number from 1 to {most}, not {number}")
+        }
+        number => Ok(number),
+    }
+}
+
+/// The password of the Redis protocol, if it has one. An empty one would let everybody in who sends nothing.
+fn resp_password(flags: &ServeFlags, file: &File) -> anyhow::Result<Option<String>> {
+    let password = match flags.resp_password_file.as_ref().or(file.resp_password_file.as_ref()) {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("--resp-password-file: cannot read {}", path.display()))?;
+            text.trim_end_matches(['\r', '\n']).to_owned()
+        }
+        None => match std::env::var("TOLLGATE_RESP_PASSWORD") {
+            Ok(password) => password,
+            Err(_) => return Ok(None),
+        },
+    };
+    if password.is_empty() {
+        anyhow::bail!("--resp-password-file: the password is empty");
+    }
+    Ok(Some(password))
+}
+
+/// How rule files are read.
+pub(crate) fn options(profile: Option<ProfileName>) -> Options {
+    Options { profile: profile.map(Profile::from), ..Options::default() }
+}
+
+/// One path, or a list of them.
+fn one_or_more<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
+    struct Paths;
+    impl<'de> Visitor<'de> for Paths {
+        type Value = Vec<PathBuf>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a file or directory with rules, or a list of them such as `rules: [rules.yaml]`")
+        }
+        fn visit_str<E: serde::de::Error>(self, path: &str) -> Result<Self::Value, E> {
+            Ok(vec![PathBuf::from(path)])
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut paths = Vec::new();
+            while let Some(path) = list.next_element()? {
+                paths.push(path);
+            }
+            Ok(paths)
+        }
+    }
+    from.deserialize_any(Paths)
+}
+
+/// Paths in the file are relative to it.
+fn read(path: &Path) -> anyhow::Result<File> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut file: File =
+        serde_saphyr::from_str(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
+    let base = path.parent().unwrap_or(Path::new(""));
+    for rules in &mut file.rules {
+        *rules = base.join(&*rules);
+    }
+    if let Some(snapshot) = file.snapshot.as_mut().filter(|path| path.as_os_str() != "off") {
+        *snapshot = base.join(&*snapshot);
+    }
+    for path in [&mut file.admin_tls_cert, &mut file.admin_tls_key, &mut file.admin_client_ca] {
+        *path = path.take().map(|path| base.join(path));
+    }
+    file.who.resolve(base);
+    if let Some(gateway) = &mut file.gateway {
+        gateway.resolve(base);
+    }
+    Ok(file)
+}

@@ -1,0 +1,183 @@
+//! New rules, keys and settings while traffic flows: by a change on disk (a write, a rename, a ConfigMap's symlink swap) or by SIGHUP.
+//!
+//! Directories are watched, not files: an editor that renames and a ConfigMap that swaps a link leave a watched file
+//! behind. A glance at sizes and times every half second catches what notifications miss (network file systems, lost
+//! events). Other files live beside them, a log or a database: only what the rule files say counts, or each message about
+//! them would be the cause of the next. What does not load changes nothing but the status and the log; the last good stays.
+
+use crate::config::Config;
+use crate::config::rule_sources::{self, Glimpse, Said};
+use crate::server::status::{Part, ServerStatus};
+use crate::server::store::Store;
+use notify::{RecursiveMode, Watcher};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tollgate_control::RuleManager;
+use tollgate_engine::Limiter;
+use tollgate_http::who::Tokens;
+use tollgate_rules::Ruleset;
+
+const GLANCE: Duration = Duration::from_millis(500);
+/// Writers need a moment: many changes in this time are one.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Why files are looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Something has changed where they are, maybe they.
+    Stirred,
+    /// Somebody asked, by SIGHUP.
+    Asked,
+}
+
+/// Watches for changes of the rules from `said` on: what the files said before they were loaded.
+pub(crate) async fn watch(
+    config: Config,
+    said: Said,
+    limiter: Arc<Limiter<Store>>,
+    status: Arc<ServerStatus>,
+    desk: Option<Arc<RuleManager>>,
+) {
+    let paths = config.rules.clone();
+    let last = Mutex::new(said);
+    let act = move |why| {
+        let said = rule_sources::said(&config.rules);
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        if why == Why::Asked || *last != said {
+            last.clone_from(&said);
+            reload(&config, said, &limiter, &status, desk.as_deref());
+        }
+    };
+    // A change since then shows at the first glance.
+    watch_files(paths, Glimpse::default(), act).await;
+}
+
+/// Calls `act` whenever these files may have changed, one call at a time.
+pub(crate) async fn watch_files(
+    paths: Vec<PathBuf>,
+    mut seen: Glimpse,
+    act: impl Fn(Why) + Send + Sync + 'static,
+) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    let (tell, mut told) = mpsc::channel(1);
+    let _watcher = notified(&paths, tell);
+    let act = Arc::new(act);
+    loop {
+        let why = tokio::select! {
+            _ = hangup.recv() => Some(Why::Asked),
+            Some(()) = told.recv() => {
+                tokio::time::sleep(SETTLE).await;
+                while told.try_recv().is_ok() {}
+                Some(Why::Stirred)
+            }
+            () = tokio::time::sleep(GLANCE) => None,
+        };
+        let now = rule_sources::glimpse(&paths);
+        if why.is_none() && now == seen {
+            continue;
+        }
+        seen = now;
+        let act = Arc::clone(&act);
+        let _ = tokio::task::spawn_blocking(move || act(why.unwrap_or(Why::Stirred))).await;
+    }
+}
+
+/// Loads what the files say and, if it is good and new, puts it in force.
+fn reload(
+    config: &Config,
+    said: Said,
+    limiter: &Limiter<Store>,
+    status: &ServerStatus,
+    desk: Option<&RuleManager>,
+) {
+    if config.rules.is_empty() {
+        return;
+    }
+    if let Some(rev) = desk.and_then(|desk| desk.active().rev()) {
+        tracing::warn!(
+            rev,
+            "rule files have changed, but published rules act: publish them, or --rules-from files"
+        );
+        return;
+    }
+    let loaded = said.and_then(|sources| {
+        let rules = Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())?;
+        Ok((sources, Arc::new(rules)))
+    });
+    match loaded {
+        Err(error) => {
+            tracing::error!("the changed rules cannot be used; the last good ones stay\n{error}");
+            status.refused(Part::Rules, error);
+        }
+        Ok((_, rules)) if rules.revision() == limiter.rules().revision() => status.accepted(Part::Rules),
+        Ok((sources, rules)) => {
+            for warning in rules.warnings() {
+                tracing::warn!("{warning}");
+            }
+            tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "new rules act");
+            match desk {
+                // It tells the limiter, unless published rules have come in between.
+                Some(desk) => drop(desk.apply_files(&sources, rules)),
+                None => {
+                    limiter.replace_rules(rules);
+                    status.reloaded();
+                }
+            }
+        }
+    }
+}
+
+/// Looks after the keys that tokens are verified by, for as long as it is polled.
+pub(crate) async fn watch_keys(tokens: impl Fn() -> Option<Arc<Tokens>> + Send, status: Arc<ServerStatus>) {
+    let mut last = tokens();
+    loop {
+        tokio::time::sleep(GLANCE).await;
+        let now = tokens();
+        if now.as_ref().map(Arc::as_ptr) != last.as_ref().map(Arc::as_ptr) {
+            // Other settings name other keys, and were only taken with good ones.
+            status.accepted(Part::Keys);
+            last.clone_from(&now);
+        }
+        match now.map_or(Ok(false), |tokens| tokens.look_again()) {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::info!("new keys verify tokens");
+                status.accepted(Part::Keys);
+            }
+            Err(error) => {
+                tracing::error!("the changed keys cannot be used; the last good ones stay: {error}");
+                status.refused(Part::Keys, error.to_string());
+            }
+        }
+    }
+}
+
+/// Watches the directories that the paths are in, and those that they are.
+fn notified(paths: &[PathBuf], tell: mpsc::Sender<()>) -> Option<impl Watcher> {
+    let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Reading the files is an event too, and not one to read them for. Full means that a look is due already.
+        if !event.is_ok_and(|event| event.kind.is_access()) {
+            let _ = tell.try_send(());
+        }
+    });
+    let mut watcher =
+        watcher.inspect_err(|error| tracing::warn!(%error, "rule changes are found by polling")).ok()?;
+    let mut folders = BTreeSet::new();
+    for path in paths {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        folders.insert(parent.unwrap_or(Path::new(".")).to_owned());
+        if path.is_dir() {
+            folders.insert(path.clone());
+        }
+    }
+    for folder in folders {
+        if let Err(error) = watcher.watch(&folder, RecursiveMode::NonRecursive) {
+            tracing::warn!(%error, "changes in {} are found by polling", folder.display());
+        }
+    }
+    Some(watcher)
+}

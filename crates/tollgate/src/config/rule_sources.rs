@@ -1,0 +1,87 @@
+//! Rule files on disk: which they are, what they say, and whether they have changed.
+
+use anyhow::{Context, bail};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use tollgate_rules::Source;
+
+/// The rules that `serve` starts with when it is given none.
+pub(crate) const SAMPLE: &str = include_str!("../sample.yaml");
+
+/// The sample as a source.
+fn sample() -> Source {
+    Source { name: "sample rules".to_owned(), text: SAMPLE.to_owned() }
+}
+
+/// The rule files at these paths; those of a directory in the order of their names.
+pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        let kind = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+        if !kind.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let before = files.len();
+        let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
+        for entry in entries {
+            let file = entry.with_context(|| format!("cannot read {}", path.display()))?.path();
+            if is_rule_file(&file) {
+                files.push(file);
+            }
+        }
+        if files.len() == before {
+            bail!(
+                "there is no rule file in {}; put one there whose name ends in .yaml or .yml",
+                path.display()
+            );
+        }
+        files[before..].sort();
+    }
+    Ok(files)
+}
+
+/// A regular file with a YAML name. Hidden ones are a ConfigMap's own (`..data`) or an editor's.
+fn is_rule_file(file: &Path) -> bool {
+    let hidden = file.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
+    let yaml = file.extension().is_some_and(|end| end == "yaml" || end == "yml");
+    yaml && !hidden && file.is_file()
+}
+
+/// Reads the rule files at these paths.
+pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
+    let read = |file: PathBuf| {
+        let text =
+            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(Source { name: file.display().to_string(), text })
+    };
+    files(paths)?.into_iter().map(read).collect()
+}
+
+/// What rule files say, or why they cannot be read.
+pub(crate) type Said = Result<Vec<Source>, String>;
+
+/// What stands in these paths just now.
+pub(crate) fn said(paths: &[PathBuf]) -> Said {
+    read(paths).map_err(|error| format!("{error:#}"))
+}
+
+/// What stands in these paths; the sample, where none are given.
+pub(crate) fn given(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
+    if paths.is_empty() { Ok(vec![sample()]) } else { read(paths) }
+}
+
+/// What a look at the files shows without reading them: enough to see that something has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Glimpse(Vec<(PathBuf, u64, Option<SystemTime>)>);
+
+/// Looks at the rule files. A change behind a symbolic link shows too: links are followed to their ends.
+pub(crate) fn glimpse(paths: &[PathBuf]) -> Glimpse {
+    let look = |file: PathBuf| {
+        let target = std::fs::canonicalize(&file).unwrap_or(file);
+        let seen = std::fs::metadata(&target).ok();
+        let (size, changed) = seen.map_or((0, None), |seen| (seen.len(), seen.modified().ok()));
+        (target, size, changed)
+    };
+    Glimpse(files(paths).unwrap_or_default().into_iter().map(look).collect())
+}

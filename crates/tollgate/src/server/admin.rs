@@ -1,0 +1,276 @@
+//! Where operators come in: the admin address, the database of `--db` if there is one, and what is told of both.
+
+use crate::cli::Listen;
+use crate::config::rule_sources;
+use crate::config::{Config, StoreChoice};
+use crate::server::build::listen_if_free;
+use crate::server::status::{Part, ServerStatus};
+use crate::server::store::Store;
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tollgate_admin::{
+    AdminState, AdminTls, AuthMode, FailedAuthThrottle, LogLevels, NodeCache, Sessions, UsageReader,
+};
+use tollgate_control::{ControlPlane, DenialCounts, Role, RuleManager, SyncConfig};
+use tollgate_core::SystemClock;
+use tollgate_engine::{Counters, Limiter};
+use tollgate_observe::{MetricsWriter, ProcessStatus};
+
+/// Where operators come in if nothing else is said.
+const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
+
+/// How long traffic waits for what is agreed with callers.
+const BEFORE_TRAFFIC: Duration = Duration::from_secs(5);
+
+/// Where decisions of operators are kept, if anywhere, and where operators come in, if anywhere.
+pub(crate) struct Operators {
+    pub(crate) control: Option<Arc<ControlPlane>>,
+    /// Which rules act, where they can be published.
+    pub(crate) desk: Option<Arc<RuleManager>>,
+    /// Where what is known from the database is kept.
+    snapshot: Option<PathBuf>,
+    /// How often callers are denied.
+    denials: Arc<DenialCounts>,
+    listener: Option<TcpListener>,
+    tls: Option<AdminTls>,
+    roles: BTreeMap<String, Role>,
+}
+
+/// What runs until it is told to stop.
+pub(crate) struct Running {
+    following: Vec<JoinHandle<()>>,
+    serving: Option<JoinHandle<()>>,
+    /// Who tells others of this node, if anybody does: it takes its leave when it is let go.
+    telling: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Operators {
+    /// Opens the database and the address.
+    pub(crate) async fn open(config: &Config) -> anyhow::Result<Self> {
+        let control = match &config.db {
+            Some(db) => Some(connect(&db.0, config.snapshot.as_deref()).await.context("--db")?),
+            None => None,
+        };
+        let listener = match (config.admin, &control) {
+            (Some(Listen::Off), _) => None,
+            (None, None) => listen_if_free(ADMIN, "the admin address is off", "--admin").await,
+            (asked, control) => {
+                let address = match asked {
+                    Some(Listen::At(address)) => address,
+                    _ => ADMIN,
+                };
+                if AuthMode::at(&address) == AuthMode::TokenRequired && config.admin_tls.client_ca.is_none() {
+                    needs_tokens(address, control.as_deref()).await?;
+                }
+                let listener = TcpListener::bind(address).await;
+                Some(
+                    listener
+                        .with_context(|| format!("cannot listen on {address}; set --admin to another"))?,
+                )
+            }
+        };
+        let counters = match config.store {
+            StoreChoice::Memory => Counters::OfEachNode,
+            StoreChoice::Redis(_) => Counters::Shared,
+        };
+        let desk = control.as_ref().map(|control| {
+            let files = || rule_sources::given(&config.rules);
+            RuleManager::open(
+                Arc::clone(control),
+                config.rule_options(),
+                config.rules_from,
+                config.guardrails,
+                counters,
+                files,
+            )
+        });
+        let settings = &config.admin_tls;
+        let tls = settings.own.as_ref().map(|(certificate, key)| {
+            AdminTls::new(certificate, key, settings.client_ca.as_deref()).map_err(anyhow::Error::msg)
+        });
+        let tls = tls.transpose().context("--admin-tls-cert, --admin-tls-key, --admin-client-ca")?;
+        let (desk, snapshot, roles) = (desk.transpose()?, config.snapshot.clone(), settings.roles.clone());
+        Ok(Self { control, desk, snapshot, denials: Arc::default(), listener, tls, roles })
+    }
+
+    /// Lets those watch who rehearse and guard rules, where any can be published.
+    pub(crate) fn watched(&self, limiter: Limiter<Store>) -> Limiter<Store> {
+        match &self.desk {
+            Some(desk) => limiter.with_observer(desk.sample()).with_observer(Arc::clone(&self.denials) as _),
+            None => limiter,
+        }
+    }
+
+    /// What a person who starts the server reads of it.
+    pub(crate) fn greeting(&self) -> Option<String> {
+        let address = self.listener.as_ref()?.local_addr().ok()?;
+        let kept = self.control.as_ref().map_or("", |control| control.kind());
+        let about = if kept.is_empty() {
+            "metrics, decisions; --db for rules and quotas".to_owned()
+        } else {
+            format!("metrics, decisions, rules, quotas, audit; {kept}")
+        };
+        Some(format!("  admin {address}  ({about})"))
+    }
+
+    /// Lets operators in, and follows what those decide who come in elsewhere.
+    pub(crate) fn start(
+        self,
+        limiter: Arc<Limiter<Store>>,
+        status: &Arc<ServerStatus>,
+        log: Arc<dyn LogLevels>,
+        drain: impl Future<Output = ()> + Send + 'static,
+    ) -> anyhow::Result<Running> {
+        let (mut following, mut telling) = (Vec::new(), None);
+        if let (Some(control), Some(desk)) = (&self.control, &self.desk) {
+            status.tell_of(Arc::clone(control), Arc::clone(desk));
+            let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
+            desk.on_change(move |taken| match taken {
+                Ok(rules) => {
+                    own.replace_rules(rules);
+                    counting.reloaded();
+                }
+                Err(error) => counting.refused(Part::Rules, error),
+            });
+            let heard = Arc::clone(status);
+            control.on_change(move |what| heard.heard(what));
+            let present = Arc::clone(status);
+            let (end, ended) = oneshot::channel();
+            let told = Arc::clone(control).run_heartbeat(move || present.presence(), async {
+                let _ = ended.await;
+            });
+            telling = Some((end, tokio::spawn(told)));
+            following.push(tokio::spawn(Arc::clone(control).run_sync(SyncConfig::default())));
+            if let Some(file) = self.snapshot {
+                following.push(tokio::spawn(Arc::clone(control).run_snapshots(file)));
+            }
+            following.push(tokio::spawn(Arc::clone(desk).run()));
+            following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
+        }
+        let Some(listener) = self.listener else { return Ok(Running { following, serving: None, telling }) };
+        // Where certificates say who asks, everybody has to say it.
+        let auth_mode = if self.roles.is_empty() {
+            AuthMode::at(&listener.local_addr()?)
+        } else {
+            AuthMode::TokenRequired
+        };
+        let usage = Arc::clone(&limiter) as Arc<dyn UsageReader>;
+        let rules = Box::new(move || limiter.rules());
+        let admin = AdminState {
+            control: self.control,
+            desk: self.desk,
+            rules,
+            usage,
+            status: Arc::clone(status) as _,
+            log,
+            auth_mode,
+            roles: self.roles,
+            sessions: Sessions::default(),
+            throttle: FailedAuthThrottle::default(),
+            nodes: NodeCache::default(),
+        };
+        let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, drain)));
+        Ok(Running { following, serving, telling })
+    }
+}
+
+/// On an address that others reach, nobody is let in without a token: so there must be one.
+async fn needs_tokens(address: SocketAddr, control: Option<&ControlPlane>) -> anyhow::Result<()> {
+    // Who cannot be asked lets nobody in.
+    if control.is_some_and(ControlPlane::is_restored) {
+        return Ok(());
+    }
+    let Some(control) = control else {
+        anyhow::bail!(
+            "--admin {address}: on an address other than loopback everybody needs a token, and tokens are kept in a \
+             database; say where with --db, or listen on 127.0.0.1"
+        );
+    };
+    if !control.has_tokens().await.context("--db")? {
+        anyhow::bail!(
+            "--admin {address}: on an address other than loopback everybody needs a token, and there is none; make one \
+             with `tollgate token create --db …`, or listen on 127.0.0.1"
+        );
+    }
+    Ok(())
+}
+
+impl Running {
+    /// Waits for those who are being answered.
+    pub(crate) async fn end(self) {
+        if let Some(serving) = self.serving {
+            let _ = serving.await;
+        }
+        self.following.iter().for_each(JoinHandle::abort);
+        if let Some((end, telling)) = self.telling {
+            drop(end);
+            let _ = telling.await;
+        }
+    }
+}
+
+/// Opens the database and reads what is agreed with callers. Where that is much, the rest is read while traffic flows: until
+/// all is there, requests are decided by what is, and the node says that it is not ready.
+async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<ControlPlane>> {
+    let (control, restored) =
+        ControlPlane::connect_or_restore(db, Arc::new(SystemClock::new()), snapshot).await?;
+    if restored {
+        return Ok(control);
+    }
+    let reading = Arc::clone(&control);
+    let reading = tokio::spawn(async move { reading.catch_up().await });
+    match tokio::time::timeout(BEFORE_TRAFFIC, reading).await {
+        Ok(read) => {
+            read??;
+        }
+        Err(_) => tracing::info!(
+            "there are many quotas: reading goes on, and the node is not ready until all are read"
+        ),
+    }
+    Ok(control)
+}
+
+/// What `/readyz?verbose` says of it.
+pub(crate) fn details(control: &ControlPlane) -> Value {
+    json!({
+        "database": control.kind(),
+        "revision": control.revision(),
+        "quotas": control.quota_table().len(),
+        "loaded": control.is_loaded(),
+        "from_snapshot": control.is_restored(),
+        "age_ms": control.staleness_millis(),
+        "propagation_ms": control.lag().last_millis(),
+    })
+}
+
+/// What `/metrics` says of it.
+pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut MetricsWriter) {
+    let help = "Published rules that this node has rolled back by itself.";
+    page.counter("ratelimit_rules_rollbacks_total", help, desk.rollbacks());
+    let help = "Agreements with single callers that this node knows of.";
+    page.gauge("ratelimit_quotas", help, control.quota_table().len());
+    let help = "The last change of operators that acts on this node.";
+    page.gauge("ratelimit_control_revision", help, control.revision());
+    let help = "For how long this node has not been sure to know every change.";
+    page.gauge("ratelimit_control_age_seconds", help, control.staleness_millis() as f64 / 1_000.0);
+    let lag = control.lag();
+    let (mut bounds, mut counts, mut below) = (Vec::new(), Vec::new(), 0);
+    for (end, upto) in lag.cumulative() {
+        bounds.push(end as f64 / 1_000.0);
+        counts.push(upto.saturating_sub(below));
+        below = upto;
+    }
+    counts.push(lag.count().saturating_sub(below));
+    let help = "From when an operator's change was made to when it acts on this node.";
+    let sum = lag.sum_millis() as f64 / 1_000.0;
+    page.histograms("ratelimit_propagation_seconds", help).histogram(&[], &bounds, &counts, sum);
+}

@@ -1,0 +1,96 @@
+//! The assembly of a server: one list, from rules to listeners.
+
+use crate::config::rule_sources;
+use crate::config::{Config, StoreChoice};
+use crate::server::admin::Operators;
+use crate::server::otlp::Sending;
+use crate::server::protocols::{Fronts, Unsaid};
+use crate::server::status::ServerStatus;
+use crate::server::store::Store;
+use crate::server::telemetry;
+use anyhow::Context;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tollgate_core::{Clock, SystemClock};
+use tollgate_engine::Limiter;
+use tollgate_observe::Telemetry;
+use tollgate_rules::Ruleset;
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
+
+/// A server that is about to listen.
+pub(crate) struct Built {
+    pub(crate) limiter: Arc<Limiter<Store>>,
+    pub(crate) status: Arc<ServerStatus>,
+    pub(crate) fronts: Fronts,
+    pub(crate) operators: Operators,
+    /// Who sends spans to a collector, if anybody does.
+    pub(crate) sending: Option<Sending>,
+}
+
+/// Rules and store that decide together: what every way to run begins with.
+fn limiter(
+    config: &Config,
+    operators: &Operators,
+    observe: Arc<Telemetry>,
+) -> anyhow::Result<Arc<Limiter<Store>>> {
+    let rules = match &operators.desk {
+        Some(desk) => Arc::clone(&desk.active().rules),
+        None => {
+            let rules = Ruleset::load(&rule_sources::given(&config.rules)?, &config.rule_options());
+            Arc::new(rules.map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))?)
+        }
+    };
+    for warning in rules.warnings() {
+        tracing::warn!("{warning}");
+    }
+    let secret = config.who.api_key.secret().context("`who.api_key.secret_file`")?;
+    let clock = SystemClock::new();
+    let memory = MemoryConfig::with_bytes(config.memory);
+    let time: Arc<dyn Clock> = Arc::new(clock);
+    let limiter = match &config.store {
+        StoreChoice::Memory => {
+            let store = Store::Memory(MemoryStore::new(&memory, clock).context("--memory")?);
+            Limiter::new(rules, store, time)
+        }
+        StoreChoice::Redis(redis) => {
+            let fallback = MemoryStore::new(&memory, Arc::clone(&time)).context("--memory")?;
+            // A sixteenth for rules that keep their counters on each node.
+            let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::LEAST));
+            let local = MemoryStore::new(&local, clock).context("--memory")?;
+            let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
+            let redis = match &secret {
+                Some(secret) => redis.clone().with_key_secret(secret),
+                None => redis.clone(),
+            };
+            let store = Store::redis(&RedisStore::connect(redis), local, leases, clock);
+            Limiter::new(rules, store, time).with_fallback(fallback)
+        }
+    };
+    let limiter = operators.watched(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
+    Ok(Arc::new(match &operators.control {
+        Some(control) => {
+            limiter.with_tenants(control.quota_table()).with_emergencies(control.active_measures())
+        }
+        None => limiter,
+    }))
+}
+
+pub(crate) async fn build(config: &Config, unsaid: Unsaid) -> anyhow::Result<Built> {
+    let operators = Operators::open(config).await?;
+    let observe = telemetry::start(config, operators.control.as_ref())?;
+    let limiter = limiter(config, &operators, Arc::clone(&observe))?;
+    let sending = Sending::start(config.otlp.as_ref(), &observe)?;
+    let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
+    let fronts = Fronts::open(config, unsaid).await?;
+    Ok(Built { limiter, status, fronts, operators, sending })
+}
+
+/// Nobody has asked for this address by name, so that it is taken is no reason not to serve.
+pub(crate) async fn listen_if_free(address: SocketAddr, off: &str, flag: &str) -> Option<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    if let Err(error) = &listener {
+        tracing::warn!(%error, "{off}: cannot listen on {address}; set {flag} to another, or to off");
+    }
+    listener.ok()
+}

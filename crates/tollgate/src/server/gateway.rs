@@ -1,0 +1,131 @@
+//! `tollgate gateway`: the reverse proxy, with the same rules and store settings as `serve`.
+
+use crate::cli::ServeFlags;
+use crate::config::Config;
+use crate::config::gateway_reload::Settings;
+use crate::config::reload;
+use crate::config::rule_sources;
+use crate::server::admin::Operators;
+use crate::server::build::{Built, build};
+use crate::server::leases;
+use crate::server::logging::{self, Logs};
+use crate::server::open_files;
+use crate::server::protocols::{Fronts, Unsaid};
+use crate::server::serve::{pay_debts, told_to_stop};
+use crate::server::status::FAREWELL;
+use anyhow::Context;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tollgate_gateway::Gateway;
+
+pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
+    let logs = logging::start(flags)?;
+    // Before it is read for good: a change in between must not be missed.
+    let text = flags.config.as_ref().and_then(|path| std::fs::read(path).ok());
+    let config = Config::new(flags)?;
+    open_files::raise();
+    let runtime = crate::server::serve::runtime()?;
+    runtime.block_on(serve(config, flags, text, logs))?;
+    // What is still running past the drain is not waited for.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(
+    config: Config,
+    flags: &ServeFlags,
+    text: Option<Vec<u8>>,
+    logs: Arc<Logs>,
+) -> anyhow::Result<()> {
+    let section = config.gateway()?;
+    // Before the files are loaded: a change in between must not be missed.
+    let said = rule_sources::said(&config.rules);
+    // Probes, metrics and programs that ask come in where somebody wants them to.
+    let Built { limiter, status, fronts, operators, sending } = build(&config, Unsaid::Closed).await?;
+    let gateway = Gateway::bind(&section, Arc::clone(&limiter));
+    let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
+    let figures = gateway.handle();
+    status.tell_also(move |page| figures.metrics(page));
+    let told_to_stop = told_to_stop()?;
+    logs.greet(config.stdout(), &greeting(&config, &gateway.addresses(), &fronts, &operators));
+    let (tokens, asked_elsewhere) = (fronts.tokens(), !fronts.is_empty());
+    let (stop, stopping) = watch::channel(false);
+    let drain = || {
+        let mut stopping = stopping.clone();
+        async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        }
+    };
+    let desk = operators.desk.clone();
+    let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
+    let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
+    let settings = Settings {
+        flags: flags.clone(),
+        path: flags.config.clone().unwrap_or_default(),
+        text,
+        started: config.clone(),
+        asked_elsewhere,
+        gateway: gateway.handle(),
+        status: Arc::clone(&status),
+    };
+    let (handle, served) = (gateway.handle(), gateway.handle());
+    let keys = tokio::spawn(reload::watch_keys(move || handle.tokens(), Arc::clone(&status)));
+    let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
+    let settings = tokio::spawn(settings.watch());
+    let reloading =
+        tokio::spawn(reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk));
+    let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
+    let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
+    let proxy = tokio::spawn(gateway.serve(drain()));
+
+    told_to_stop.await;
+    tracing::info!("draining: no new connections, requests under way are answered");
+    status.drain();
+    let _ = stop.send(true);
+    // Each bounds its own drain.
+    let _ = proxy.await;
+    match fronts.end().await {
+        Ok(()) => tracing::info!("drained"),
+        Err(error) => tracing::warn!("{error:#}"),
+    }
+    operators.end().await;
+    for task in [reloading, settings, keys, more_keys] {
+        task.abort();
+    }
+    paying.abort();
+    tending.abort();
+    leases::say_farewell(&limiter).await;
+    status.end().await;
+    if let Ok(lost @ 1..) = tokio::task::spawn_blocking(move || served.end(FAREWELL)).await {
+        tracing::warn!(lost, "the access log did not take its last lines in time");
+    }
+    if let Some(sending) = sending {
+        sending.end().await;
+    }
+    Ok(())
+}
+
+/// What a person who starts it reads.
+fn greeting(
+    config: &Config,
+    addresses: &[(std::net::SocketAddr, bool)],
+    fronts: &Fronts,
+    operators: &Operators,
+) -> Vec<String> {
+    let mut lines = vec![format!("tollgate {} stands before your API", env!("CARGO_PKG_VERSION"))];
+    for (address, tls) in addresses {
+        let scheme = if *tls { "https" } else { "http" };
+        lines.push(format!("  gateway {scheme}://{address}"));
+    }
+    lines.extend(fronts.greeting());
+    lines.extend(operators.greeting());
+    let rules = if config.rules.is_empty() {
+        "the sample that is compiled in".to_owned()
+    } else {
+        config.rules.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    };
+    lines.push(format!("  rules {rules}"));
+    lines
+}

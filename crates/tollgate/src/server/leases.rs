@@ -1,0 +1,108 @@
+//! Leases as the binary runs them: tended beside the traffic, given back at the end, told about.
+
+use crate::server::store::{Far, Store};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tollgate_core::PermitId;
+use tollgate_engine::{DecisionId, Limiter};
+use tollgate_observe::{MetricsWriter, Telemetry};
+use tollgate_store::LeaseFigures;
+
+/// How often idle leases are looked for.
+const GLANCE: Duration = Duration::from_millis(250);
+/// How long giving back may hold up the end of the process.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Keys told about.
+const HOTTEST: usize = 100;
+
+/// Asks for units before they run out and gives back what is idle, for as long as the process runs.
+pub(crate) async fn tend(limiter: Arc<Limiter<Store>>) {
+    let Some(leases) = limiter.store().leases() else { return };
+    loop {
+        tokio::select! {
+            () = leases.called() => {}
+            () = tokio::time::sleep(GLANCE) => {}
+        }
+        for errand in leases.errands() {
+            let limiter = Arc::clone(&limiter);
+            tokio::spawn(async move {
+                if let Some(leases) = limiter.store().leases() {
+                    leases.run(errand, PermitId(DecisionId::fresh().0)).await;
+                }
+            });
+        }
+    }
+}
+
+/// Gives everything back: the process is about to end.
+pub(crate) async fn say_farewell(limiter: &Arc<Limiter<Store>>) {
+    let Some(leases) = limiter.store().leases() else { return };
+    let mut returns = JoinSet::new();
+    for errand in leases.farewell() {
+        let limiter = Arc::clone(limiter);
+        returns.spawn(async move {
+            if let Some(leases) = limiter.store().leases() {
+                leases.run(errand, PermitId(DecisionId::fresh().0)).await;
+            }
+        });
+    }
+    if tokio::time::timeout(FAREWELL, async { while returns.join_next().await.is_some() {} }).await.is_err() {
+        tracing::warn!("some leases were not given back; their units come back with time");
+    }
+}
+
+/// For `GET /v1/hot`, and with who asks most.
+pub(crate) fn hot(leases: &Far, observe: &Telemetry) -> Value {
+    let keys: Vec<Value> = leases
+        .hot_keys(HOTTEST)
+        .iter()
+        .map(|key| {
+            json!({
+                "counter": key.scope,
+                "values": key.values.iter().map(|part| observe.mask_part(&part.borrowed())).collect::<Vec<_>>(),
+                "per_second": key.rate,
+                "state": if key.promoted { "promoted" } else { "leased" },
+                "available": key.in_hand,
+            })
+        })
+        .collect();
+    json!({"hot": keys, "threshold_per_second": leases.config().hot})
+}
+
+/// The figures, for those who look on.
+pub(crate) fn told(figures: &LeaseFigures) -> Value {
+    json!({
+        "keys": figures.leases, "hot": figures.hot, "available": figures.in_hand, "local": figures.local,
+        "central": figures.central, "refused": figures.refused, "failed": figures.failed,
+    })
+}
+
+/// Writes the figures.
+pub(crate) fn metrics(figures: &LeaseFigures, page: &mut MetricsWriter) {
+    let gauges = [
+        ("ratelimit_leases", "Keys with a lease at this node.", figures.leases),
+        ("ratelimit_hot_keys", "Keys that are leased because they are hot.", figures.hot),
+        ("ratelimit_lease_units", "Units in hand at this node.", figures.in_hand),
+    ];
+    for (name, help, value) in gauges {
+        page.gauge(name, help, value);
+    }
+    let counters = [
+        ("lease_local", "Charges paid for out of a lease.", figures.local),
+        ("lease_denials", "Charges denied by what the store had said a moment ago.", figures.denied),
+        ("lease_central", "Charges for which the store was asked.", figures.central),
+        ("lease_asks", "Asks for leases.", figures.asked),
+        ("lease_granted_units", "Units granted.", figures.granted),
+        ("lease_refusals", "Asks that were refused.", figures.refused),
+        ("lease_failures", "Asks that nobody answered.", figures.failed),
+        ("lease_returned_units", "Units given back.", figures.returned),
+        ("lease_unrefunded_units", "Units not refunded because leases were out.", figures.unrefunded),
+        ("hot_promotions", "Keys that became hot.", figures.promoted),
+        ("hot_demotions", "Keys that cooled.", figures.demoted),
+    ];
+    for (name, help, value) in counters {
+        page.counter(&format!("ratelimit_{name}_total"), help, value);
+    }
+}

@@ -1,0 +1,185 @@
+//! Where spans are sent: by our own setting, else by OpenTelemetry's variables, so that a machine on which these are set for
+//! all programs needs nothing more.
+
+use crate::admin_client::{self, Client};
+use crate::cli::ServeFlags;
+use anyhow::Context;
+use hyper::Uri;
+use hyper::header::{HeaderName, HeaderValue};
+use std::fmt;
+use std::path::PathBuf;
+
+/// Where spans go.
+#[derive(Clone)]
+pub(crate) struct Otlp {
+    pub(super) uri: Uri,
+    /// They may hold secrets.
+    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
+    /// Whose certificates are trusted, where not the system's.
+    ca: Option<(&'static str, PathBuf)>,
+    /// What the service is called.
+    pub(crate) service: String,
+}
+
+impl fmt::Debug for Otlp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.uri)
+    }
+}
+
+/// A variable of OpenTelemetry's own; empty is as good as not there.
+fn variable(name: &str) -> Option<String> {
+    let text = std::env::var(name).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// One of traces alone, else the one of all signals.
+fn either(traces: &'static str, all: &'static str) -> Option<(&'static str, String)> {
+    let named = |name: &'static str| variable(name).map(|text| (name, text));
+    named(traces).or_else(|| named(all))
+}
+
+/// What the settings ask for: the flag or its variable, the file, then OpenTelemetry's own variables.
+pub(crate) fn read(flags: &ServeFlags, file: Option<String>) -> anyhow::Result<Option<Otlp>> {
+    match flags.otlp.clone().or(file) {
+        Some(address) if address == "off" => Ok(None),
+        Some(address) => reaching("--otlp", &address).map(Some),
+        None => Ok(by_environment()),
+    }
+}
+
+/// An address, with what OpenTelemetry's variables say beside it. What cannot be used is an error, which holds no secrets.
+fn reaching(from: &'static str, address: &str) -> anyhow::Result<Otlp> {
+    let uri = endpoint(address, from != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").with_context(|| {
+        format!("{from}: write the HTTP address of a collector, such as http://127.0.0.1:4318, or off")
+    })?;
+    let headers = either("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS");
+    let headers = headers.map(|(name, text)| {
+        fields(&text).with_context(|| format!("{name}: write NAME=VALUE,…, values percent-encoded"))
+    });
+    let ca = either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
+    let otlp = Otlp {
+        uri,
+        headers: headers.transpose()?.unwrap_or_default(),
+        ca: ca.map(|(name, path)| (name, path.into())),
+        service: variable("OTEL_SERVICE_NAME").unwrap_or_else(|| "tollgate".to_owned()),
+    };
+    otlp.client()?;
+    Ok(otlp)
+}
+
+/// Where OpenTelemetry's own variables send traces. They are often there for all programs of a machine, so what does not
+/// suit us switches us off and is no error.
+fn by_environment() -> Option<Otlp> {
+    let is = |name, word| variable(name).is_some_and(|text| text.eq_ignore_ascii_case(word));
+    if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
+        return None;
+    }
+    let (from, address) = either("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")?;
+    let found = match either("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL") {
+        Some((name, protocol)) if protocol != "http/protobuf" => Err(anyhow::anyhow!(
+            "{name} asks for {protocol}, and only http/protobuf is spoken here; \
+             set --otlp to the collector's HTTP address"
+        )),
+        _ => reaching(from, &address),
+    };
+    found.inspect_err(|error| tracing::warn!("no traces are sent: {error:#}")).ok()
+}
+
+/// An address as it is posted to; no error repeats it, for it may hold a password. That of all signals has a path for each of them.
+fn endpoint(address: &str, of_all_signals: bool) -> anyhow::Result<Uri> {
+    let uri: Uri = address.parse()?;
+    let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        anyhow::bail!("it is no http:// or https:// address");
+    };
+    anyhow::ensure!(
+        !authority.as_str().contains('@'),
+        "an address holds no user or password; OTEL_EXPORTER_OTLP_HEADERS may"
+    );
+    anyhow::ensure!(uri.query().is_none(), "an address has no query");
+    let path = uri.path().trim_end_matches('/');
+    let path = match path {
+        path if of_all_signals && !path.ends_with("/v1/traces") => format!("{path}/v1/traces"),
+        "" => "/".to_owned(),
+        path => path.to_owned(),
+    };
+    let scheme = uri.scheme_str().unwrap_or("http");
+    Ok(Uri::builder().scheme(scheme).authority(authority.clone()).path_and_query(path).build()?)
+}
+
+/// `NAME=VALUE,…`, values percent-encoded. No error repeats them.
+fn fields(text: &str) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
+    let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
+    let all = pairs.map(|pair| {
+        let (name, value) = pair.split_once('=').context("a pair has no `=`")?;
+        let name = HeaderName::from_bytes(name.trim().as_bytes()).context("a name is none")?;
+        let mut value =
+            HeaderValue::from_bytes(&decoded(value.trim())).with_context(|| format!("{name}: no value"))?;
+        value.set_sensitive(true);
+        Ok((name, value))
+    });
+    all.collect()
+}
+
+fn decoded(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, others)) = rest.split_first() {
+        let digits = others.get(..2).and_then(|two| std::str::from_utf8(two).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(|_| first == b'%') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &others[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = others;
+            }
+        }
+    }
+    bytes
+}
+
+impl Otlp {
+    /// The way there.
+    pub(super) fn client(&self) -> anyhow::Result<Client> {
+        let ca = self.ca.as_ref().map(|(name, path)| (*name, path.as_path()));
+        Client::reaching(&self.uri, || admin_client::trusting(ca, None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_those_that_other_programs_take() {
+        let all = |address| endpoint(address, true).map(|uri| uri.to_string()).ok();
+        assert_eq!(all("http://c:4318").as_deref(), Some("http://c:4318/v1/traces"));
+        assert_eq!(all("http://c:4318/").as_deref(), Some("http://c:4318/v1/traces"));
+        assert_eq!(all("https://c/otlp/").as_deref(), Some("https://c/otlp/v1/traces"));
+        assert_eq!(all("https://c/otlp/v1/traces").as_deref(), Some("https://c/otlp/v1/traces"));
+        for wrong in ["c:4318", "grpc://c:4317", "http://u:p@c", "/v1/traces", "http://c/?token=x", ""] {
+            assert_eq!(all(wrong), None, "{wrong}");
+        }
+        for secret in ["grpc://u:hunter2@c", "http://u:hunter2@c", "u:hunter2@c", "http://c/?token=hunter2"] {
+            let error = format!("{:#}", endpoint(secret, true).expect_err("wrong"));
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        let exact = |address| endpoint(address, false).map(|uri| uri.to_string()).ok();
+        assert_eq!(exact("http://c:4318").as_deref(), Some("http://c:4318/"));
+        assert_eq!(exact("http://c:4318/here").as_deref(), Some("http://c:4318/here"));
+    }
+
+    #[test]
+    fn headers_are_read_as_others_write_them() {
+        let all = fields("api-key=a%20b%3D, x=1=2,").expect("headers");
+        let all: Vec<_> = all.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        assert_eq!(all, [("api-key", &b"a b="[..]), ("x", b"1=2")]);
+        for wrong in ["secret", "b d=secret", "a=secret%0a"] {
+            let error = format!("{:#}", fields(wrong).expect_err("wrong"));
+            assert!(!error.contains("secret"), "{error}");
+        }
+        assert_eq!(decoded("100%"), b"100%");
+    }
+}

@@ -1,0 +1,146 @@
+//! The addresses where programs ask: gRPC, HTTP and the Redis protocol. `serve` and `gateway` have the same ones, with the same
+//! settings; they differ in which are open when nobody has said anything.
+
+use crate::cli::Listen;
+use crate::config::Config;
+use crate::server::build::listen_if_free;
+use crate::server::store::Store;
+use anyhow::Context;
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tollgate_engine::Limiter;
+use tollgate_http::who::Tokens;
+use tollgate_observe::ProcessStatus;
+use tollgate_server::{http, resp, rls};
+
+const GRPC: SocketAddr = local(8081);
+const HTTP: SocketAddr = local(8080);
+/// Nobody needs it who has not asked: that it is taken is no reason not to serve.
+const RESP: SocketAddr = local(6380);
+
+/// The longest that draining may take before the process ends all the same.
+const DRAIN: Duration = Duration::from_secs(15);
+
+const fn local(port: u16) -> SocketAddr {
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+}
+
+/// What becomes of addresses that nobody has said anything of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unsaid {
+    /// They are open where everybody looks for them.
+    Usual,
+    /// They are not open.
+    Closed,
+}
+
+/// Addresses that are bound, and how those who ask there are answered.
+pub(crate) struct Fronts {
+    grpc: Option<TcpListener>,
+    http: Option<TcpListener>,
+    resp: Option<TcpListener>,
+    forward: http::Forward,
+}
+
+/// What serves them.
+pub(crate) struct Serving {
+    grpc: Option<JoinHandle<Result<(), Box<dyn std::error::Error + Send + Sync>>>>,
+    others: Vec<JoinHandle<()>>,
+}
+
+impl Fronts {
+    pub(crate) async fn open(config: &Config, unsaid: Unsaid) -> anyhow::Result<Self> {
+        let forward = http::Forward::new(&config.forward_auth, &config.who);
+        let forward = forward.context("the file of --config")?;
+        let usual = |address| if unsaid == Unsaid::Usual { Listen::At(address) } else { Listen::Off };
+        let grpc = listen(config.grpc.unwrap_or(usual(GRPC)), "--grpc").await?;
+        let http = listen(config.http.unwrap_or(usual(HTTP)), "--http").await?;
+        let resp = match (config.resp, unsaid) {
+            (Some(said), _) => listen(said, "--resp").await?,
+            (None, Unsaid::Usual) => listen_if_free(RESP, "the Redis protocol is off", "--resp").await,
+            (None, Unsaid::Closed) => None,
+        };
+        Ok(Self { grpc, http, resp, forward })
+    }
+
+    /// Whether there is none.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.grpc.is_none() && self.http.is_none() && self.resp.is_none()
+    }
+
+    pub(crate) fn http(&self) -> Option<SocketAddr> {
+        self.http.as_ref()?.local_addr().ok()
+    }
+
+    /// What a person who starts the server reads of them.
+    pub(crate) fn greeting(&self) -> Vec<String> {
+        let all = [
+            ("http", &self.http, "probes, metrics, /v1/check"),
+            ("grpc", &self.grpc, "envoy.service.ratelimit.v3"),
+            ("resp", &self.resp, "CL.THROTTLE, TG.CHECK"),
+        ];
+        let line = |(name, listener, about): (&str, &Option<TcpListener>, &str)| {
+            Some(format!("  {name}  {}  ({about})", listener.as_ref()?.local_addr().ok()?))
+        };
+        all.into_iter().filter_map(line).collect()
+    }
+
+    /// What reads tokens there, for whoever looks after its keys.
+    pub(crate) fn tokens(&self) -> Option<Arc<Tokens>> {
+        self.http.as_ref().and_then(|_| self.forward.tokens())
+    }
+
+    /// Answers whoever asks, until `drain` has come.
+    pub(crate) fn start<D: Future<Output = ()> + Send + 'static>(
+        self,
+        config: &Config,
+        limiter: &Arc<Limiter<Store>>,
+        status: Arc<dyn ProcessStatus>,
+        drain: impl Fn() -> D,
+    ) -> Serving {
+        let Self { grpc, http, resp, forward } = self;
+        let answers = config.answers.clone();
+        let grpc = grpc.map(|listener| {
+            let config = rls::RlsConfig { answers: answers.clone(), ..rls::RlsConfig::default() };
+            tokio::spawn(rls::serve(listener, Arc::clone(limiter), config, drain()))
+        });
+        let http = http.map(|listener| {
+            let config = http::HttpConfig { answers, forward, ..http::HttpConfig::default() };
+            tokio::spawn(http::serve(listener, Arc::clone(limiter), status, config, drain()))
+        });
+        let resp = resp.map(|listener| {
+            tokio::spawn(resp::serve(listener, Arc::clone(limiter), config.resp_config.clone(), drain()))
+        });
+        Serving { grpc, others: http.into_iter().chain(resp).collect() }
+    }
+}
+
+impl Serving {
+    /// Waits for those who are being answered.
+    pub(crate) async fn end(self) -> anyhow::Result<()> {
+        let ended = async {
+            for other in self.others {
+                let _ = other.await;
+            }
+            match self.grpc {
+                None => Ok(()),
+                Some(grpc) => grpc.await.unwrap_or(Ok(())),
+            }
+        };
+        let ended = tokio::time::timeout(DRAIN, ended).await;
+        let ended =
+            ended.with_context(|| format!("some requests did not end within {} s", DRAIN.as_secs()))?;
+        ended.map_err(|error| anyhow::anyhow!("the gRPC server ended badly: {error}"))
+    }
+}
+
+async fn listen(listen: Listen, flag: &str) -> anyhow::Result<Option<TcpListener>> {
+    let Listen::At(address) = listen else { return Ok(None) };
+    let listener = TcpListener::bind(address).await;
+    let wrong = || format!("cannot listen on {address}; set {flag} to another, or to off");
+    listener.with_context(wrong).map(Some)
+}

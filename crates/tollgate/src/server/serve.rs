@@ -1,0 +1,141 @@
+//! `tollgate serve`: run until told to stop, then drain.
+
+use crate::cli::ServeFlags;
+use crate::config::Config;
+use crate::config::reload;
+use crate::config::rule_sources;
+use crate::server::admin::Operators;
+use crate::server::build::{Built, build};
+use crate::server::leases;
+use crate::server::logging::{self, Logs};
+use crate::server::open_files;
+use crate::server::protocols::{Fronts, Unsaid};
+use crate::server::store::Store;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tollgate_engine::Limiter;
+
+/// Where there is one core, there is nobody to share work with: a scheduler that could costs every request.
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut builder = match cores {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    builder.enable_all().build()
+}
+
+pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
+    let logs = logging::start(flags)?;
+    let config = Config::new(flags)?;
+    if config.gateway.is_some() {
+        anyhow::bail!("the file of --config has a `gateway` section: start it with `tollgate gateway`");
+    }
+    open_files::raise();
+    let runtime = runtime()?;
+    runtime.block_on(serve(config, logs))?;
+    // What is still running past the drain is not waited for.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
+    // Before the files are loaded: a change in between must not be missed.
+    let said = rule_sources::said(&config.rules);
+    let Built { limiter, status, fronts, operators, sending } = build(&config, Unsaid::Usual).await?;
+    anyhow::ensure!(
+        !fronts.is_empty(),
+        "--grpc, --http and --resp are all off: nobody could ask; leave one of them on"
+    );
+    let told_to_stop = told_to_stop()?;
+    logs.greet(config.stdout(), &greeting(&config, &fronts, &operators));
+    let tokens = fronts.tokens();
+    let (stop, stopping) = watch::channel(false);
+    let drain = || {
+        let mut stopping = stopping.clone();
+        async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        }
+    };
+    let desk = operators.desk.clone();
+    let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
+    let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
+    let reloading = reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk);
+    let reloading = tokio::spawn(reloading);
+    let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
+    let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
+    let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
+
+    told_to_stop.await;
+    tracing::info!("draining: no new connections, requests under way are answered");
+    status.drain();
+    let _ = stop.send(true);
+    match fronts.end().await {
+        Ok(()) => tracing::info!("drained"),
+        Err(error) => tracing::warn!("{error:#}"),
+    }
+    operators.end().await;
+    reloading.abort();
+    keys.abort();
+    paying.abort();
+    tending.abort();
+    leases::say_farewell(&limiter).await;
+    status.end().await;
+    if let Some(sending) = sending {
+        sending.end().await;
+    }
+    Ok(())
+}
+
+/// Charges the shared counters with what was let through while they were away. While they still are, ever more seldom: each try
+/// counts as an error of theirs, and whoever owes pays before he is served anyway.
+pub(crate) async fn pay_debts(limiter: Arc<Limiter<Store>>) {
+    const SOON: Duration = Duration::from_millis(100);
+    const LATE: Duration = Duration::from_secs(5);
+    let mut pause = SOON;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = if limiter.pay_debts().await { LATE.min(pause * 2) } else { SOON };
+    }
+}
+
+/// Ready when somebody has told the process to stop. From this call on signals end it no more by themselves: whoever has read
+/// the greeting may send one.
+pub(crate) fn told_to_stop() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    // Somebody listens to this one a little later.
+    drop(signal(SignalKind::hangup())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+/// What a person who starts the server reads.
+fn greeting(config: &Config, fronts: &Fronts, operators: &Operators) -> Vec<String> {
+    let mut lines = vec![format!("tollgate {} is listening", env!("CARGO_PKG_VERSION"))];
+    lines.extend(fronts.greeting());
+    lines.extend(operators.greeting());
+    if let (true, Some(http)) = (config.rules.is_empty(), fronts.http()) {
+        let check = |attributes: &str| {
+            format!("curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{{attributes}}}}}'")
+        };
+        let log_in = check(r#""api_key":"abc","endpoint":"POST /login""#);
+        lines.extend([
+            "  rules: the sample that is compiled in; --rules PATH for your own".to_owned(),
+            "\nTry:".to_owned(),
+            format!("  {}", check(r#""api_key":"abc""#)),
+            format!("  for i in 1 2 3 4 5 6; do {log_in}; echo; done"),
+            format!("  curl -s '{http}/readyz?verbose'"),
+        ]);
+    } else {
+        lines.extend(config.rules.iter().map(|path| format!("  rules {}", path.display())));
+    }
+    lines
+}

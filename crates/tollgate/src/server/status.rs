@@ -1,0 +1,261 @@
+//! What the process tells about itself: readiness, the rules it runs, the last change that was refused, its figures.
+
+use crate::config::Config;
+use crate::server::admin;
+use crate::server::logging;
+use crate::server::open_files;
+use crate::server::store::Store;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tollgate_control::{ActiveRules, ChangeEvent, ControlPlane, RuleManager};
+use tollgate_core::{Clock, SystemClock, Timestamp};
+use tollgate_engine::{Limiter, Origin};
+use tollgate_observe::{MetricsWriter, ProcessStatus, Telemetry, rfc3339};
+
+/// How long the end waits for the last decisions to be written.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
+
+pub(crate) struct ServerStatus {
+    limiter: Arc<Limiter<Store>>,
+    observe: Arc<Telemetry>,
+    clock: SystemClock,
+    started: Timestamp,
+    /// Since when the rules act, in microseconds.
+    rules_since: AtomicU64,
+    draining: AtomicBool,
+    paths: Vec<String>,
+    refused: Mutex<BTreeMap<Part, String>>,
+    reloads: AtomicU64,
+    refusals: AtomicU64,
+    /// Figures of whatever else runs in the process.
+    more: std::sync::OnceLock<Figures>,
+    /// What operators decide, where that is kept.
+    control: std::sync::OnceLock<(Arc<ControlPlane>, Arc<RuleManager>)>,
+}
+
+/// What can be changed while the process runs, each on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Rules,
+    /// What tokens are verified by.
+    Keys,
+    /// The gateway's part of the file of `--config`.
+    Settings,
+}
+
+type Figures = Box<dyn Fn(&mut MetricsWriter) + Send + Sync>;
+
+impl ServerStatus {
+    pub(crate) fn new(limiter: Arc<Limiter<Store>>, observe: Arc<Telemetry>, config: &Config) -> Self {
+        let clock = SystemClock::new();
+        Self {
+            limiter,
+            observe,
+            started: clock.now(),
+            rules_since: AtomicU64::new(clock.now().as_micros()),
+            clock,
+            draining: AtomicBool::new(false),
+            paths: config.rules.iter().map(|path| path.display().to_string()).collect(),
+            refused: Mutex::default(),
+            reloads: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
+            more: std::sync::OnceLock::new(),
+            control: std::sync::OnceLock::new(),
+        }
+    }
+
+    /// Adds figures to those that are told already.
+    pub(crate) fn tell_also(&self, figures: impl Fn(&mut MetricsWriter) + Send + Sync + 'static) {
+        let _ = self.more.set(Box::new(figures));
+    }
+
+    /// Tells of what operators decide, too.
+    pub(crate) fn tell_of(&self, control: Arc<ControlPlane>, desk: Arc<RuleManager>) {
+        let _ = self.control.set((control, desk));
+    }
+
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+        // Those who listen would never go by themselves.
+        self.observe.close();
+    }
+
+    /// Writes the last decisions to the log's output. Nobody decides any more.
+    pub(crate) async fn end(&self) {
+        let observe = Arc::clone(&self.observe);
+        let lost = tokio::task::spawn_blocking(move || observe.flush(FAREWELL)).await;
+        if let Ok(lost @ 1..) = lost {
+            tracing::warn!(lost, "the output of the decision log did not take the last decisions in time");
+        }
+    }
+
+    fn rules_age_millis(&self) -> u64 {
+        let since = Timestamp::from_micros(self.rules_since.load(Ordering::Relaxed));
+        self.clock.now().since(since).as_micros() / 1_000
+    }
+
+    /// New rules act.
+    pub(crate) fn reloaded(&self) {
+        self.reloads.fetch_add(1, Ordering::Relaxed);
+        self.rules_since.store(self.clock.now().as_micros(), Ordering::Relaxed);
+        self.observe.broadcast("rules", &json!({"revision": self.limiter.rules().revision()}));
+        self.accepted(Part::Rules);
+    }
+
+    /// Somebody has changed something, here or elsewhere: those who look on may want to look again. What it was is for those
+    /// who may ask.
+    pub(crate) fn heard(&self, heard: ChangeEvent) {
+        let Some((control, _)) = self.control.get() else { return };
+        let kind = match heard {
+            ChangeEvent::Quotas => "quota",
+            ChangeEvent::Emergencies => "emergency",
+            ChangeEvent::Rules => "rules",
+        };
+        self.observe.broadcast(kind, &json!({"revision": control.revision()}));
+    }
+
+    /// A change was refused; what was good before still acts.
+    pub(crate) fn refused(&self, part: Part, error: String) {
+        if part == Part::Rules {
+            self.refusals.fetch_add(1, Ordering::Relaxed);
+        }
+        self.all_refused().insert(part, error);
+    }
+
+    /// What is on disk is what acts.
+    pub(crate) fn accepted(&self, part: Part) {
+        self.all_refused().remove(&part);
+    }
+
+    fn all_refused(&self) -> MutexGuard<'_, BTreeMap<Part, String>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ProcessStatus for ServerStatus {
+    fn is_ready(&self) -> bool {
+        let known = self.control.get().is_none_or(|(control, _)| control.is_loaded());
+        known && !self.draining.load(Ordering::Relaxed)
+    }
+
+    fn details(&self) -> Value {
+        let rules = self.limiter.rules();
+        let acting = self.control.get().map(|(_, desk)| desk.active());
+        let refused = self.all_refused().clone();
+        json!({
+            "draining": self.draining.load(Ordering::Relaxed),
+            "rules": {
+                "revision": rules.revision(),
+                "domains": rules.domains().map(tollgate_rules::Domain::name).collect::<Vec<_>>(),
+                "count": rules.rules().len(),
+                "paths": self.paths,
+                "source": acting.as_deref().map_or("files", ActiveRules::source),
+                "rev": acting.as_deref().and_then(ActiveRules::rev),
+                "guard": self.control.get().map(|(_, desk)| desk.guard_state()),
+                "error": refused.get(&Part::Rules),
+            },
+            "keys": {"error": refused.get(&Part::Keys)},
+            "settings": {"error": refused.get(&Part::Settings)},
+            "open_files": open_files::details(),
+            "store": self.limiter.store().details(),
+            "control": self.control.get().map(|(control, _)| admin::details(control)),
+        })
+    }
+
+    fn hot(&self) -> Value {
+        match self.limiter.store().leases() {
+            Some(leases) => crate::server::leases::hot(leases, &self.observe),
+            None => json!({"hot": [], "threshold_per_second": null}),
+        }
+    }
+
+    fn metrics(&self, page: &mut MetricsWriter) {
+        self.observe.write(page);
+        self.limiter.store().metrics(page);
+        let fallbacks = self.limiter.fallbacks();
+        let help = "Decisions made without the store, by rule and by what decided instead.";
+        let mut family = page.counters("ratelimit_fallback_decisions_total", help);
+        for (rule, origin, count) in &fallbacks {
+            family.add(&[("rule", rule), ("origin", origin)], count);
+        }
+        let help = "Requests that were let through because the store was away, by rule.";
+        let mut family = page.counters("ratelimit_failopen_total", help);
+        for (rule, _, count) in fallbacks.iter().filter(|(_, origin, _)| *origin == Origin::FailOpen.name()) {
+            family.add(&[("rule", rule)], count);
+        }
+        let help = "Permits of concurrency limits that are held at this node, by rule.";
+        let mut family = page.gauges("ratelimit_concurrency_in_flight", help);
+        for (rule, count) in self.limiter.in_flight() {
+            family.add(&[("rule", &rule)], count);
+        }
+        let reloads = self.reloads.load(Ordering::Relaxed);
+        page.counter("ratelimit_rule_reloads_total", "Rule changes that were taken.", reloads);
+        let refusals = self.refusals.load(Ordering::Relaxed);
+        page.counter("ratelimit_rule_refusals_total", "Rule changes that were refused.", refusals);
+        let rules = self.limiter.rules();
+        page.gauges("ratelimit_rules_info", "The revision of the rules that act.")
+            .add(&[("revision", rules.revision())], 1);
+        page.gauge("ratelimit_rules", "Rules that act.", rules.rules().len());
+        let help = "How long the rules that act have done so.";
+        page.gauge("ratelimit_rules_age_seconds", help, self.rules_age_millis() as f64 / 1_000.0);
+        let help = "Messages of the process that were lost because nobody read the standard error.";
+        page.counter("ratelimit_messages_dropped_total", help, logging::lost());
+        if let Some((control, desk)) = self.control.get() {
+            admin::metrics(control, desk, page);
+        }
+        if let Some(more) = self.more.get() {
+            more(page);
+        }
+    }
+
+    fn telemetry(&self) -> Option<&Arc<Telemetry>> {
+        Some(&self.observe)
+    }
+
+    fn node(&self) -> Value {
+        let store = self.limiter.store();
+        let control = self.control.get().map(|(control, _)| control);
+        json!({
+            "rules_revision": self.limiter.rules().revision(),
+            "rules_age_ms": self.rules_age_millis(),
+            "control_age_ms": control.map(|control| control.staleness_millis()),
+            "propagation_lag_ms": control.and_then(|control| took(control)),
+            "store": store.kind(),
+            "breakers": store.breakers(),
+            "leases": store.leases().map(|leases| crate::server::leases::told(&leases.figures())),
+            "concurrency": self.limiter.in_flight().into_iter().map(|(rule, count)| json!({"rule": rule, "in_flight": count})).collect::<Vec<_>>(),
+            "draining": self.draining.load(Ordering::Relaxed),
+        })
+    }
+
+    fn presence(&self) -> Value {
+        let (store, place) = (self.limiter.store(), self.observe.node_info());
+        let mut breakers = BTreeMap::<String, u64>::new();
+        for breaker in store.breakers() {
+            *breakers.entry(breaker["state"].as_str().unwrap_or_default().to_owned()).or_default() += 1;
+        }
+        let control = self.control.get();
+        json!({
+            "name": place.node,
+            "region": place.region,
+            "version": env!("CARGO_PKG_VERSION"),
+            "started_at": rfc3339(self.started),
+            "revision": control.map(|(control, _)| control.revision()),
+            "rules_revision": self.limiter.rules().revision(),
+            "rules_rev": control.and_then(|(_, desk)| desk.active().rev()),
+            "control_age_ms": control.map(|(control, _)| control.staleness_millis()),
+            "lag_ms": control.and_then(|(control, _)| took(control)),
+            "store": store.kind(),
+            "breakers": breakers,
+            "draining": self.draining.load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// How long the last change took to act here, if there was one since the start.
+fn took(control: &ControlPlane) -> Option<i64> {
+    (control.lag().count() > 0).then(|| control.lag().last_millis())
+}
