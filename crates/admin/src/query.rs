@@ -48,7 +48,7 @@ impl ReasonParameter {
         let reason = self.reason.as_deref().unwrap_or_default();
         if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
             let detail = format!("a reason has at most {MAX_REASON} bytes and no control characters");
-            return Err(Problem::bad(detail).at("reason"));
+            return Err(Problem::bad(detail).in_field("reason"));
         }
         Ok(reason)
     }
