@@ -12,6 +12,7 @@
 #   make docs-cli    writes docs/cli.md from the command line's own help
 #   make deny    enforces deny.toml: licenses, banned crates, sources
 #   make screenshots   takes the screenshots in docs/images from the real server
+#   make package   packs the library crates as for publishing, and builds each from its package
 #   make setup   installs everything, for working without a network afterwards
 
 SHELL := bash
@@ -134,6 +135,12 @@ examples: $(DEBUG)
 .PHONY: docs-test
 docs-test: $(DEBUG) test-tools $(FOREIGN)
 	@scripts/docs test --binary $(DEBUG)
+
+# The library crates as others get them: each is built from its own package, in the order of their dependencies.
+LIBRARY := core rules store engine http sdk
+.PHONY: package
+package: toolchain
+	$(CARGO) package --allow-dirty $(LIBRARY:%=-p tollgate-%)
 
 .PHONY: docs-cli
 docs-cli: $(DEBUG)

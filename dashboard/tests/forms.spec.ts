@@ -120,8 +120,9 @@ test('an override starts above the current limit, and names it', async ({ page }
     // By the counters, where no denial is in the log.
     await server.ask('POST', '/admin/v1/emergency', { action: 'block', target: { kind: 'api_key', value: 'blocked-0123456789' }, reason: 'incident 1' });
     await expect.poll(() => server.check({ api_key: 'blocked-0123456789' })).toBe(false);
-    const blocked = page.getByRole('row').filter({ hasText: 'bloc…' }).first();
-    await choose(page, blocked, 'Override limit…');
+    const blocked = page.getByRole('region', { name: 'Top denied callers' }).getByRole('row').filter({ hasText: 'bloc…' });
+    await choose(page, blocked, 'Set quota…');
+    await expect(dialog.getByRole('heading', { level: 2 })).toHaveText(/^Set quota for bloc…/);
     await expect(dialog).toContainText('per-key currently allows 200 / 1s, burst 300.');
     await expect(dialog.getByLabel('Requests')).toHaveValue('400');
     await expect(dialog.getByLabel('Burst')).toHaveValue('600');

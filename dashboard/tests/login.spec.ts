@@ -15,7 +15,7 @@ test('a token opens a session, and its end ends it', async ({ page, context }) =
 
     await page.getByLabel('Token').fill(token);
     await page.keyboard.press('Enter');
-    await expect(page.getByRole('heading', { name: 'Quotas' })).toBeVisible();
+    await expect(page.getByRole('heading', { level: 1, name: 'Quotas' })).toBeVisible();
     await expect(page.getByText('vera')).toBeVisible();
     await expect(page.getByRole('button', { name: 'Set quota…' }), 'a viewer changes nothing').toHaveCount(0);
     const cookie = (await context.cookies()).find((one) => one.name === 'tollgate_session');

@@ -7,6 +7,9 @@ import { test as base, expect, type Locator, type Page } from '@playwright/test'
 
 const BINARY = process.env.TOLLGATE_TEST_BINARY ?? join(import.meta.dirname, '../../target/debug/tollgate');
 
+/** The admin address in the banner. */
+const ADMIN = /^ +(?:admin|dashboard):? +(?:https?:\/\/)?([^\s/]+)/m;
+
 export const RULES = `domain: sample
 descriptors:
   # Every API key.
@@ -60,10 +63,10 @@ export class Server {
       child.once('exit', (code) => failed(new Error(`the server ended with ${code}`)));
       child.stdout.on('data', (data: Buffer) => {
         greeting += data.toString();
-        if (/^ +admin /m.test(greeting) && /^ +rules /m.test(greeting)) ready();
+        if (ADMIN.test(greeting) && /^ +rules /m.test(greeting)) ready();
       });
     });
-    this.admin = `http://${/^ +admin (\S+)/m.exec(greeting)?.[1]}`;
+    this.admin = `http://${ADMIN.exec(greeting)?.[1]}`;
     this.http = `http://${/^ +http +(\S+)/m.exec(greeting)?.[1]}`;
     return this;
   }

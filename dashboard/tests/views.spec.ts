@@ -1,5 +1,5 @@
 // Every view, narrow and wide, light and dark, by keyboard alone.
-import { expect, open, test } from './server';
+import { expect, open, Server, test } from './server';
 
 const VIEWS = ['overview', 'rules', 'rules?tab=edit', 'rules?tab=history', 'quotas', 'decisions', 'audit', 'emergency'];
 
@@ -21,13 +21,19 @@ for (const width of [360, 1920]) {
   }
 }
 
-test('with no traffic it shows no traffic and says what to do', async ({ page, server }) => {
-  await open(page, server, 'overview');
-  await expect(page.getByText('No denials')).toBeVisible();
-  await open(page, server, 'quotas');
-  await expect(page.getByText('No quotas yet')).toBeVisible();
-  await open(page, server, 'emergency');
-  await expect(page.getByText('No active measures')).toBeVisible();
+test('with no traffic it shows no traffic and says what to do', async ({ page }) => {
+  const server = await new Server('quiet').start();
+  try {
+    await open(page, server, 'overview');
+    await expect(page.getByText('No traffic in this period.')).toBeVisible();
+    await expect(page.getByText('No denials')).toBeVisible();
+    await open(page, server, 'quotas');
+    await expect(page.getByText('No quotas yet')).toBeVisible();
+    await open(page, server, 'emergency');
+    await expect(page.getByText('No active measures')).toBeVisible();
+  } finally {
+    await server.stop();
+  }
 });
 
 test('the theme is chosen and remembered', async ({ page, server }) => {

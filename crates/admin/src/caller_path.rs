@@ -44,7 +44,7 @@ impl CallerPath {
         let word = Some(id).filter(|id| id.len() == 16).and_then(|id| u64::from_str_radix(id, 16).ok());
         let wrong = || {
             let detail = "an id is 64 hexadecimal digits, as lists of quotas have it, or 16, as lists of callers do (`key_id`)";
-            Problem::bad(detail).at("id")
+            Problem::bad(detail).in_field("id")
         };
         let word = whole.map(|whole| whole.short_id()).or(word).ok_or_else(wrong)?;
         if let Some(key) = admin.status.telemetry().and_then(|observe| observe.api_key(word)) {

@@ -29,7 +29,7 @@ impl From<ControlError> for ApiError {
 /// What was sent is well formed and cannot take effect.
 impl From<ValidationError> for ApiError {
     fn from(wrong: ValidationError) -> Self {
-        Self(unprocessable("Validation failed", wrong.detail).at(wrong.place))
+        Self(unprocessable("Validation failed", wrong.detail).in_field(wrong.place))
     }
 }
 

@@ -47,7 +47,7 @@ impl<S: Sync> FromRequestParts<S> for Rev {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        let rev = revision(segment(parts, "rev")).ok_or_else(|| Problem::bad(REVISION).at("rev"))?;
+        let rev = revision(segment(parts, "rev")).ok_or_else(|| Problem::bad(REVISION).in_field("rev"))?;
         Ok(Self(rev))
     }
 }

@@ -21,7 +21,7 @@ pub(crate) fn api_key(text: &str) -> Result<String, Problem> {
         decode(text).ok_or_else(|| Problem::bad("the API key in the path is not percent-encoded UTF-8"))?;
     if key.is_empty() || key.len() > MAX_KEY || key.chars().any(char::is_control) {
         let detail = format!("an API key has 1 to {MAX_KEY} bytes and no control characters");
-        return Err(Problem::bad(detail).at("api_key"));
+        return Err(Problem::bad(detail).in_field("api_key"));
     }
     Ok(key)
 }
@@ -48,7 +48,7 @@ impl ReasonParameter {
         let reason = self.reason.as_deref().unwrap_or_default();
         if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
             let detail = format!("a reason has at most {MAX_REASON} bytes and no control characters");
-            return Err(Problem::bad(detail).at("reason"));
+            return Err(Problem::bad(detail).in_field("reason"));
         }
         Ok(reason)
     }
@@ -71,7 +71,7 @@ fn read<T: DeserializeOwned>(query: &str) -> Result<T, Problem> {
     let given = names.iter().zip(values).filter_map(|(name, value)| Some((*name, Value::String(value?))));
     let given = MapDeserializer::<_, serde_json::Error>::new(given);
     serde_path_to_error::deserialize(given)
-        .map_err(|error| Problem::bad(error.inner().to_string()).at(error.path().to_string()))
+        .map_err(|error| Problem::bad(error.inner().to_string()).in_field(error.path().to_string()))
 }
 
 /// A number from 1 to `MAX`.
@@ -116,7 +116,7 @@ pub(crate) fn with_attributes(
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = decode(&value.replace('+', " "));
-        let value = value.ok_or_else(|| Problem::bad("it is not percent-encoded UTF-8").at(name))?;
+        let value = value.ok_or_else(|| Problem::bad("it is not percent-encoded UTF-8").in_field(name))?;
         if let Some(known) = names.iter().position(|known| *known == name) {
             values[known] = Some(value).filter(|value| !value.is_empty());
             continue;

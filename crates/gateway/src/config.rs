@@ -8,9 +8,9 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use tollgate_http::answer::AnswerSettings;
 use tollgate_http::h1::head::HeadLimits;
-use tollgate_http::who::WhoSettings;
+use tollgate_http::identity::IdentityConfig;
+use tollgate_http::response::ResponseConfig;
 
 /// Everything that the gateway needs to know.
 #[derive(Clone, Debug)]
@@ -18,9 +18,9 @@ pub struct GatewayConfig {
     /// What is its own.
     pub gateway: GatewaySection,
     /// How callers are told apart.
-    pub who: WhoSettings,
+    pub who: IdentityConfig,
     /// What they are told.
-    pub answers: AnswerSettings,
+    pub answers: ResponseConfig,
 }
 
 impl std::ops::Deref for GatewayConfig {

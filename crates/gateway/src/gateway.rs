@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
+use tollgate_http::identity::JwtVerifier;
 use tollgate_http::server::Drain;
-use tollgate_http::who::Tokens;
 use tollgate_observe::MetricsWriter;
 
 /// A gateway that listens.
@@ -143,7 +143,7 @@ impl<S: CounterStore + 'static> Handle<S> {
 
     /// What reads tokens, for whoever looks after its keys.
     #[must_use]
-    pub fn tokens(&self) -> Option<Arc<Tokens>> {
+    pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
         self.0.proxy.state().tokens.clone()
     }
 

@@ -26,8 +26,8 @@ use stream::Activity;
 use tokio::time::Instant;
 use tollgate_core::CounterStore;
 use tollgate_http::h1::head::{self, HeadError};
+use tollgate_http::identity::RequestView;
 use tollgate_http::server::{Drain, Io, LazyTimeout, PrefixedStream};
-use tollgate_http::who::Asked;
 
 /// What an HTTP/2 connection begins with.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -122,7 +122,7 @@ pub(crate) async fn respond<S: CounterStore + 'static>(
 ) -> Response<Outgoing> {
     let (parts, body) = request.into_parts();
     let forwarded = Forwarded {
-        asked: Asked::new(peer.address, &parts.method, &parts.uri, &parts.headers),
+        asked: RequestView::new(peer.address, &parts.method, &parts.uri, &parts.headers),
         method: &parts.method,
         target: parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str),
     };

@@ -14,9 +14,9 @@ use names::{Telling, is_about_one_hop, is_any, is_ours_to_say, telling};
 use smallvec::SmallVec;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_http::fields::{AddFields, Fields, PutFields};
 use tollgate_http::h1::head::are_values;
-use tollgate_http::trace::TRACEPARENT;
+use tollgate_http::headers::{HeaderAppend, HeaderLookup, HeaderSink};
+use tollgate_http::traceparent::TRACEPARENT;
 
 /// The other end of a caller's connection.
 #[derive(Clone, Debug)]
@@ -40,13 +40,13 @@ pub(crate) struct Own<'o, A: ?Sized> {
     pub(crate) names: SmallVec<[HeaderName; 8]>,
 }
 
-impl<'o, A: AddFields + ?Sized> Own<'o, A> {
+impl<'o, A: HeaderAppend + ?Sized> Own<'o, A> {
     pub(crate) fn new(out: &'o mut A) -> Self {
         Self { out, names: SmallVec::new() }
     }
 }
 
-impl<A: AddFields + ?Sized> PutFields for Own<'_, A> {
+impl<A: HeaderAppend + ?Sized> HeaderSink for Own<'_, A> {
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
         // What ends a line would begin another field.
         if are_values(value) && !self.names.contains(name) {
@@ -60,7 +60,7 @@ impl<A: AddFields + ?Sized> PutFields for Own<'_, A> {
 struct Hop<'h>(SmallVec<[&'h [u8]; 4]>);
 
 impl<'h> Hop<'h> {
-    fn of(fields: &'h impl Fields) -> Self {
+    fn of(fields: &'h impl HeaderLookup) -> Self {
         let named = fields.all(&CONNECTION).flat_map(|value| value.split(|byte| *byte == b','));
         // What is said of the connection itself names no field.
         let is_field = |name: &&[u8]| !is_any(name, &["", "close", "keep-alive"]);
@@ -92,8 +92,8 @@ pub(crate) struct Passing<'a> {
 }
 
 /// Writes a caller's fields as an upstream gets them.
-pub(crate) fn towards_upstream<A: AddFields + ?Sized>(
-    fields: &impl Fields,
+pub(crate) fn towards_upstream<A: HeaderAppend + ?Sized>(
+    fields: &impl HeaderLookup,
     passing: &Passing<'_>,
     out: &mut A,
 ) {
@@ -170,7 +170,7 @@ pub(crate) fn towards_upstream<A: AddFields + ?Sized>(
 }
 
 /// All cookies in one field: HTTP/2 may have them apart, and a reader of HTTP/1 looks at one (RFC 9113, 8.2.3).
-fn add_cookies<A: AddFields + ?Sized>(fields: &impl Fields, out: &mut A) {
+fn add_cookies<A: HeaderAppend + ?Sized>(fields: &impl HeaderLookup, out: &mut A) {
     let mut all = fields.all(&COOKIE);
     let first = all.next().unwrap_or_default();
     let Some(second) = all.next() else { return out.add(b"cookie", first) };
@@ -196,7 +196,7 @@ fn extend(list: &mut Vec<u8>, value: &[u8]) {
 
 /// Writes an upstream's fields as a caller gets them, but for those that are there already. The length is told by how the
 /// body is sent.
-pub(crate) fn towards_caller(fields: &impl Fields, own: &mut Own<'_, impl AddFields>) {
+pub(crate) fn towards_caller(fields: &impl HeaderLookup, own: &mut Own<'_, impl HeaderAppend>) {
     let hop = Hop::of(fields);
     for (name, value) in fields.each() {
         let is_own = |own: &HeaderName| is_any(name, &[own.as_str()]);
@@ -212,7 +212,7 @@ fn is_for_proxies(name: &[u8]) -> bool {
 }
 
 /// The protocol that a request asks to switch to, if it is one of those that may be.
-pub(crate) fn upgrade<'f>(fields: &'f impl Fields, allowed: &[String]) -> Option<&'f [u8]> {
+pub(crate) fn upgrade<'f>(fields: &'f impl HeaderLookup, allowed: &[String]) -> Option<&'f [u8]> {
     let asked = fields.first(&UPGRADE)?;
     if !fields.all(&CONNECTION).flat_map(options).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;

@@ -64,7 +64,7 @@ impl<S: CounterStore + 'static> Listener<S> {
             tracing::debug!(%from, "no trusted peer, where a PROXY header is needed");
             return None;
         }
-        let mut seen = vec![0; proxy_protocol::LONGEST];
+        let mut seen = vec![0; proxy_protocol::MAX_HEADER];
         loop {
             // What follows the header is not for us: look, then take exactly what was its.
             let length = stream.peek(&mut seen).await.ok()?;
@@ -87,7 +87,7 @@ impl<S: CounterStore + 'static> Listener<S> {
                             Err(_) => return None,
                         }
                     }
-                    return Some(proxied.ends.map_or(from, |(source, _)| source.ip()));
+                    return Some(proxied.addresses.map_or(from, |(source, _)| source.ip()));
                 }
             }
         }

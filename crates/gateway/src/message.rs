@@ -9,27 +9,27 @@ use crate::upstream::WriteFields;
 use bytes::BytesMut;
 use http::{HeaderMap, Method, StatusCode};
 use tollgate_engine::Decision;
-use tollgate_http::answer::{self, Facts};
-use tollgate_http::fields::{AddFields, Fields};
-use tollgate_http::h1::FieldsOf;
+use tollgate_http::h1::HeadHeaders;
+use tollgate_http::headers::{HeaderAppend, HeaderLookup};
+use tollgate_http::identity::RequestView;
+use tollgate_http::response::{self, DecisionSummary};
 use tollgate_http::server::write;
-use tollgate_http::who::Asked;
 
 /// A request's head, wherever it lies: in the bytes of HTTP/1, or in a map of HTTP/2.
 pub(crate) struct Forwarded<'r, F> {
-    pub(crate) asked: Asked<'r, F>,
+    pub(crate) asked: RequestView<'r, F>,
     pub(crate) method: &'r Method,
     /// Path and query.
     pub(crate) target: &'r str,
 }
 
 /// Whether a map of fields was built of a request's head.
-pub(crate) trait HeadForm: Fields + Sync {
+pub(crate) trait HeadForm: HeaderLookup + Sync {
     /// It lies in the bytes that came.
     const ARE_BYTES: bool;
 }
 
-impl HeadForm for FieldsOf<'_> {
+impl HeadForm for HeadHeaders<'_> {
     const ARE_BYTES: bool = true;
 }
 
@@ -38,7 +38,7 @@ impl HeadForm for HeaderMap {
 }
 
 /// What a response's head is written to.
-pub(crate) trait ResponseSink: AddFields + Send {
+pub(crate) trait ResponseSink: HeaderAppend + Send {
     /// Whether its connection can switch protocols.
     const CAN_SWITCH: bool;
 
@@ -82,10 +82,10 @@ pub(crate) struct UpstreamFields<'a, F> {
 impl<F: HeadForm> WriteFields for UpstreamFields<'_, F> {
     const ARE_BYTES: bool = F::ARE_BYTES;
 
-    fn write(&self, out: &mut impl AddFields) {
+    fn write(&self, out: &mut impl HeaderAppend) {
         headers::towards_upstream(self.fields, self.passing, out);
         if let Some(decision) = self.decision.filter(|decision| is_marked(decision)) {
-            answer::mark(&Facts::of(decision), &mut Own::new(out));
+            response::write_markers(&DecisionSummary::from_decision(decision), &mut Own::new(out));
         }
         if let Some(upgrade) = self.upgrade {
             out.add(b"connection", b"upgrade");

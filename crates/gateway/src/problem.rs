@@ -1,7 +1,7 @@
 //! What the gateway says on its own account, in the form of RFC 9457.
 
 use http::StatusCode;
-use tollgate_http::h1::Answer;
+use tollgate_http::h1::RawResponse;
 
 pub(crate) const MEDIA_TYPE: &str = "application/problem+json";
 
@@ -17,6 +17,6 @@ pub(crate) fn body(status: StatusCode, detail: &str) -> String {
 }
 
 /// A whole response.
-pub(crate) fn answer(status: StatusCode, detail: &str) -> Answer {
-    Answer::new(status, MEDIA_TYPE, body(status, detail))
+pub(crate) fn answer(status: StatusCode, detail: &str) -> RawResponse {
+    RawResponse::new(status, MEDIA_TYPE, body(status, detail))
 }

@@ -19,11 +19,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
 use tollgate_engine::{Check, Decision, DelayQueue, Held, Limiter, Trace};
-use tollgate_http::answer::Facts;
+use tollgate_http::identity::{AmbiguousIdentity, RequestView};
+use tollgate_http::response::DecisionSummary;
 use tollgate_http::server::LazyTimeout;
 use tollgate_http::server::write::Frames;
-use tollgate_http::trace;
-use tollgate_http::who::{Ambiguous, Asked};
+use tollgate_http::traceparent;
 
 /// Everything that requests share.
 pub(crate) struct Proxy<S: CounterStore + 'static> {
@@ -49,7 +49,7 @@ struct Checked<'p> {
 enum CheckFailure {
     NoRoute,
     /// Its head has two values of who asks.
-    Ambiguous(Ambiguous),
+    Ambiguous(AmbiguousIdentity),
 }
 
 impl<S: CounterStore + 'static> Proxy<S> {
@@ -100,7 +100,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
             };
         record.span = trace.map(|trace| Followed::new(&self.limiter, trace, request.method, route));
         record.add_decision(route, decision.as_ref(), remote);
-        let facts = decision.as_ref().map(Facts::of);
+        let facts = decision.as_ref().map(DecisionSummary::from_decision);
         if let (Some(decision), Some(facts)) = (&decision, &facts)
             && !decision.is_allowed()
         {
@@ -117,7 +117,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
             record.held = Some(Box::new(guard));
         }
         let mut passing = state.passing(peer, is_trusted, route, asked.authority);
-        passing.traceparent = trace.as_ref().map(trace::traceparent);
+        passing.traceparent = trace.as_ref().map(traceparent::format);
         let received =
             pass_on::<_, A>(state, request, body, route, decision.as_ref(), &passing, timeout).await;
         match received {
@@ -140,14 +140,14 @@ impl<S: CounterStore + 'static> Proxy<S> {
     async fn check<'s>(
         &self,
         state: &'s State,
-        asked: &Asked<'_, impl HeadForm>,
+        asked: &RequestView<'_, impl HeadForm>,
         now: Timestamp,
     ) -> Result<Checked<'s>, CheckFailure> {
         let site = state.routes.site(asked.host()).ok_or(CheckFailure::NoRoute)?;
-        let caller = site.who.direct(asked, now).map_err(CheckFailure::Ambiguous)?;
+        let caller = site.who.resolve_direct(asked, now).map_err(CheckFailure::Ambiguous)?;
         let route = site.route(&caller).ok_or(CheckFailure::NoRoute)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
-        let trace = trace::of(&self.limiter, asked.headers, || now);
+        let trace = traceparent::from_headers(&self.limiter, asked.headers, || now);
         let (decision, held) = match &route.config.domain {
             None => (None, None),
             Some(domain) => {
@@ -202,7 +202,7 @@ async fn pass_on<F: HeadForm, A: ResponseSink>(
         method: request.method,
         target: &target,
         head: &UpstreamFields { fields, passing, decision, upgrade },
-        frames: Frames::of_request(request.method, body.as_ref()),
+        frames: Frames::for_request(request.method, body.as_ref()),
         upgrades: upgrade.is_some(),
         route: &route.config,
     };

@@ -21,10 +21,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, beginning};
 use tollgate_engine::Decision;
-use tollgate_http::answer::Facts;
 use tollgate_http::date;
-use tollgate_http::fields::{Fields, PutFields};
-use tollgate_http::who::Asked;
+use tollgate_http::headers::{HeaderLookup, HeaderSink};
+use tollgate_http::identity::RequestView;
+use tollgate_http::response::DecisionSummary;
 
 /// What a request has until its response ends: its line in the log, its span, its permits.
 pub(crate) struct Record<S: CounterStore + 'static> {
@@ -38,7 +38,7 @@ impl<S: CounterStore + 'static> Record<S> {
     /// Of a request that has just come.
     pub(crate) fn new(
         state: &State,
-        asked: &Asked<'_, impl Fields>,
+        asked: &RequestView<'_, impl HeaderLookup>,
         peer: &Peer,
         clock: SystemClock,
         now: Timestamp,
@@ -83,7 +83,7 @@ impl<S: CounterStore + 'static> Record<S> {
         state: &State,
         route: &Route,
         received: Received,
-        facts: Option<&Facts<'_>>,
+        facts: Option<&DecisionSummary<'_>>,
         now: Timestamp,
         out: &mut A,
     ) -> Proxied {
@@ -135,11 +135,11 @@ impl<S: CounterStore + 'static> Record<S> {
     pub(crate) fn denied<A: ResponseSink>(
         self,
         state: &State,
-        facts: &Facts<'_>,
+        facts: &DecisionSummary<'_>,
         now: Timestamp,
         out: &mut A,
     ) -> Proxied {
-        let status = state.answers.status(facts.ruled);
+        let status = state.answers.status(facts.disposition);
         out.begin(status);
         let mut own = Own::new(out);
         let (media_type, body) = state.answers.body(facts).unzip();
@@ -152,7 +152,7 @@ impl<S: CounterStore + 'static> Record<S> {
     pub(crate) fn problem<A: ResponseSink>(
         self,
         failure: &Failure,
-        facts: Option<(&State, &Facts<'_>, Timestamp)>,
+        facts: Option<(&State, &DecisionSummary<'_>, Timestamp)>,
         out: &mut A,
     ) -> Proxied {
         let Failure { status, detail } = failure;
@@ -166,7 +166,7 @@ impl<S: CounterStore + 'static> Record<S> {
     }
 
     /// The fields that all responses of the gateway's own have.
-    fn put_own(&self, own: &mut impl PutFields, media_type: Option<&'static str>) {
+    fn put_own(&self, own: &mut impl HeaderSink, media_type: Option<&'static str>) {
         if let Some(media_type) = media_type {
             own.put(&CONTENT_TYPE, media_type.as_bytes());
         }
@@ -181,13 +181,13 @@ impl<S: CounterStore + 'static> Record<S> {
 }
 
 /// The length that a head states: the parser lets only numbers pass.
-fn stated_length(fields: &impl Fields) -> Option<u64> {
+fn stated_length(fields: &impl HeaderLookup) -> Option<u64> {
     std::str::from_utf8(fields.first(&CONTENT_LENGTH)?).ok()?.parse().ok()
 }
 
 /// What is known of a request before anything is decided.
-fn entry(state: &State, asked: &Asked<'_, impl Fields>, peer: &Peer, began: Timestamp) -> Entry {
-    let is_secret = state.routes.nobody().tells_secret(asked.headers, asked.path);
+fn entry(state: &State, asked: &RequestView<'_, impl HeaderLookup>, peer: &Peer, began: Timestamp) -> Entry {
+    let is_secret = state.routes.nobody().contains_secret(asked.headers, asked.path);
     Entry {
         method: Some(asked.method.to_owned()),
         host: Some(asked.host().unwrap_or_default().to_owned()),

@@ -5,7 +5,7 @@ use crate::config::{GatewayConfig, RouteConfig};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_http::who::{Caller, Tokens, Who, normal_path};
+use tollgate_http::identity::{IdentityResolver, JwtVerifier, ResolvedCaller, normalized_path};
 
 /// A route, ready for use.
 pub(crate) struct Route {
@@ -38,7 +38,7 @@ fn strip<'t>(target: &'t str, prefix: &str) -> Option<&'t str> {
     for known in segments(prefix) {
         let start = end + path[end..].find(|c| c != '/')?;
         end = path[start..].find('/').map_or(path.len(), |slash| start + slash);
-        if !known.starts_with('{') && normal_path(&path[start..end]).trim_start_matches('/') != known {
+        if !known.starts_with('{') && normalized_path(&path[start..end]).trim_start_matches('/') != known {
             return None;
         }
     }
@@ -52,7 +52,7 @@ fn segments(path: &str) -> impl Iterator<Item = &str> {
 
 /// The routes of one host, or of a family of hosts.
 pub(crate) struct Site {
-    pub(crate) who: Who,
+    pub(crate) who: IdentityResolver,
     /// By endpoint: `GET /users/{id}`, or the path alone for any method.
     by_endpoint: HashMap<String, Arc<Route>, foldhash::fast::RandomState>,
 }
@@ -64,11 +64,11 @@ pub(crate) struct Routes {
     families: Vec<(String, Site)>,
     any: Option<Site>,
     /// For whoever has no site: it still has an address.
-    nobody: Who,
+    nobody: IdentityResolver,
 }
 
 impl Routes {
-    pub(crate) fn new(config: &GatewayConfig, tokens: Option<&Arc<Tokens>>) -> Result<Self, String> {
+    pub(crate) fn new(config: &GatewayConfig, tokens: Option<&Arc<JwtVerifier>>) -> Result<Self, String> {
         if config.routes.is_empty() {
             return Err("`routes` is empty; write at least one, such as {path: \"/{*rest}\", upstream: api}"
                 .to_owned());
@@ -80,8 +80,8 @@ impl Routes {
                 hosts.push(host);
             }
         }
-        let nobody =
-            Who::sharing(&config.who, [], tokens.cloned()).map_err(|error| format!("who: {error}"))?;
+        let nobody = IdentityResolver::sharing(&config.who, [], tokens.cloned())
+            .map_err(|error| format!("who: {error}"))?;
         let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, nobody };
         for host in hosts {
             let site = Site::new(config, host.as_deref(), tokens)?;
@@ -125,7 +125,7 @@ impl Routes {
         self.exact.get(&*host).or_else(family).or(self.any.as_ref())
     }
 
-    pub(crate) fn nobody(&self) -> &Who {
+    pub(crate) fn nobody(&self) -> &IdentityResolver {
         &self.nobody
     }
 }
@@ -140,7 +140,11 @@ fn bare(host: &str) -> &str {
 }
 
 impl Site {
-    fn new(config: &GatewayConfig, host: Option<&str>, tokens: Option<&Arc<Tokens>>) -> Result<Self, String> {
+    fn new(
+        config: &GatewayConfig,
+        host: Option<&str>,
+        tokens: Option<&Arc<JwtVerifier>>,
+    ) -> Result<Self, String> {
         let mut who = config.who.clone();
         let mut by_endpoint = HashMap::default();
         let own = config
@@ -189,12 +193,13 @@ impl Site {
                 who.routes.push(template);
             }
         }
-        let who = Who::sharing(&who, [], tokens.cloned()).map_err(|error| format!("who: {error}"))?;
+        let who =
+            IdentityResolver::sharing(&who, [], tokens.cloned()).map_err(|error| format!("who: {error}"))?;
         Ok(Self { who, by_endpoint })
     }
 
     /// The route of a caller's request.
-    pub(crate) fn route(&self, caller: &Caller<'_>) -> Option<&Arc<Route>> {
+    pub(crate) fn route(&self, caller: &ResolvedCaller<'_>) -> Option<&Arc<Route>> {
         let endpoint = caller.get("endpoint")?;
         self.by_endpoint
             .get(endpoint)

@@ -11,19 +11,19 @@ use crate::pool::Pool;
 use crate::route::{Route, Routes};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use tollgate_http::answer::AnswerSettings;
-use tollgate_http::who::Tokens;
+use tollgate_http::identity::JwtVerifier;
+use tollgate_http::response::ResponseConfig;
 use tollgate_rules::Ruleset;
 
 pub(crate) struct State {
     pub(crate) routes: Routes,
     pub(crate) pools: Vec<Arc<Pool>>,
-    pub(crate) answers: AnswerSettings,
+    pub(crate) answers: ResponseConfig,
     pub(crate) forward: Forward,
     /// Fields that callers cannot say whatever they like in.
     pub(crate) guard: Arc<Guard>,
     pub(crate) log: Option<Arc<AccessLog>>,
-    pub(crate) tokens: Option<Arc<Tokens>>,
+    pub(crate) tokens: Option<Arc<JwtVerifier>>,
     /// Requests on the fast path, since the process started.
     pub(crate) fast_path: Arc<AtomicU64>,
 }
@@ -43,9 +43,9 @@ impl State {
         }
         let fast_path = former.map_or_else(Arc::default, |former| Arc::clone(&former.fast_path));
         let known = former.and_then(|former| former.tokens.as_ref());
-        let tokens = match known.filter(|known| known.is_by(&config.who)) {
+        let tokens = match known.filter(|known| known.matches_config(&config.who)) {
             Some(known) => Some(Arc::clone(known)),
-            None => Tokens::new(&config.who).map_err(|error| format!("who: {error}"))?,
+            None => JwtVerifier::new(&config.who).map_err(|error| format!("who: {error}"))?,
         };
         Ok(Self {
             routes: Routes::new(config, tokens.as_ref())?,

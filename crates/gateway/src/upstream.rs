@@ -13,8 +13,8 @@ use http::{HeaderMap, Method, Response, StatusCode};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
-use tollgate_http::fields::AddFields;
 use tollgate_http::h1::head::ResponseHead;
+use tollgate_http::headers::HeaderAppend;
 use tollgate_http::server::write::{self, Frames};
 use tollgate_http::server::{self, LazyTimeout};
 
@@ -38,7 +38,7 @@ pub(crate) trait WriteFields: Sync {
     const ARE_BYTES: bool;
 
     /// Writes them into the bytes of a head, or into a map for HTTP/2; again for each attempt.
-    fn write(&self, out: &mut impl AddFields);
+    fn write(&self, out: &mut impl HeaderAppend);
 }
 
 /// The head of an upstream's response, and what follows it.
@@ -336,7 +336,7 @@ struct Probe<'a>(&'a str);
 impl WriteFields for Probe<'_> {
     const ARE_BYTES: bool = false;
 
-    fn write(&self, out: &mut impl AddFields) {
+    fn write(&self, out: &mut impl HeaderAppend) {
         out.add(b"host", self.0.as_bytes());
         out.add(b"user-agent", b"tollgate-health");
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::conformance::RemoteStore;
-use tollgate_http::who::IDENTIFICATIONS;
+use tollgate_http::identity::IDENTIFICATIONS;
 
 const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, name: per-key, limit: 8/hour, split: 8}\n";
 

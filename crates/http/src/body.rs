@@ -21,7 +21,7 @@ pub fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
         let place = error.path().to_string();
         let place = place.trim_end_matches(['?', '.']);
         let problem = Problem::bad(error.inner().to_string());
-        if place.is_empty() { problem } else { problem.at(place) }
+        if place.is_empty() { problem } else { problem.in_field(place) }
     })
 }
 

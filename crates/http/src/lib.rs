@@ -3,28 +3,28 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | [`answer`] | what is a caller told: status, `RateLimit` fields, `Retry-After`, body? |
+//! | [`response`] | what is a caller told: status, `RateLimit` fields, `Retry-ConnectionMode`, body? |
 //! | [`body`], [`problem`] | how is a JSON body decoded, and what is a client told of a mistake? |
-//! | [`who`] | who is asking for what: address, key, user, endpoint? |
-//! | [`fields`] | how are header fields looked up, wherever they lie? |
+//! | [`identity`] | who is asking for what: address, key, user, endpoint? |
+//! | [`headers`] | how are header fields looked up, wherever they lie? |
 //! | [`h1`] | what has a stranger sent: how are heads and chunks read? |
 //! | [`date`] | what day is it, as HTTP writes it? |
-//! | [`trace`] | which trace is a request part of? |
+//! | [`traceparent`] | which trace is a request part of? |
 //! | `server` | how is a connection accepted, read, answered and drained? (feature `server`) |
 //! | `tls` | which certificate is active, and whose are trusted? (feature `tls`) |
 //! | [`proxy_protocol`] | whom does a load balancer's first line name? |
 
-pub mod answer;
 pub mod body;
 pub mod date;
-pub mod fields;
 pub mod h1;
+pub mod headers;
 mod hex;
+pub mod identity;
 pub mod problem;
 pub mod proxy_protocol;
+pub mod response;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "tls")]
 pub mod tls;
-pub mod trace;
-pub mod who;
+pub mod traceparent;

@@ -1,7 +1,7 @@
 //! What was wrong with a request, as problem+json (RFC 9457): a title, the place, and what to do.
 
-use crate::fields::PutFields;
 use crate::h1;
+use crate::headers::HeaderSink;
 use http::header::ALLOW;
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -42,7 +42,7 @@ impl Problem {
 
     /// The same with the part of the request that is wrong.
     #[must_use]
-    pub fn at(mut self, place: impl Into<String>) -> Self {
+    pub fn in_field(mut self, place: impl Into<String>) -> Self {
         self.place = Some(place.into());
         self
     }
@@ -87,8 +87,8 @@ impl Problem {
 
     /// The response, for the HTTP/1 server of this crate.
     #[must_use]
-    pub fn told(self) -> h1::Answer {
-        let mut answer = h1::Answer::new(self.status, MEDIA_TYPE, self.body());
+    pub fn response(self) -> h1::RawResponse {
+        let mut answer = h1::RawResponse::new(self.status, MEDIA_TYPE, self.body());
         if let Some(methods) = self.allow {
             answer.put(&ALLOW, methods.as_bytes());
         }

@@ -6,20 +6,20 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The longest line of version 1, its end included.
-const LONGEST_LINE: usize = 107;
+const MAX_LINE: usize = 107;
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 /// What version 2 may carry beside addresses; real extensions are far smaller.
-const LONGEST_BLOCK: usize = 4096;
+const MAX_BLOCK: usize = 4096;
 
 /// The most bytes that a listener needs to hold until an answer is certain.
-pub const LONGEST: usize = 16 + LONGEST_BLOCK;
+pub const MAX_HEADER: usize = 16 + MAX_BLOCK;
 
 /// What the first bytes said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Proxied {
+pub struct ProxyHeader {
     /// The two ends of the client's connection; `None` where the proxy speaks for itself, or for what is no internet
     /// address.
-    pub ends: Option<(SocketAddr, SocketAddr)>,
+    pub addresses: Option<(SocketAddr, SocketAddr)>,
     /// How many bytes it took: what follows is the client's.
     pub length: usize,
 }
@@ -50,7 +50,7 @@ pub enum ProxyError {
 /// assert_eq!(read(b"PROXY TC")?, None);
 /// # Ok::<(), tollgate_http::proxy_protocol::ProxyError>(())
 /// ```
-pub fn read(bytes: &[u8]) -> Result<Option<Proxied>, ProxyError> {
+pub fn read(bytes: &[u8]) -> Result<Option<ProxyHeader>, ProxyError> {
     let begins = |with: &[u8]| {
         let length = with.len().min(bytes.len());
         bytes[..length] == with[..length]
@@ -64,22 +64,22 @@ pub fn read(bytes: &[u8]) -> Result<Option<Proxied>, ProxyError> {
     Err(ProxyError::NotProxied)
 }
 
-fn line(bytes: &[u8]) -> Result<Option<Proxied>, ProxyError> {
-    let window = &bytes[..bytes.len().min(LONGEST_LINE)];
+fn line(bytes: &[u8]) -> Result<Option<ProxyHeader>, ProxyError> {
+    let window = &bytes[..bytes.len().min(MAX_LINE)];
     let Some(end) = window.windows(2).position(|pair| pair == b"\r\n") else {
-        return if bytes.len() >= LONGEST_LINE { Err(ProxyError::BadLine) } else { Ok(None) };
+        return if bytes.len() >= MAX_LINE { Err(ProxyError::BadLine) } else { Ok(None) };
     };
     let text = std::str::from_utf8(&bytes[..end]).map_err(|_| ProxyError::BadLine)?;
     let length = end + 2;
     let mut words = text.split(' ').skip(1);
     let family = words.next().ok_or(ProxyError::BadLine)?;
     if family == "UNKNOWN" {
-        return Ok(Some(Proxied { ends: None, length }));
+        return Ok(Some(ProxyHeader { addresses: None, length }));
     }
     let all: Option<[&str; 4]> = words.collect::<Vec<_>>().try_into().ok();
     let [source, destination, from, to] = all.ok_or(ProxyError::BadLine)?;
     let ends = end_of(family, source, from).zip(end_of(family, destination, to));
-    Ok(Some(Proxied { ends: Some(ends.ok_or(ProxyError::BadLine)?), length }))
+    Ok(Some(ProxyHeader { addresses: Some(ends.ok_or(ProxyError::BadLine)?), length }))
 }
 
 fn end_of(family: &str, address: &str, port: &str) -> Option<SocketAddr> {
@@ -94,11 +94,11 @@ fn end_of(family: &str, address: &str, port: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(address.to_canonical(), port))
 }
 
-fn block(bytes: &[u8]) -> Result<Option<Proxied>, ProxyError> {
+fn block(bytes: &[u8]) -> Result<Option<ProxyHeader>, ProxyError> {
     let Some(head) = bytes.get(12..16) else { return Ok(None) };
     let size = usize::from(u16::from_be_bytes([head[2], head[3]]));
     let length = 16 + size;
-    if head[0] >> 4 != 2 || size > LONGEST_BLOCK {
+    if head[0] >> 4 != 2 || size > MAX_BLOCK {
         return Err(ProxyError::BadBlock);
     }
     let command = head[0] & 0x0F;
@@ -109,16 +109,16 @@ fn block(bytes: &[u8]) -> Result<Option<Proxied>, ProxyError> {
     let ends = match (command, head[1] >> 4) {
         // The proxy's own connection: a health check.
         (0, _) => None,
-        (_, 1) => Some(ends::<4>(body)?),
-        (_, 2) => Some(ends::<16>(body)?),
+        (_, 1) => Some(addresses::<4>(body)?),
+        (_, 2) => Some(addresses::<16>(body)?),
         (_, 0 | 3) => None,
         _ => return Err(ProxyError::BadBlock),
     };
-    Ok(Some(Proxied { ends, length }))
+    Ok(Some(ProxyHeader { addresses: ends, length }))
 }
 
 /// Two addresses of N bytes, then two ports.
-fn ends<const N: usize>(body: &[u8]) -> Result<(SocketAddr, SocketAddr), ProxyError>
+fn addresses<const N: usize>(body: &[u8]) -> Result<(SocketAddr, SocketAddr), ProxyError>
 where
     IpAddr: From<[u8; N]>,
 {

@@ -18,48 +18,48 @@ pub struct ServerCertificate {
     current: ArcSwap<CertifiedKey>,
     certificate: PathBuf,
     key: PathBuf,
-    seen: Mutex<Seen<2>>,
+    watch: Mutex<FileWatch<2>>,
 }
 
 /// The size and the time of a file: another one, if it has changed.
-type Glimpse = Option<(u64, SystemTime)>;
+type FileStamp = Option<(u64, SystemTime)>;
 
 /// What files were like when they were last good, for those who look again every second or so.
 #[derive(Debug)]
-pub struct Seen<const N: usize> {
-    good: [Glimpse; N],
+pub struct FileWatch<const N: usize> {
+    loaded: [FileStamp; N],
     /// What was last wrong since, and with which files.
-    wrong: Option<([Glimpse; N], String)>,
+    failed: Option<([FileStamp; N], String)>,
 }
 
-impl<const N: usize> Seen<N> {
+impl<const N: usize> FileWatch<N> {
     /// Files that are about to be read: a change in between is not missed.
     #[must_use]
-    pub fn of(paths: [&Path; N]) -> Self {
-        Self { good: paths.map(glimpse), wrong: None }
+    pub fn new(paths: [&Path; N]) -> Self {
+        Self { loaded: paths.map(file_stamp), failed: None }
     }
 
     /// What is read of files that have changed since they were good. They are tried until they are good again, since
     /// whether they can be read may change alone; what is wrong with them is told once.
-    pub fn again<T>(
+    pub fn retry_if_changed<T>(
         &mut self,
         paths: [&Path; N],
         read: impl FnOnce() -> Result<T, String>,
     ) -> Option<Result<T, String>> {
-        let now = paths.map(glimpse);
-        if now == self.good {
-            self.wrong = None;
+        let now = paths.map(file_stamp);
+        if now == self.loaded {
+            self.failed = None;
             return None;
         }
         match read() {
             Ok(read) => {
-                *self = Self { good: now, wrong: None };
+                *self = Self { loaded: now, failed: None };
                 Some(Ok(read))
             }
             Err(error) => {
                 let wrong = Some((now, error.clone()));
-                let is_known = self.wrong == wrong;
-                self.wrong = wrong;
+                let is_known = self.failed == wrong;
+                self.failed = wrong;
                 (!is_known).then_some(Err(error))
             }
         }
@@ -78,17 +78,17 @@ impl ServerCertificate {
     /// # Errors
     /// Which file is wrong, and why.
     pub fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, String> {
-        let seen = Mutex::new(Seen::of([certificate, key]));
+        let seen = Mutex::new(FileWatch::new([certificate, key]));
         let current = ArcSwap::from_pointee(certified(certificate, key)?);
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
-        Ok(Arc::new(Self { current, certificate, key, seen }))
+        Ok(Arc::new(Self { current, certificate, key, watch: seen }))
     }
 
     /// Takes what the files hold if they have changed and are good; for a task that calls it every second or so.
     pub fn refresh(&self) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         let (certificate, key) = (&*self.certificate, &*self.key);
-        match seen.again([certificate, key], || certified(certificate, key)) {
+        match seen.retry_if_changed([certificate, key], || certified(certificate, key)) {
             None => {}
             Some(Ok(certified)) => {
                 self.current.store(Arc::new(certified));
@@ -101,7 +101,7 @@ impl ServerCertificate {
 }
 
 /// A look at a file, to tell whether it has changed since another.
-fn glimpse(path: &Path) -> Glimpse {
+fn file_stamp(path: &Path) -> FileStamp {
     let seen = std::fs::metadata(path).ok()?;
     Some((seen.len(), seen.modified().ok()?))
 }
@@ -154,12 +154,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_a_file_is_told_once_and_it_is_tried_until_it_is_good() {
+    fn a_broken_file_is_reported_once_and_retried_until_it_loads() {
         let file = std::env::temp_dir().join(format!("tollgate-seen-{}.pem", std::process::id()));
         let write = |text: &str| std::fs::write(&file, text).expect("written");
         write("good");
-        let mut seen = Seen::of([&file]);
-        let mut look = |read: Result<u8, &str>| seen.again([&file], || read.map_err(str::to_owned));
+        let mut seen = FileWatch::new([&file]);
+        let mut look =
+            |read: Result<u8, &str>| seen.retry_if_changed([&file], || read.map_err(str::to_owned));
         assert_eq!(look(Ok(1)), None, "it has not changed");
         write("broken");
         assert_eq!(look(Err("broken")), Some(Err("broken".to_owned())));

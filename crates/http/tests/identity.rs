@@ -4,14 +4,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use proptest::prelude::*;
 use std::net::IpAddr;
 use tollgate_core::Timestamp;
-use tollgate_http::who::{Ambiguous, ApiKeySettings, Asked, Caller, Who, WhoSettings};
+use tollgate_http::identity::{
+    AmbiguousIdentity, ApiKeyConfig, IdentityConfig, IdentityResolver, RequestView, ResolvedCaller,
+};
 
-fn settings(text: &str) -> WhoSettings {
+fn settings(text: &str) -> IdentityConfig {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
-fn who(text: &str) -> Who {
-    Who::new(&settings(text)).unwrap_or_else(|error| panic!("{error} in {text}"))
+fn who(text: &str) -> IdentityResolver {
+    IdentityResolver::new(&settings(text)).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
 fn headers(lines: &[(&str, &str)]) -> HeaderMap {
@@ -24,15 +26,21 @@ fn headers(lines: &[(&str, &str)]) -> HeaderMap {
 }
 
 /// All attributes of a request, as the engine gets them.
-fn read(who: &Who, peer: &str, method: &str, uri: &str, lines: &[(&str, &str)]) -> Vec<(String, String)> {
+fn read(
+    who: &IdentityResolver,
+    peer: &str,
+    method: &str,
+    uri: &str,
+    lines: &[(&str, &str)],
+) -> Vec<(String, String)> {
     let headers = headers(lines);
     let (method, uri): (Method, Uri) = (method.parse().expect("a method"), uri.parse().expect("a target"));
-    let asked = Asked::new(peer.parse().expect("an address"), &method, &uri, &headers);
-    let caller = who.direct(&asked, Timestamp::from_secs(1_001_000)).expect("one caller");
+    let asked = RequestView::new(peer.parse().expect("an address"), &method, &uri, &headers);
+    let caller = who.resolve_direct(&asked, Timestamp::from_secs(1_001_000)).expect("one caller");
     caller.attributes().iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-fn one(who: &Who, peer: &str, uri: &str, lines: &[(&str, &str)], name: &str) -> Option<String> {
+fn one(who: &IdentityResolver, peer: &str, uri: &str, lines: &[(&str, &str)], name: &str) -> Option<String> {
     let all = read(who, peer, "GET", uri, lines);
     all.into_iter().find(|(key, _)| key == name).map(|(_, value)| value)
 }
@@ -70,8 +78,8 @@ proptest! {
         let plain = read(&who, &peer.to_string(), "GET", "/users/1", &[]);
         prop_assert_eq!(&read(&who, &peer.to_string(), "GET", "/users/1", &lines), &plain);
         let (all, uri) = (headers(&lines), Uri::from_static("/check/users/1"));
-        let asked = Asked::new(peer, &Method::GET, &uri, &all);
-        let caller = who.forwarded(&asked, "/check", Timestamp::ZERO).expect("nothing that counts can disagree");
+        let asked = RequestView::new(peer, &Method::GET, &uri, &all);
+        let caller = who.resolve_forwarded(&asked, "/check", Timestamp::ZERO).expect("nothing that counts can disagree");
         let found: Vec<_> = caller.attributes().iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         prop_assert_eq!(&found, &plain);
     }
@@ -162,12 +170,12 @@ fn api_keys_are_told_as_they_are_sent_and_found_where_they_may_be() {
     let mut odd = HeaderMap::new();
     odd.insert("x-api-key", HeaderValue::from_bytes(b"caf\xe9").expect("a value"));
     let uri = Uri::from_static("/");
-    let asked = Asked::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &odd);
-    let caller = plain.direct(&asked, Timestamp::ZERO).expect("one caller");
+    let asked = RequestView::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &odd);
+    let caller = plain.resolve_direct(&asked, Timestamp::ZERO).expect("one caller");
     assert!(caller.get("api_key").is_some_and(|key| key.starts_with("sha256:")), "{caller:?}");
     let lines = headers(&[("x-api-key", "sk_live_42424242")]);
-    let asked = Asked::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &lines);
-    let shown = format!("{:?}", plain.direct(&asked, Timestamp::ZERO));
+    let asked = RequestView::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &lines);
+    let shown = format!("{:?}", plain.resolve_direct(&asked, Timestamp::ZERO));
     assert!(shown.contains("sk_l…") && !shown.contains("sk_live"), "{shown}");
 }
 
@@ -176,10 +184,10 @@ fn api_keys_are_told_as_they_are_sent_and_found_where_they_may_be() {
 fn a_request_has_one_api_key() {
     let ask = |settings: &str, lines: &[(&str, &str)]| {
         let (who, headers, uri) = (who(settings), headers(lines), Uri::from_static("/check/a"));
-        let asked = Asked::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &headers);
-        let direct = who.direct(&asked, Timestamp::ZERO);
-        let forwarded = who.forwarded(&asked, "/check", Timestamp::ZERO);
-        let told = |caller: Result<Caller<'_>, Ambiguous>| {
+        let asked = RequestView::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &headers);
+        let direct = who.resolve_direct(&asked, Timestamp::ZERO);
+        let forwarded = who.resolve_forwarded(&asked, "/check", Timestamp::ZERO);
+        let told = |caller: Result<ResolvedCaller<'_>, AmbiguousIdentity>| {
             caller.map(|caller| caller.get("api_key").map(str::to_owned)).map_err(|error| error.to_string())
         };
         let (direct, forwarded) = (told(direct), told(forwarded));
@@ -276,7 +284,7 @@ fn endpoints_that_rules_name_are_routes_too() {
         "GET /a{b}",
         "POST /login",
     ];
-    let who = Who::with_endpoints(&settings, named).expect("settings");
+    let who = IdentityResolver::with_endpoints(&settings, named).expect("settings");
     for (path, endpoint) in [
         ("/users/7", "GET /users/{id}"),
         ("/users/me", "GET /users/me"),
@@ -313,8 +321,8 @@ fn a_proxy_says_which_request_it_asks_about() {
     let who = who("{routes: ['GET /users/{id}', 'POST /login']}");
     let ask = |peer: &str, uri: &str, lines: &[(&str, &str)]| {
         let (headers, uri): (_, Uri) = (headers(lines), uri.parse().expect("a target"));
-        let asked = Asked::new(peer.parse().expect("an address"), &Method::GET, &uri, &headers);
-        let caller = who.forwarded(&asked, "/check", Timestamp::ZERO);
+        let asked = RequestView::new(peer.parse().expect("an address"), &Method::GET, &uri, &headers);
+        let caller = who.resolve_forwarded(&asked, "/check", Timestamp::ZERO);
         caller
             .map(|caller| [caller.get("endpoint"), caller.get("host")].map(|found| found.map(str::to_owned)))
     };
@@ -377,8 +385,8 @@ fn settings_that_cannot_be_are_refused_with_what_to_write() {
         ("{jwt: {jwks: /no/such/file}}", "/no/such/file"),
         ("{jwt: {jwks: /no/such/file, verified_by_proxy: true}}", "either"),
     ] {
-        let error = match serde_saphyr::from_str::<WhoSettings>(text) {
-            Ok(settings) => Who::new(&settings).expect_err(text).to_string(),
+        let error = match serde_saphyr::from_str::<IdentityConfig>(text) {
+            Ok(settings) => IdentityResolver::new(&settings).expect_err(text).to_string(),
             Err(error) => error.to_string(),
         };
         assert!(error.contains(says), "{text}: {error}");
@@ -389,7 +397,7 @@ fn settings_that_cannot_be_are_refused_with_what_to_write() {
 #[test]
 fn a_secret_is_read_or_refused() {
     let path = std::env::temp_dir().join(format!("tollgate-http-secret-{}", std::process::id()));
-    let settings = ApiKeySettings { secret_file: Some(path.clone()), ..ApiKeySettings::default() };
+    let settings = ApiKeyConfig { secret_file: Some(path.clone()), ..ApiKeyConfig::default() };
     let missing = settings.secret().expect_err("no file").to_string();
     std::fs::write(&path, "0123456789abcde\n").expect("a file");
     let short = settings.secret().expect_err("too short").to_string();
@@ -401,5 +409,5 @@ fn a_secret_is_read_or_refused() {
         "{missing} {short}"
     );
     assert_eq!(read.expect("a secret").as_deref(), Some(b"0123456789abcdef".as_slice()));
-    assert_eq!(ApiKeySettings::default().secret().expect("none"), None);
+    assert_eq!(ApiKeyConfig::default().secret().expect("none"), None);
 }

@@ -6,7 +6,7 @@ use http::{HeaderMap, Method, Uri};
 use serde_json::Value;
 use std::path::PathBuf;
 use tollgate_core::Timestamp;
-use tollgate_http::who::{Asked, JwtSettings, Tokens, Who, WhoSettings};
+use tollgate_http::identity::{IdentityConfig, IdentityResolver, JwtConfig, JwtVerifier, RequestView};
 
 /// Within the tokens' time.
 const NOW: u64 = 1_001_000;
@@ -19,26 +19,26 @@ fn token(algorithm: &str) -> String {
     fixture()["tokens"][algorithm].as_str().expect("a token").to_owned()
 }
 
-fn jwt(text: &str) -> JwtSettings {
+fn jwt(text: &str) -> JwtConfig {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
-/// A reader whose keys are the fixture's; it has a `keys` member as any JWKS file has.
-fn verifying(text: &str) -> Who {
+/// A reader whose keys are the fixture's; it has a `jwks` member as any JWKS file has.
+fn verifying(text: &str) -> IdentityResolver {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/jwt/pyjwt.json");
-    Who::new(&WhoSettings {
-        jwt: Some(JwtSettings { jwks: Some(file), ..jwt(text) }),
-        ..WhoSettings::default()
+    IdentityResolver::new(&IdentityConfig {
+        jwt: Some(JwtConfig { jwks: Some(file), ..jwt(text) }),
+        ..IdentityConfig::default()
     })
     .expect("settings")
 }
 
-fn user(who: &Who, peer: &str, token: &str, now: u64) -> [Option<String>; 3] {
+fn user(who: &IdentityResolver, peer: &str, token: &str, now: u64) -> [Option<String>; 3] {
     let mut headers = HeaderMap::new();
     headers.insert("authorization", format!("Bearer {token}").parse().expect("a value"));
     let (uri, peer) = (Uri::from_static("/"), peer.parse().expect("an address"));
-    let asked = Asked::new(peer, &Method::GET, &uri, &headers);
-    let caller = who.direct(&asked, Timestamp::from_secs(now)).expect("one caller");
+    let asked = RequestView::new(peer, &Method::GET, &uri, &headers);
+    let caller = who.resolve_direct(&asked, Timestamp::from_secs(now)).expect("one caller");
     ["user_id", "tier", "api_key"].map(|name| caller.get(name).map(str::to_owned))
 }
 
@@ -68,8 +68,8 @@ fn a_request_has_one_token() {
         for line in lines {
             headers.append("authorization", line.parse().expect("a value"));
         }
-        let asked = Asked::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &headers);
-        let caller = who.direct(&asked, Timestamp::from_secs(NOW));
+        let asked = RequestView::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &headers);
+        let caller = who.resolve_direct(&asked, Timestamp::from_secs(NOW));
         caller.map(|caller| caller.get("user_id").map(str::to_owned)).map_err(|error| error.to_string())
     };
     assert_eq!(ask(&[&good, &good]), Ok(Some("alice".to_owned())));
@@ -149,11 +149,11 @@ fn times_issuer_and_audience_are_checked() {
 /// Where a proxy has verified tokens, only that proxy is believed.
 #[test]
 fn an_unverified_token_counts_from_a_trusted_peer_alone() {
-    let settings = WhoSettings {
+    let settings = IdentityConfig {
         jwt: Some(jwt("{verified_by_proxy: true, claims: {tier: plan, level: level}}")),
-        ..WhoSettings::default()
+        ..IdentityConfig::default()
     };
-    let who = Who::new(&settings).expect("settings");
+    let who = IdentityResolver::new(&settings).expect("settings");
     assert_eq!(user(&who, "127.0.0.1", &token("RS256"), NOW), alice());
     assert_eq!(user(&who, "192.0.2.1", &token("RS256"), NOW), NOBODY);
 }
@@ -173,11 +173,11 @@ fn key_files_that_cannot_be_used_are_refused() {
     ] {
         let path = std::env::temp_dir().join(format!("tollgate-http-jwks-{}", std::process::id()));
         std::fs::write(&path, text).expect("a file");
-        let settings = WhoSettings {
-            jwt: Some(JwtSettings { jwks: Some(path.clone()), ..jwt("{}") }),
-            ..WhoSettings::default()
+        let settings = IdentityConfig {
+            jwt: Some(JwtConfig { jwks: Some(path.clone()), ..jwt("{}") }),
+            ..IdentityConfig::default()
         };
-        let error = Who::new(&settings).expect_err(text).to_string();
+        let error = IdentityResolver::new(&settings).expect_err(text).to_string();
         std::fs::remove_file(&path).expect("removed");
         assert!(error.contains(says) && error.contains("tollgate-http-jwks"), "{text}: {error}");
     }
@@ -195,30 +195,31 @@ fn keys_that_are_taken_out_verify_nothing_any_more() {
         std::fs::write(&path, serde_json::json!({ "keys": kept }).to_string()).expect("a file");
     };
     with(&["r1", "e1"]);
-    let settings = WhoSettings {
-        jwt: Some(JwtSettings { jwks: Some(path.clone()), ..jwt("{}") }),
-        ..WhoSettings::default()
+    let settings = IdentityConfig {
+        jwt: Some(JwtConfig { jwks: Some(path.clone()), ..jwt("{}") }),
+        ..IdentityConfig::default()
     };
-    let tokens = Tokens::new(&settings).expect("settings").expect("tokens");
-    let both = [(); 2].map(|()| Who::sharing(&settings, [], Some(tokens.clone())).expect("settings"));
+    let tokens = JwtVerifier::new(&settings).expect("settings").expect("tokens");
+    let both =
+        [(); 2].map(|()| IdentityResolver::sharing(&settings, [], Some(tokens.clone())).expect("settings"));
     let believed = |algorithm: &str| {
         let each = both.each_ref().map(|who| user(who, "192.0.2.1", &token(algorithm), NOW)[0].is_some());
         assert_eq!(each[0], each[1], "they share their keys");
         each[0]
     };
     assert!(believed("RS256") && believed("RS256") && believed("ES256") && !believed("EdDSA"));
-    assert!(!tokens.look_again().expect("a file"), "nothing has changed");
+    assert!(!tokens.reload_if_changed().expect("a file"), "nothing has changed");
     with(&["e1", "d1"]);
-    assert!(tokens.look_again().expect("a file"));
+    assert!(tokens.reload_if_changed().expect("a file"));
     assert!(!believed("RS256"), "its key is gone");
     assert!(believed("ES256") && believed("EdDSA"));
     std::fs::write(&path, "{\"keys\": [").expect("a file");
-    let error = tokens.look_again().expect_err("half a file").to_string();
+    let error = tokens.reload_if_changed().expect_err("half a file").to_string();
     assert!(error.contains("tollgate-http-rotated"), "{error}");
-    assert!(!tokens.look_again().expect("told once"));
+    assert!(!tokens.reload_if_changed().expect("told once"));
     assert!(believed("ES256"), "the last good keys stay");
     with(&["r1"]);
-    assert!(tokens.look_again().expect("a file"));
+    assert!(tokens.reload_if_changed().expect("a file"));
     assert!(believed("RS256") && !believed("ES256"));
     std::fs::remove_file(&path).expect("removed");
 }

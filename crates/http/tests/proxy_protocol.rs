@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use std::net::SocketAddr;
-use tollgate_http::proxy_protocol::{LONGEST, ProxyError, read};
+use tollgate_http::proxy_protocol::{MAX_HEADER, ProxyError, read};
 
 fn binary(command: u8, family: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = b"\r\n\r\n\0\r\nQUIT\n".to_vec();
@@ -54,7 +54,7 @@ proptest! {
             let whole: Vec<u8> = header.iter().copied().chain(*b"GET / HTTP/1.1\r\n").collect();
             let found = read(&whole).expect("a header").expect("all of it");
             prop_assert_eq!(found.length, header.len());
-            prop_assert_eq!(found.ends, Some((source, destination)));
+            prop_assert_eq!(found.addresses, Some((source, destination)));
             for cut in 0..header.len() {
                 prop_assert_eq!(read(&whole[..cut]), Ok(None), "{} of {}", cut, header.len());
             }
@@ -67,7 +67,7 @@ proptest! {
         let mut all = start.as_bytes().to_vec();
         all.append(&mut bytes);
         let _ = read(&all);
-        all.resize(LONGEST, b'x');
+        all.resize(MAX_HEADER, b'x');
         prop_assert_ne!(read(&all), Ok(None));
     }
 }
@@ -84,10 +84,10 @@ fn a_proxy_may_speak_for_itself() {
         (binary(1, 3, &[0; 216]), 232),
     ] {
         let found = read(&bytes).expect("a header").expect("all of it");
-        assert_eq!((found.ends, found.length), (None, length), "{bytes:?}");
+        assert_eq!((found.addresses, found.length), (None, length), "{bytes:?}");
     }
     let mapped = b"PROXY TCP6 ::ffff:192.0.2.7 ::1 5 6\r\n";
-    let source = read(mapped).expect("a header").expect("all of it").ends.expect("ends").0;
+    let source = read(mapped).expect("a header").expect("all of it").addresses.expect("ends").0;
     assert_eq!(source.to_string(), "192.0.2.7:5", "an IPv4 client is one, whatever the socket");
 }
 

@@ -7,7 +7,9 @@ use sfv::{BareItem, List, ListEntry, Parser};
 use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, Span, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Window};
-use tollgate_http::answer::{AnswerSettings, BodyForm, Facts, Legacy, Policy, Ruled};
+use tollgate_http::response::{
+    BodyFormat, DecisionSummary, Disposition, LegacyHeaders, Policy, ResponseConfig,
+};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -40,7 +42,7 @@ fn number(member: &Member, name: &str) -> Option<i64> {
     member.1.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
 }
 
-fn headers(settings: &AnswerSettings, facts: &Facts<'_>, now: Timestamp) -> HeaderMap {
+fn headers(settings: &ResponseConfig, facts: &DecisionSummary<'_>, now: Timestamp) -> HeaderMap {
     let mut headers = HeaderMap::new();
     settings.write(facts, now, &mut headers);
     headers
@@ -63,11 +65,11 @@ proptest! {
     ) {
         const LARGEST: u64 = 999_999_999_999_999;
         let policies = limits.iter().map(|(rule, quota, window, left, reset, over)| {
-            let policy = Policy::new(rule, *quota, *window).left(*left).until(*reset);
+            let policy = Policy::new(rule, *quota, *window).remaining_fraction(*left).until(*reset);
             if *over { policy.over() } else { policy }
         });
-        let facts = Facts::of_policies(policies);
-        let headers = headers(&AnswerSettings::default(), &facts, Timestamp::ZERO);
+        let facts = DecisionSummary::from_policies(policies);
+        let headers = headers(&ResponseConfig::default(), &facts, Timestamp::ZERO);
         let told = members(&headers, "ratelimit-policy");
         prop_assert_eq!(told.len(), limits.len());
         for (member, (rule, quota, window, ..)) in told.iter().zip(&limits) {
@@ -129,13 +131,13 @@ impl Rig {
 }
 
 fn told(decision: &Decision) -> HeaderMap {
-    headers(&AnswerSettings::default(), &Facts::of(decision), Timestamp::ZERO)
+    headers(&ResponseConfig::default(), &DecisionSummary::from_decision(decision), Timestamp::ZERO)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// A `Retry-After` that is too short makes callers hammer; a `t` beyond it makes them wait for nothing.
+    /// A `Retry-ConnectionMode` that is too short makes callers hammer; a `t` beyond it makes them wait for nothing.
     #[test]
     fn who_waits_as_long_as_told_gets_through(
         keys in proptest::sample::subsequence(vec!["bucket", "token", "fixed", "sliding", "strict", "log", "many"], 1..4),
@@ -159,7 +161,7 @@ proptest! {
                 rig.clock.advance(Span::from_secs(reset as u64));
                 let look = rig.ask(&keys, 0);
                 let name = near.0.split('/').next().expect("a name").to_owned();
-                let policies = Facts::of(&look).policies;
+                let policies = DecisionSummary::from_decision(&look).policies;
                 let policy = policies.iter().find(|policy| policy.rule == name && policy.remaining > 0);
                 prop_assert!(policy.is_some(), "{:?} then {:?}", fields, policies);
             }
@@ -191,7 +193,7 @@ fn lesser_and_warned_requests_are_marked() {
     let warned = rig.ask(&["warned"], 6);
     assert_eq!(told(&warned)["x-ratelimit-warning"], "warned");
     let mut upstream = HeaderMap::new();
-    tollgate_http::answer::mark(&Facts::of(&warned), &mut upstream);
+    tollgate_http::response::write_markers(&DecisionSummary::from_decision(&warned), &mut upstream);
     assert_eq!((upstream.len(), &upstream["x-ratelimit-warning"]), (1, &"warned".parse().expect("a value")));
 }
 
@@ -202,10 +204,15 @@ fn legacy_fields_are_written_when_asked_for() {
     rig.ask(&["token"], 3);
     let decision = rig.ask(&["token"], 1);
     let now = Timestamp::from_micros(1_700_000_000_500_000);
-    let with =
-        |legacy| headers(&AnswerSettings { legacy, ..AnswerSettings::default() }, &Facts::of(&decision), now);
-    assert!(!with(Legacy::None).contains_key("x-ratelimit-limit"));
-    let delta = with(Legacy::Delta);
+    let with = |legacy| {
+        headers(
+            &ResponseConfig { legacy, ..ResponseConfig::default() },
+            &DecisionSummary::from_decision(&decision),
+            now,
+        )
+    };
+    assert!(!with(LegacyHeaders::None).contains_key("x-ratelimit-limit"));
+    let delta = with(LegacyHeaders::Delta);
     for (field, value) in [
         ("x-ratelimit-limit", "3"),
         ("x-ratelimit-remaining", "0"),
@@ -216,7 +223,7 @@ fn legacy_fields_are_written_when_asked_for() {
     ] {
         assert_eq!(delta[field], value, "{field}");
     }
-    assert_eq!(with(Legacy::Epoch)["x-ratelimit-reset"], "1700000021", "rounded up");
+    assert_eq!(with(LegacyHeaders::Epoch)["x-ratelimit-reset"], "1700000021", "rounded up");
 }
 
 proptest! {
@@ -226,37 +233,37 @@ proptest! {
         limits in proptest::collection::vec((".{0,20}", any::<u64>(), window(), any::<u64>(), any::<bool>()), 0..6),
         retry_after in prop_oneof![Just(1), any::<u64>()],
         id in proptest::option::of(any::<u128>()),
-        ruled in prop_oneof![Just(Ruled::Over), Just(Ruled::Unavailable)],
+        ruled in prop_oneof![Just(Disposition::Denied), Just(Disposition::Unavailable)],
     ) {
         let policies = limits.iter().map(|(rule, quota, window, left, over)| {
-            let policy = Policy::new(rule, *quota, *window).left(*left);
+            let policy = Policy::new(rule, *quota, *window).remaining_fraction(*left);
             if *over { policy.over() } else { policy }
         });
         let denied_by = limits.first().map(|limit| limit.0.as_str());
         let decision = id.map(tollgate_engine::DecisionId);
-        let facts = Facts { ruled, retry_after, denied_by, decision, ..Facts::of_policies(policies) };
-        let nearest = facts.nearest().filter(|_| ruled == Ruled::Over).map(|near| match near.window {
+        let facts = DecisionSummary { disposition: ruled, retry_after, denied_by, decision, ..DecisionSummary::from_policies(policies) };
+        let nearest = facts.nearest().filter(|_| ruled == Disposition::Denied).map(|near| match near.window {
             Window::Held => format!("At most {} at once. ", near.quota),
             window => format!("At most {} in {window}. ", near.quota),
         });
-        let what = if ruled == Ruled::Over { "Rate limit exceeded" } else { "No decision can be made" };
+        let what = if ruled == Disposition::Denied { "Rate limit exceeded" } else { "No decision can be made" };
         let seconds = if retry_after == 1 { "second" } else { "seconds" };
         let message = format!("{what}. {}Retry after {retry_after} {seconds}.", nearest.unwrap_or_default());
 
         let read = |form| {
-            let settings = AnswerSettings { body: form, ..AnswerSettings::default() };
+            let settings = ResponseConfig { body: form, ..ResponseConfig::default() };
             let (_, body) = settings.body(&facts).expect("a denial");
             serde_json::from_slice::<serde_json::Value>(&body).expect("JSON")
         };
         let (kind, title, status) = match ruled {
-            Ruled::Over => ("quota-exceeded", "Over the limit", 429),
+            Disposition::Denied => ("quota-exceeded", "Over the limit", 429),
             _ => ("temporary-reduced-capacity", "Temporarily not decidable", 503),
         };
         let mut problem = serde_json::json!({
             "type": format!("https://iana.org/assignments/http-problem-types#{kind}"),
             "title": title, "status": status, "detail": message, "retry_after": retry_after,
         });
-        if ruled == Ruled::Over {
+        if ruled == Disposition::Denied {
             let over = facts.policies.iter().filter(|policy| policy.is_over).map(|policy| {
                 let seen = policy.rule.chars().map(|c| if (' '..='~').contains(&c) { c } else { '?' });
                 let seen: String = seen.collect();
@@ -267,9 +274,9 @@ proptest! {
         if let Some(id) = id {
             problem["decision_id"] = format!("{id:032x}").into();
         }
-        prop_assert_eq!(read(BodyForm::Problem), problem);
+        prop_assert_eq!(read(BodyFormat::Problem), problem);
 
-        let code = if ruled == Ruled::Over { "RATE_LIMITED" } else { "UNAVAILABLE" };
+        let code = if ruled == Disposition::Denied { "RATE_LIMITED" } else { "UNAVAILABLE" };
         let mut error = serde_json::json!({"code": code, "message": message, "retry_after": retry_after});
         if let Some(near) = facts.nearest() {
             error["limit"] = near.quota.into();
@@ -278,7 +285,7 @@ proptest! {
         if let Some(rule) = denied_by {
             error["scope"] = rule.into();
         }
-        prop_assert_eq!(read(BodyForm::Plain), serde_json::json!({ "error": error }));
+        prop_assert_eq!(read(BodyFormat::Plain), serde_json::json!({ "error": error }));
     }
 }
 
@@ -288,9 +295,9 @@ fn a_denial_has_the_status_and_the_body_that_were_asked_for() {
     let rig = Rig::new();
     rig.ask(&["many"], 2);
     let decision = rig.ask(&["many"], 1);
-    let facts = Facts::of(&decision);
+    let facts = DecisionSummary::from_decision(&decision);
     let read = |settings: &str| {
-        let settings: AnswerSettings = serde_saphyr::from_str(settings).expect("settings");
+        let settings: ResponseConfig = serde_saphyr::from_str(settings).expect("settings");
         let answer = settings.respond(&facts, Timestamp::ZERO);
         let body: serde_json::Value = serde_json::from_slice(answer.body()).expect("JSON");
         (answer.status().as_u16(), answer.headers()["content-type"].clone(), body)
@@ -312,17 +319,21 @@ fn a_denial_has_the_status_and_the_body_that_were_asked_for() {
 
     rig.ask(&["guard"], 1);
     let abuse = rig.ask(&["guard"], 1);
-    let body = AnswerSettings::default().body(&Facts::of(&abuse)).expect("a denial").1;
+    let body = ResponseConfig::default().body(&DecisionSummary::from_decision(&abuse)).expect("a denial").1;
     assert!(String::from_utf8_lossy(&body).contains("#abnormal-usage-detected"));
     let allowed = rig.ask(&["bucket"], 1);
-    assert_eq!(AnswerSettings::default().body(&Facts::of(&allowed)), None);
+    assert_eq!(ResponseConfig::default().body(&DecisionSummary::from_decision(&allowed)), None);
 }
 
 /// 503 says that the caller has done nothing wrong: it must never be a 429, whatever status denials have.
 #[test]
 fn what_nobody_could_decide_is_503_whatever_denials_are() {
-    let settings: AnswerSettings = serde_saphyr::from_str("{status: 403}").expect("settings");
-    let facts = Facts { ruled: Ruled::Unavailable, retry_after: 1, ..Facts::of_policies([]) };
+    let settings: ResponseConfig = serde_saphyr::from_str("{status: 403}").expect("settings");
+    let facts = DecisionSummary {
+        disposition: Disposition::Unavailable,
+        retry_after: 1,
+        ..DecisionSummary::from_policies([])
+    };
     let answer = settings.respond(&facts, Timestamp::ZERO);
     assert_eq!(
         (answer.status().as_u16(), &answer.headers()["retry-after"]),
@@ -343,8 +354,8 @@ fn settings_that_cannot_be_are_refused_with_what_to_write() {
         ("{legacy: yes}", "epoch"),
         ("{ratelimit: draft-3}", "draft-11"),
     ] {
-        let error = serde_saphyr::from_str::<AnswerSettings>(text).expect_err(text).to_string();
+        let error = serde_saphyr::from_str::<ResponseConfig>(text).expect_err(text).to_string();
         assert!(error.contains(says), "{text}: {error}");
     }
-    assert_eq!(serde_saphyr::from_str::<AnswerSettings>("{}").expect("defaults").body, BodyForm::Problem);
+    assert_eq!(serde_saphyr::from_str::<ResponseConfig>("{}").expect("defaults").body, BodyFormat::Problem);
 }

@@ -1,4 +1,4 @@
-//! `traceparent`, against the standard's own words. One that is read wrongly hangs spans under traces they are not part of,
+//! `format`, against the standard's own words. One that is read wrongly hangs spans under traces they are not part of,
 //! or makes spans that nobody has asked for.
 
 use http::HeaderMap;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use tollgate_core::{Clock, ManualClock, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Observer, Trace};
-use tollgate_http::trace::{self, TRACEPARENT, sampled, traceparent};
+use tollgate_http::traceparent::{self, TRACEPARENT, format, sampled};
 use tollgate_rules::{Options, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -92,7 +92,7 @@ fn only_a_sampled_trace_is_followed() {
 #[test]
 fn the_next_one_is_told_of_our_span() {
     let trace = read(GOOD).expect("a trace");
-    let next = read(traceparent(&trace).to_str().expect("text")).expect("a trace");
+    let next = read(format(&trace).to_str().expect("text")).expect("a trace");
     assert_eq!((next.id, next.parent), (trace.id, trace.span));
     let spans: std::collections::HashSet<_> = (0..10_000).map(|_| trace.within(trace.began).span).collect();
     assert_eq!((spans.len(), spans.contains(&[0; 8])), (10_000, false));
@@ -120,7 +120,7 @@ fn a_trace_is_looked_for_where_somebody_follows_it() {
         for follows in follows {
             limiter = limiter.with_observer(Arc::new(Follows(*follows)));
         }
-        trace::of(&limiter, fields, || Timestamp::ZERO).is_some()
+        traceparent::from_headers(&limiter, fields, || Timestamp::ZERO).is_some()
     };
     assert!(!of(&[true], &fields));
     fields.append(&TRACEPARENT, GOOD.parse().expect("a value"));

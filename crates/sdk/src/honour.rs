@@ -21,7 +21,7 @@ const MOST_HOSTS: usize = 1024;
 /// What a host may ask for at most: nobody shuts us up for a year.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
-/// A layer for clients, that keeps to `Retry-After` and `RateLimit` of the hosts they call.
+/// A layer for clients, that keeps to `Retry-ConnectionMode` and `RateLimit` of the hosts they call.
 ///
 /// ```
 /// use http::{Request, Response};

@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_engine::{Check, Limiter, PermitGuard, Request};
-use tollgate_http::answer::{AnswerSettings, Facts};
-use tollgate_http::trace;
+use tollgate_http::response::{DecisionSummary, ResponseConfig};
+use tollgate_http::traceparent;
 use tollgate_rules::{Descriptor, Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -16,7 +16,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 pub struct InProcess<S> {
     limiter: Arc<Limiter<S>>,
     domain: String,
-    answers: AnswerSettings,
+    answers: ResponseConfig,
 }
 
 impl<S> fmt::Debug for InProcess<S> {
@@ -71,12 +71,12 @@ impl<S: CounterStore + 'static> InProcess<S> {
     /// By an engine that the program has put together, and the rules of one of its domains.
     #[must_use]
     pub fn new(limiter: Arc<Limiter<S>>, domain: &str) -> Self {
-        Self { limiter, domain: domain.to_owned(), answers: AnswerSettings::default() }
+        Self { limiter, domain: domain.to_owned(), answers: ResponseConfig::default() }
     }
 
     /// With other answers than the usual ones.
     #[must_use]
-    pub fn answering(mut self, answers: AnswerSettings) -> Self {
+    pub fn answering(mut self, answers: ResponseConfig) -> Self {
         self.answers = answers;
         self
     }
@@ -93,7 +93,7 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
         let (cost, limiter) = (ask.engine_cost(), &self.limiter);
         let began = limiter.clock().now();
         let parent = ask.traceparent.as_ref().filter(|_| limiter.is_traced());
-        let trace = parent.and_then(|parent| trace::sampled(parent.as_bytes(), || began));
+        let trace = parent.and_then(|parent| traceparent::sampled(parent.as_bytes(), || began));
         let trace = trace.as_ref();
         let (decision, held) = match &ask.form {
             Form::Attributes(pairs) => {
@@ -115,7 +115,7 @@ impl<S: CounterStore + 'static> Decide for InProcess<S> {
         };
         let now = limiter.clock().now();
         limiter.took("sdk", 1, now.since(began));
-        let facts = Facts::of(&decision);
+        let facts = DecisionSummary::from_decision(&decision);
         let answer = self.answers.respond(&facts, now);
         let mut decided = Decided::of(answer);
         decided.passes = decision.is_allowed();

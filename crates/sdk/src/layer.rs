@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tollgate_core::Span;
 use tollgate_engine::DelayQueue;
-use tollgate_http::trace::TRACEPARENT;
+use tollgate_http::traceparent::TRACEPARENT;
 use tower_layer::Layer;
 use tower_service::Service;
 

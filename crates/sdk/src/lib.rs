@@ -9,7 +9,7 @@
 //! | [`HonourLayer`] | keep to the limits of services that are called |
 //!
 //! A service behind the layer answers as every other front of Tollgate does ([`tollgate_http::answer`]): `RateLimit` and
-//! `RateLimit-Policy` on every answer, `Retry-After` on denials.
+//! `RateLimit-Policy` on every answer, `Retry-ConnectionMode` on denials.
 //!
 //! ```
 //! use http::{Request, Response};
@@ -44,7 +44,11 @@ mod decide;
 mod honour;
 #[cfg(feature = "in-process")]
 mod in_process;
+#[cfg(feature = "in-process")]
+mod keyed;
 mod layer;
+#[cfg(feature = "in-process")]
+mod rate_limit_layer;
 #[cfg(feature = "remote")]
 mod remote;
 mod told;
@@ -57,7 +61,11 @@ pub use decide::{Decide, Decided};
 pub use honour::{Honour, HonourError, HonourLayer};
 #[cfg(feature = "in-process")]
 pub use in_process::{InProcess, RulesError};
+#[cfg(feature = "in-process")]
+pub use keyed::{Allowed, Denied, Key, KeyedLimiter, KeyedLimiterError};
 pub use layer::{Tollgate, TollgateLayer};
+#[cfg(feature = "in-process")]
+pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]
 pub use remote::{OnFailure, Remote, RemoteError, RemoteSettings, RemoteTls};
-pub use tollgate_http::answer::AnswerSettings;
+pub use tollgate_http::response::ResponseConfig;

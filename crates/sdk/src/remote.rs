@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tollgate_core::{CalendarUnit, Clock, Span, SystemClock};
 use tollgate_engine::Window;
-use tollgate_http::answer::{AnswerSettings, Facts, Policy, Ruled};
+use tollgate_http::response::{DecisionSummary, Disposition, Policy, ResponseConfig};
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
@@ -81,7 +81,7 @@ pub struct RemoteSettings {
     /// What happens when there is no decision.
     pub on_failure: OnFailure,
     /// How answers are written that the server does not write.
-    pub answers: AnswerSettings,
+    pub answers: ResponseConfig,
 }
 
 impl RemoteSettings {
@@ -95,7 +95,7 @@ impl RemoteSettings {
             deadline: Duration::from_millis(50),
             connections: 1,
             on_failure: OnFailure::Open,
-            answers: AnswerSettings::default(),
+            answers: ResponseConfig::default(),
         }
     }
 }
@@ -221,7 +221,11 @@ impl Remote {
         match self.settings.on_failure {
             OnFailure::Open => Decided::pass(),
             OnFailure::Closed => {
-                let facts = Facts { ruled: Ruled::Unavailable, retry_after: 1, ..Facts::of_policies([]) };
+                let facts = DecisionSummary {
+                    disposition: Disposition::Unavailable,
+                    retry_after: 1,
+                    ..DecisionSummary::from_policies([])
+                };
                 Decided::of(self.settings.answers.respond(&facts, self.clock.now()))
             }
         }
@@ -271,7 +275,7 @@ impl Decide for Remote {
 }
 
 /// What another server of the protocol says.
-fn facts(statuses: &[DescriptorStatus], passes: bool) -> Facts<'_> {
+fn facts(statuses: &[DescriptorStatus], passes: bool) -> DecisionSummary<'_> {
     let policies = statuses.iter().filter_map(|status| {
         let limit = status.current_limit.as_ref()?;
         let window = match limit.unit {
@@ -289,13 +293,13 @@ fn facts(statuses: &[DescriptorStatus], passes: bool) -> Facts<'_> {
             .map_or(0, |reset| u64::try_from(reset.seconds).unwrap_or(0) + u64::from(reset.nanos > 0));
         let name = if limit.name.is_empty() { "default" } else { &limit.name };
         let policy = Policy::new(name, u64::from(limit.requests_per_unit), window)
-            .left(u64::from(status.limit_remaining))
+            .remaining_fraction(u64::from(status.limit_remaining))
             .until(reset);
         Some(if status.code == OVER_LIMIT { policy.over() } else { policy })
     });
-    let mut facts = Facts::of_policies(policies);
+    let mut facts = DecisionSummary::from_policies(policies);
     if !passes {
-        facts.ruled = Ruled::Over;
+        facts.disposition = Disposition::Denied;
         facts.retry_after = facts.nearest().map_or(1, |policy| policy.reset.max(1));
         facts.denied_by = facts.nearest().map(|policy| policy.rule);
     }

@@ -1,4 +1,4 @@
-//! What an answer tells its caller to do: how long to stay away. Read from `Retry-After`, and from `RateLimit` where nothing
+//! What an answer tells its caller to do: how long to stay away. Read from `Retry-ConnectionMode`, and from `RateLimit` where nothing
 //! is left. What cannot be read tells nothing.
 
 use http::header::{HeaderMap, RETRY_AFTER};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::SystemClock;
 use tollgate_core::conformance::RemoteStore;
-use tollgate_http::who::IDENTIFICATIONS;
+use tollgate_http::identity::IDENTIFICATIONS;
 use tollgate_sdk::{Ask, Decide, Remote, RemoteSettings};
 use tollgate_store::MemoryStore;
 

@@ -97,7 +97,7 @@ async fn search(
     responses((status = 200, description = "What was asked for.", body = ExplainedDecision)),
     extensions(("x-role" = json!("viewer"))))]
 async fn why(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) -> ApiResult {
-    let id = decision_id(&id).ok_or_else(|| Problem::bad(DECISION_ID).at("id"))?;
+    let id = decision_id(&id).ok_or_else(|| Problem::bad(DECISION_ID).in_field("id"))?;
     let observe = admin.observe()?;
     let found = run_blocking(&admin, move |observe| observe.find(id)).await?.ok_or_else(|| {
         let detail = "this node has no such decision in its log; it keeps every denial and some of what it allows, and \

@@ -66,7 +66,7 @@ async fn declare_by_id(
     Json(mut draft): Json<EmergencySpec>,
 ) -> ApiResult {
     if draft.target.is_some() {
-        return Err(Problem::bad("the path names the target; leave it out").at("target").into());
+        return Err(Problem::bad("the path names the target; leave it out").in_field("target").into());
     }
     draft.target = Some(EmergencyTarget { kind: TargetKind::ApiKey, value: caller.key()?.to_owned() });
     let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;

@@ -95,7 +95,7 @@ async fn put(
         },
     };
     let changed = admin.log.change(wanted);
-    changed.map_err(|(place, detail)| unprocessable("Validation failed", detail).at(place))?;
+    changed.map_err(|(place, detail)| unprocessable("Validation failed", detail).in_field(place))?;
     let now = admin.log.now();
     tracing::warn!(by = actor.name, level = now.level, modules = ?now.modules, "the log level was changed");
     Ok(json_response(StatusCode::OK, &now))

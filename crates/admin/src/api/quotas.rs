@@ -48,7 +48,7 @@ async fn list(
     _: Viewer,
     StrictQuery(ListParameters { tier, prefix, cursor }): StrictQuery<ListParameters>,
 ) -> ApiResult {
-    let wrong = || Problem::bad("write a `next_cursor` of a page before, or leave it out").at("cursor");
+    let wrong = || Problem::bad("write a `next_cursor` of a page before, or leave it out").in_field("cursor");
     let after = cursor.map(|cursor| Cursor::parse(&cursor).ok_or_else(wrong)).transpose()?;
     let page = admin.control()?.quotas(&QuotaFilter { tier, prefix, after }).await?;
     Ok(json_response(StatusCode::OK, &page))
@@ -192,9 +192,12 @@ fn expected(headers: &HeaderMap) -> Result<Precondition, Problem> {
             let revision = tag.strip_prefix("\"r").and_then(|tag| tag.strip_suffix('"'));
             revision.and_then(|revision| revision.parse().ok()).map(Precondition::Revision).ok_or_else(|| {
                 Problem::bad("write one ETag as GET has told it, such as If-Match: \"r12\", or *")
-                    .at("If-Match")
+                    .in_field("If-Match")
             })
         }
-        _ => Err(Problem::bad("write `If-Match: ETAG` or `If-None-Match: *`, not both").at("If-None-Match")),
+        _ => {
+            Err(Problem::bad("write `If-Match: ETAG` or `If-None-Match: *`, not both")
+                .in_field("If-None-Match"))
+        }
     }
 }

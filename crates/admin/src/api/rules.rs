@@ -284,7 +284,7 @@ fn refused(refusal: PublishError) -> Response {
     let (status, title, detail, more) = match refusal {
         PublishError::Control(error) => return ApiError::from(error).into_response(),
         PublishError::Malformed(place, why) => {
-            return ApiError(Problem::bad(why).at(place)).into_response();
+            return ApiError(Problem::bad(why).in_field(place)).into_response();
         }
         PublishError::Invalid(report) => {
             let first = report.errors.first();

@@ -95,7 +95,7 @@ impl FromRequestParts<Arc<AdminState>> for UsageOf {
         let (mut values, mut attributes) =
             query::with_attributes(parts.uri.query().unwrap_or_default(), &["domain"])?;
         if attributes.iter().any(|(name, _)| name == TENANT_KEY) {
-            return Err(Problem::bad("the key stands in the path").at("attr.api_key").into());
+            return Err(Problem::bad("the key stands in the path").in_field("attr.api_key").into());
         }
         attributes.insert(0, (TENANT_KEY.to_owned(), caller.key()?.to_owned()));
         let domain = values.pop().flatten();
@@ -259,8 +259,8 @@ async fn take_back(admin: &AdminState, caller: &CallerPath, grant: &str, actor: 
 
 fn unread(error: UsageError) -> Problem {
     match error {
-        UsageError::Domain(why) => Problem::bad(why).at("domain"),
-        UsageError::Rule(why) => unprocessable("No such rule", why).at("rule"),
+        UsageError::Domain(why) => Problem::bad(why).in_field("domain"),
+        UsageError::Rule(why) => unprocessable("No such rule", why).in_field("rule"),
         error => {
             tracing::warn!(%error, "counters could not be read for an operator");
             let detail = "the store of the counters does not answer. Try again";

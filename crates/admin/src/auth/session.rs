@@ -70,7 +70,7 @@ async fn log_in(
     Json(LogIn { token }): Json<LogIn>,
 ) -> ApiResult {
     let token = token.trim();
-    authenticate_token(&admin, &head, token).await.map_err(|refused| refused.at("token"))?;
+    authenticate_token(&admin, &head, token).await.map_err(|refused| refused.in_field("token"))?;
     // `tg_ID_SECRET`: it has just been proven, so it has this form.
     let id = token.split('_').nth(1).unwrap_or_default();
     let broken = || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "No randomness", "try again");

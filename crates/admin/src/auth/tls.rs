@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
-use tollgate_http::tls::{Seen, ServerCertificate, authorities, provider};
+use tollgate_http::tls::{FileWatch, ServerCertificate, authorities, provider};
 
 const GLANCE: Duration = Duration::from_secs(1);
 
@@ -16,7 +16,7 @@ const GLANCE: Duration = Duration::from_secs(1);
 pub struct AdminTls {
     certificate: Arc<ServerCertificate>,
     /// The file with the authorities of callers.
-    callers: Option<(PathBuf, Mutex<Seen<1>>)>,
+    callers: Option<(PathBuf, Mutex<FileWatch<1>>)>,
     acceptor: ArcSwap<TlsAcceptor>,
 }
 
@@ -37,7 +37,7 @@ impl AdminTls {
     /// Which file is wrong, and why.
     pub fn new(certificate: &Path, key: &Path, callers: Option<&Path>) -> Result<Self, String> {
         let certificate = ServerCertificate::load(certificate, key)?;
-        let seen = callers.map(|path| (path.to_owned(), Mutex::new(Seen::of([path]))));
+        let seen = callers.map(|path| (path.to_owned(), Mutex::new(FileWatch::new([path]))));
         let acceptor = ArcSwap::from_pointee(acceptor(&certificate, callers)?);
         Ok(Self { certificate, callers: seen, acceptor })
     }
@@ -59,7 +59,7 @@ impl AdminTls {
     fn refresh_callers(&self) {
         let Some((path, seen)) = &self.callers else { return };
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        match seen.again([path], || acceptor(&self.certificate, Some(path))) {
+        match seen.retry_if_changed([path], || acceptor(&self.certificate, Some(path))) {
             None => {}
             Some(Ok(acceptor)) => {
                 // Sessions of before are not resumed: they were begun under what the old file said.

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tollgate_http::server::Drain;
-use tollgate_http::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
+use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
 use tower_service::Service;
 
 /// The time that a head may take, the wait for the next request included.
@@ -39,7 +39,7 @@ pub(crate) async fn serve(
     let (limiter, tls) = (ConnectionLimiter::default(), tls.map(Arc::new));
     // The limiter admits; it evicts idle connections rather than let others wait.
     let unbounded = ConnectionSlots::new(usize::MAX, WhenFull::Wait);
-    let shutdown = Shutdown { timeout: DRAIN_TIMEOUT, newcomers: Newcomers::Serve };
+    let shutdown = Shutdown { timeout: DRAIN_TIMEOUT, new_connections: NewConnections::Serve };
     let accepting = accept::serve(listener, unbounded, shutdown, drain, |stream, peer, drain| {
         let slot = limiter.admit(peer.ip()).map(Arc::new);
         let (router, tls) = (router.clone(), tls.clone());

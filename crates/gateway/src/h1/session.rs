@@ -9,12 +9,12 @@ use crate::proxy::Proxy;
 use http::StatusCode;
 use std::sync::Arc;
 use tollgate_core::CounterStore;
-use tollgate_http::h1::Answer;
+use tollgate_http::h1::RawResponse;
 use tollgate_http::h1::head::{self, HeadError, HeadLimits, RequestHead};
+use tollgate_http::identity::RequestView;
 use tollgate_http::server::{
     BodyMode, Payload, Rejection, Request, Response, Scope, Service, Streamed, Upgrade,
 };
-use tollgate_http::who::Asked;
 
 /// One connection.
 pub(crate) struct Session<S: CounterStore + 'static> {
@@ -38,7 +38,7 @@ impl<S: CounterStore + 'static> Service for Session<S> {
         let Request { head, bytes, body } = request;
         let fields = head.fields(bytes);
         let forwarded = Forwarded {
-            asked: Asked {
+            asked: RequestView {
                 peer: self.peer.address,
                 method: head.method.as_str(),
                 path: head.path(bytes),
@@ -65,7 +65,7 @@ impl<S: CounterStore + 'static> Service for Session<S> {
         }
     }
 
-    fn reject(&self, rejection: Rejection) -> Answer {
+    fn reject(&self, rejection: Rejection) -> RawResponse {
         let (status, detail) = match rejection {
             Rejection::Head(error) => (error.status(), error.to_string()),
             Rejection::SlowHead => {

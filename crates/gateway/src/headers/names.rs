@@ -6,7 +6,7 @@
 
 use http::HeaderMap;
 use http::header::HeaderName;
-use tollgate_http::who::WhoSettings;
+use tollgate_http::identity::IdentityConfig;
 
 pub(super) fn is_any(name: &[u8], known: &[&str]) -> bool {
     known.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()))
@@ -72,7 +72,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(who: &WhoSettings) -> Self {
+    pub(crate) fn new(who: &IdentityConfig) -> Self {
         let names = |names: &mut dyn Iterator<Item = &String>| -> Vec<HeaderName> {
             names.filter_map(|name| name.parse().ok()).collect()
         };

@@ -2,7 +2,7 @@
 
 use super::*;
 use http::HeaderMap;
-use tollgate_http::who::WhoSettings;
+use tollgate_http::identity::IdentityConfig;
 
 fn map(fields: &[(&str, &str)]) -> HeaderMap {
     let mut map = HeaderMap::new();
@@ -14,10 +14,10 @@ fn map(fields: &[(&str, &str)]) -> HeaderMap {
 
 fn passed(fields: &[(&str, &str)], is_trusted: bool, forward: Forward) -> HeaderMap {
     let peer = Peer::new("::ffff:10.0.0.9".parse().expect("an address"), false);
-    let who = WhoSettings {
+    let who = IdentityConfig {
         trusted_headers: [("tenant".to_owned(), "X-Tenant".to_owned())].into(),
         headers: [("app".to_owned(), "x_app".to_owned())].into(),
-        ..WhoSettings::default()
+        ..IdentityConfig::default()
     };
     let passing = Passing {
         peer: &peer,
@@ -146,9 +146,9 @@ fn trailers_say_nothing_of_who_asks() {
         ("authorization", "b"),
         ("content-length", "7"),
     ]);
-    let who = WhoSettings {
+    let who = IdentityConfig {
         trusted_headers: [("tenant".to_owned(), "x-tenant".to_owned())].into(),
-        ..WhoSettings::default()
+        ..IdentityConfig::default()
     };
     Guard::new(&who).clean(&mut trailers);
     assert_eq!(trailers, map(&[("x-sum", "42"), ("grpc-status", "0")]));

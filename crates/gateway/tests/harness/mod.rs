@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_gateway::{GatewayConfig, GatewaySection, Handle};
-use tollgate_http::answer::AnswerSettings;
-use tollgate_http::who::WhoSettings;
+use tollgate_http::identity::IdentityConfig;
+use tollgate_http::response::ResponseConfig;
 use tollgate_observe::{ExpositionFormat, MetricsWriter};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -30,9 +30,9 @@ const MEMORY: usize = 16 << 20;
 struct File {
     gateway: GatewaySection,
     #[serde(default)]
-    who: WhoSettings,
+    who: IdentityConfig,
     #[serde(default)]
-    answers: AnswerSettings,
+    answers: ResponseConfig,
 }
 
 pub(crate) struct Gateway<S: CounterStore + 'static = MemoryStore<SystemClock>> {

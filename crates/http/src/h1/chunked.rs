@@ -8,8 +8,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, header};
 
 /// The longest line of a size with its extensions.
-const LINE: usize = 256;
-const TRAILERS: HeadLimits = HeadLimits { bytes: 8 * 1024, target: 0, fields: 32 };
+const MAX_LINE: usize = 256;
+const MAX_TRAILERS: HeadLimits = HeadLimits { bytes: 8 * 1024, target: 0, fields: 32 };
 
 /// A body is not what it says it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,10 +87,10 @@ impl Chunks {
 
 /// One line with a size, if it is whole.
 fn size(bytes: &mut BytesMut) -> Result<Option<u64>, ChunkError> {
-    let window = &bytes[..bytes.len().min(LINE)];
+    let window = &bytes[..bytes.len().min(MAX_LINE)];
     let Some(feed) = memchr::memchr(b'\n', window) else {
         // What is there must at least begin like a size.
-        let wrong = window.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) || window.len() == LINE;
+        let wrong = window.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) || window.len() == MAX_LINE;
         return if wrong { Err(ChunkError) } else { Ok(None) };
     };
     let line = window[..feed].strip_suffix(b"\r").ok_or(ChunkError)?;
@@ -117,9 +117,10 @@ fn trailers(bytes: &mut BytesMut) -> Result<Option<HeaderMap>, ChunkError> {
         None if bytes.is_empty() || bytes[0] == b'\r' => return Ok(None),
         _ => {}
     }
-    let end = head::end_of_head(bytes, &mut 0, &TRAILERS).map_err(|_| ChunkError)?;
+    let end = head::end_of_head(bytes, &mut 0, &MAX_TRAILERS).map_err(|_| ChunkError)?;
     let Some(end) = end else { return Ok(None) };
-    let mut trailers = head::fields(&bytes.split_to(end).freeze(), 0, &TRAILERS).map_err(|_| ChunkError)?;
+    let mut trailers =
+        head::fields(&bytes.split_to(end).freeze(), 0, &MAX_TRAILERS).map_err(|_| ChunkError)?;
     drop_forbidden(&mut trailers);
     Ok(Some(trailers))
 }

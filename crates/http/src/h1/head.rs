@@ -4,8 +4,10 @@
 //! twice or beside `Transfer-Encoding`. None of these is repaired here. Written for this place rather than taken from a
 //! general parser, because those accept several of them for the sake of old clients. Pure: bytes in, a head out.
 
-pub use super::refusal::{HeadError, HeadLimits};
-use super::scan::{Field, FieldPlaces, FieldsOf, Marks, Scan, Twins, scan_fields};
+pub use super::error::{HeadError, HeadLimits};
+use super::scan::{
+    DuplicateLength, Field, FramingFields, HeadHeaders, HeaderIndex, ScannedHead, scan_fields,
+};
 use super::target::{absolute_target, check_host, check_origin_form, without_query};
 pub use super::target::{check_path, is_host};
 use bytes::Bytes;
@@ -45,7 +47,7 @@ pub struct RequestHead {
     /// The whole target, where the caller wrote more than a path and a query.
     absolute: Option<Uri>,
     /// Everything else. Only clients of HTTP/1.1 keep their connection.
-    pub scan: Scan,
+    pub scan: ScannedHead,
 }
 
 /// An answer's head that has passed. It knows where things lie: whoever asks brings the bytes again.
@@ -57,14 +59,14 @@ pub struct ResponseHead {
     pub framing: Framing,
     /// Whether the connection can be used again.
     pub keep_alive: bool,
-    fields: FieldPlaces,
+    fields: HeaderIndex,
 }
 
 impl ResponseHead {
     /// The fields where they lie.
     #[must_use]
-    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> FieldsOf<'h> {
-        FieldsOf { head, places: &self.fields }
+    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> HeadHeaders<'h> {
+        HeadHeaders { head, index: &self.fields }
     }
 
     /// The fields as a map, for who keeps them.
@@ -97,13 +99,13 @@ pub fn end_of_head(bytes: &[u8], seen: &mut usize, limits: &HeadLimits) -> Resul
     if bytes.len() >= limits.bytes { Err(HeadError::TooLarge) } else { Ok(None) }
 }
 
-/// Reads a whole request head, its last empty line included, and whatever a proxy must refuse on top of what [`Scan`]
+/// Reads a whole request head, its last empty line included, and whatever a proxy must refuse on top of what [`ScannedHead`]
 /// does: targets that hide their path, and hosts that are none.
 ///
 /// # Errors
 /// [`HeadError`] for whatever could be read in two ways.
 pub fn request(head: &[u8], limits: &HeadLimits) -> Result<RequestHead, HeadError> {
-    let mut scan = Scan::new(head, limits)?;
+    let mut scan = ScannedHead::new(head, limits)?;
     let method = Method::from_bytes(scan.method(head)).map_err(|_| HeadError::RequestLine)?;
     if method == Method::CONNECT {
         return Err(HeadError::Method);
@@ -115,13 +117,13 @@ pub fn request(head: &[u8], limits: &HeadLimits) -> Result<RequestHead, HeadErro
     } else {
         Some(absolute_target(target, &method)?)
     };
-    check_host(scan.host.map(|host| host.of(head)), absolute.as_ref(), scan.version)?;
+    check_host(scan.host.map(|host| host.locate(head)), absolute.as_ref(), scan.version)?;
     scan.keep_alive &= scan.version == Version::HTTP_11;
     Ok(RequestHead { method, absolute, scan })
 }
 
-impl AsRef<Scan> for RequestHead {
-    fn as_ref(&self) -> &Scan {
+impl AsRef<ScannedHead> for RequestHead {
+    fn as_ref(&self) -> &ScannedHead {
         &self.scan
     }
 }
@@ -129,7 +131,7 @@ impl AsRef<Scan> for RequestHead {
 impl RequestHead {
     /// The fields where they lie.
     #[must_use]
-    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> FieldsOf<'h> {
+    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> HeadHeaders<'h> {
         self.scan.fields(head)
     }
 
@@ -191,7 +193,7 @@ pub fn response(head: &[u8], limits: &HeadLimits, asked: &Method) -> Result<Resp
         return Err(HeadError::StatusLine);
     }
     let status = StatusCode::from_bytes(digits).map_err(|_| HeadError::StatusLine)?;
-    let mut marks = Marks::new(Twins::MayAgree);
+    let mut marks = FramingFields::new(DuplicateLength::AllowedIfEqual);
     let fields = scan_fields(head, line + 2, limits, &mut marks)?;
     let bodiless = asked == Method::HEAD
         || status.is_informational()
@@ -222,7 +224,7 @@ pub fn fields(head: &Bytes, at: usize, limits: &HeadLimits) -> Result<HeaderMap,
 fn header_map(head: &Bytes, fields: &[Field]) -> Result<HeaderMap, HeadError> {
     let mut headers = HeaderMap::with_capacity(fields.len().max(12));
     for field in fields {
-        let name = HeaderName::from_bytes(field.name.of(head)).map_err(|_| HeadError::FieldName)?;
+        let name = HeaderName::from_bytes(field.name.locate(head)).map_err(|_| HeadError::FieldName)?;
         let value = HeaderValue::from_maybe_shared(head.slice(field.value.range()));
         headers.append(name, value.map_err(|_| HeadError::FieldValue)?);
     }

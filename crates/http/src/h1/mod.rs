@@ -5,19 +5,19 @@
 //! |---|---|
 //! | [`head`] | reads request and answer heads, refuses what is ambiguous |
 //! | `target` | what a request asks for: paths and hosts that are what they seem |
-//! | `refusal` | why a head is refused |
+//! | `error` | why a head is refused |
 //! | `scan` | the same of a request, in place, for who answers by itself |
-//! | `answer` | an answer of our own, until it is written |
+//! | `response` | an answer of our own, until it is written |
 //! | [`chunked`] | reads bodies in chunks |
 //! | [`properties`] | what must hold of any bytes: for fuzzers and property tests |
 
-mod answer;
 pub mod chunked;
+mod error;
 pub mod head;
 pub mod properties;
-mod refusal;
+mod response;
 mod scan;
 mod target;
 
-pub use answer::{After, Answer, Wants};
-pub use scan::{FieldsOf, Scan};
+pub use response::{ConnectionMode, RawResponse, ResponseBodyMode};
+pub use scan::{HeadHeaders, ScannedHead};

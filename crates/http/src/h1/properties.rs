@@ -3,8 +3,8 @@
 
 use super::chunked::{Chunk, Chunks};
 use super::head::{self, Framing, HeadLimits};
-use super::scan::Scan;
-use crate::fields::Fields;
+use super::scan::ScannedHead;
+use crate::headers::HeaderLookup;
 use bytes::BytesMut;
 use http::Version;
 use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
@@ -62,7 +62,7 @@ pub fn request_head(bytes: &[u8]) {
     let (_, _, headers) = request.into_parts(text).expect("a map takes what has passed");
     assert_eq!(headers.len(), lines.len() - 1);
     // Whoever looks a field up where it lies finds what the map has.
-    let scan = Scan::new(text, &limits).expect("it has passed");
+    let scan = ScannedHead::new(text, &limits).expect("it has passed");
     for name in headers.keys() {
         let lies = scan.fields(text);
         assert!(lies.all(name).eq(headers.get_all(name).iter().map(http::HeaderValue::as_bytes)), "{name}");

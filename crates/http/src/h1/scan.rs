@@ -4,23 +4,23 @@
 //! twice or beside `Transfer-Encoding` is refused whether or not anybody asks for it.
 
 use super::head::{Framing, HeadError, HeadLimits, are_values, is_token, line_at};
-use crate::fields::Fields;
+use crate::headers::HeaderLookup;
 use http::Version;
 use http::header::HeaderName;
 use smallvec::SmallVec;
 use std::ops::Range;
 
 /// The longest name of a field: longer than any that is in use, and no map takes many times as much.
-const LONGEST_NAME: usize = 1024;
+const MAX_NAME: usize = 1024;
 
 /// A stretch of a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ByteRange {
     start: u32,
     end: u32,
 }
 
-impl Place {
+impl ByteRange {
     fn new(start: usize, end: usize) -> Self {
         // Heads are limited to far less.
         let short = |at| u32::try_from(at).unwrap_or(u32::MAX);
@@ -35,7 +35,7 @@ impl Place {
         self.start as usize..self.end as usize
     }
 
-    pub(super) fn of(self, head: &[u8]) -> &[u8] {
+    pub(super) fn locate(self, head: &[u8]) -> &[u8] {
         &head[self.range()]
     }
 }
@@ -43,26 +43,26 @@ impl Place {
 /// Where a field's name and value lie.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field {
-    pub(super) name: Place,
-    pub(super) value: Place,
+    pub(super) name: ByteRange,
+    pub(super) value: ByteRange,
 }
 
 /// Where fields lie.
 #[derive(Debug, Default)]
-pub(super) struct FieldPlaces {
+pub(super) struct HeaderIndex {
     all: SmallVec<[Field; 16]>,
     /// A bit for each length that a name has. Many fields are asked for that are mostly not there: this tells at once.
     lengths: u64,
 }
 
-impl FieldPlaces {
+impl HeaderIndex {
     fn push(&mut self, field: Field) {
         self.lengths |= length_bit(field.name.len());
         self.all.push(field);
     }
 }
 
-impl std::ops::Deref for FieldPlaces {
+impl std::ops::Deref for HeaderIndex {
     type Target = [Field];
 
     fn deref(&self) -> &[Field] {
@@ -76,13 +76,13 @@ const fn length_bit(length: usize) -> u64 {
 
 /// What a request head says, by the places of its parts.
 #[derive(Debug)]
-pub struct Scan {
-    method: Place,
-    pub(super) target: Place,
-    pub(super) fields: FieldPlaces,
-    pub(super) host: Option<Place>,
+pub struct ScannedHead {
+    method: ByteRange,
+    pub(super) target: ByteRange,
+    pub(super) fields: HeaderIndex,
+    pub(super) host: Option<ByteRange>,
     /// Whether only the head of the answer is wanted.
-    pub asks_head: bool,
+    pub is_head: bool,
     /// 1.0 or 1.1.
     pub version: Version,
     /// What follows.
@@ -93,13 +93,13 @@ pub struct Scan {
     pub expects_continue: bool,
 }
 
-impl AsRef<Self> for Scan {
+impl AsRef<Self> for ScannedHead {
     fn as_ref(&self) -> &Self {
         self
     }
 }
 
-impl Scan {
+impl ScannedHead {
     /// Reads a whole head, its last empty line included.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl Scan {
         if target.is_empty() || !target.iter().all(|byte| (0x21..0x7f).contains(byte) && *byte != b'#') {
             return Err(HeadError::Target);
         }
-        let mut marks = Marks::new(Twins::Refused);
+        let mut marks = FramingFields::new(DuplicateLength::Rejected);
         let fields = scan_fields(head, line + 2, limits, &mut marks)?;
         let framing = match (marks.length, marks.chunked) {
             (Some(_), true) => return Err(HeadError::TwoLengths),
@@ -136,11 +136,11 @@ impl Scan {
         };
         let at = method.len();
         Ok(Self {
-            method: Place::new(0, at),
-            target: Place::new(at + 1, at + 1 + target.len()),
+            method: ByteRange::new(0, at),
+            target: ByteRange::new(at + 1, at + 1 + target.len()),
             fields,
             host: marks.host,
-            asks_head: method == b"HEAD",
+            is_head: method == b"HEAD",
             version,
             framing,
             keep_alive: !marks.close && (version == Version::HTTP_11 || marks.keep_alive),
@@ -151,78 +151,78 @@ impl Scan {
     /// The method, of the head that was read.
     #[must_use]
     pub fn method<'h>(&self, head: &'h [u8]) -> &'h [u8] {
-        self.method.of(head)
+        self.method.locate(head)
     }
 
     /// The target, of the head that was read: visible ASCII without a fragment.
     #[must_use]
     pub fn target<'h>(&self, head: &'h [u8]) -> &'h str {
-        std::str::from_utf8(self.target.of(head)).unwrap_or("/")
+        std::str::from_utf8(self.target.locate(head)).unwrap_or("/")
     }
 
     /// The fields, of the head that was read.
     #[must_use]
-    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> FieldsOf<'h> {
-        FieldsOf { head, places: &self.fields }
+    pub const fn fields<'h>(&'h self, head: &'h [u8]) -> HeadHeaders<'h> {
+        HeadHeaders { head, index: &self.fields }
     }
 }
 
 /// The fields of a head where they lie.
 #[derive(Clone, Copy, Debug)]
-pub struct FieldsOf<'h> {
+pub struct HeadHeaders<'h> {
     pub(super) head: &'h [u8],
-    pub(super) places: &'h FieldPlaces,
+    pub(super) index: &'h HeaderIndex,
 }
 
-impl FieldsOf<'_> {
+impl HeadHeaders<'_> {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.places.len()
+        self.index.len()
     }
 }
 
-impl Fields for FieldsOf<'_> {
+impl HeaderLookup for HeadHeaders<'_> {
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
         let name = name.as_str().as_bytes();
         // Most names are of another length: that is seen without looking at a letter.
         let named = move |field: &&Field| {
-            field.name.len() == name.len() && field.name.of(self.head).eq_ignore_ascii_case(name)
+            field.name.len() == name.len() && field.name.locate(self.head).eq_ignore_ascii_case(name)
         };
-        let may_be = self.places.lengths & length_bit(name.len()) != 0;
-        let all: &[Field] = if may_be { self.places } else { &[] };
-        all.iter().filter(named).map(|field| field.value.of(self.head))
+        let may_be = self.index.lengths & length_bit(name.len()) != 0;
+        let all: &[Field] = if may_be { self.index } else { &[] };
+        all.iter().filter(named).map(|field| field.value.locate(self.head))
     }
 
     fn each(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        self.places.iter().map(|field| (field.name.of(self.head), field.value.of(self.head)))
+        self.index.iter().map(|field| (field.name.locate(self.head), field.value.locate(self.head)))
     }
 }
 
 /// Whether a length may be told twice. Refused in requests even if both agree; servers in the wild send such answers, so
 /// there agreement will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Twins {
-    Refused,
-    MayAgree,
+pub(super) enum DuplicateLength {
+    Rejected,
+    AllowedIfEqual,
 }
 
 /// Sees the fields go by.
-pub(super) trait Notes {
-    fn note(&mut self, field: Field, head: &[u8]) -> Result<(), HeadError>;
+pub(super) trait FieldVisitor {
+    fn visit(&mut self, field: Field, head: &[u8]) -> Result<(), HeadError>;
 }
 
-impl Notes for () {
-    fn note(&mut self, _: Field, _: &[u8]) -> Result<(), HeadError> {
+impl FieldVisitor for () {
+    fn visit(&mut self, _: Field, _: &[u8]) -> Result<(), HeadError> {
         Ok(())
     }
 }
 
 /// What frames a message, as far as it has been read.
 #[derive(Debug)]
-pub(super) struct Marks {
-    twins: Twins,
-    pub(super) host: Option<Place>,
+pub(super) struct FramingFields {
+    duplicate_length: DuplicateLength,
+    pub(super) host: Option<ByteRange>,
     pub(super) length: Option<u64>,
     pub(super) chunked: bool,
     pub(super) close: bool,
@@ -230,10 +230,10 @@ pub(super) struct Marks {
     pub(super) expects: bool,
 }
 
-impl Marks {
-    pub(super) const fn new(twins: Twins) -> Self {
+impl FramingFields {
+    pub(super) const fn new(twins: DuplicateLength) -> Self {
         Self {
-            twins,
+            duplicate_length: twins,
             host: None,
             length: None,
             chunked: false,
@@ -261,20 +261,22 @@ impl Marks {
         }
         let length = digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
         match self.length.replace(length) {
-            Some(other) if self.twins == Twins::Refused || other != length => Err(HeadError::ContentLength),
+            Some(other) if self.duplicate_length == DuplicateLength::Rejected || other != length => {
+                Err(HeadError::ContentLength)
+            }
             _ => Ok(()),
         }
     }
 }
 
-impl Notes for Marks {
+impl FieldVisitor for FramingFields {
     #[inline]
-    fn note(&mut self, field: Field, head: &[u8]) -> Result<(), HeadError> {
-        let (name, value) = (field.name.of(head), field.value.of(head));
+    fn visit(&mut self, field: Field, head: &[u8]) -> Result<(), HeadError> {
+        let (name, value) = (field.name.locate(head), field.value.locate(head));
         let is = |known: &str| name.eq_ignore_ascii_case(known.as_bytes());
         match name.len() {
             4 if is("host") && self.host.replace(field.value).is_some() => Err(HeadError::Host),
-            6 if self.twins == Twins::Refused && is("expect") => {
+            6 if self.duplicate_length == DuplicateLength::Rejected && is("expect") => {
                 let understood = !self.expects && value.eq_ignore_ascii_case(b"100-continue");
                 self.expects = true;
                 if understood { Ok(()) } else { Err(HeadError::Expect) }
@@ -297,9 +299,9 @@ pub(super) fn scan_fields(
     head: &[u8],
     mut at: usize,
     limits: &HeadLimits,
-    notes: &mut impl Notes,
-) -> Result<FieldPlaces, HeadError> {
-    let mut fields = FieldPlaces::default();
+    notes: &mut impl FieldVisitor,
+) -> Result<HeaderIndex, HeadError> {
+    let mut fields = HeaderIndex::default();
     loop {
         let end = line_at(head, at)?;
         if end == at {
@@ -316,7 +318,7 @@ pub(super) fn scan_fields(
         if colon == 0 || line.get(colon) != Some(&b':') {
             return Err(HeadError::FieldName);
         }
-        if colon > LONGEST_NAME {
+        if colon > MAX_NAME {
             return Err(HeadError::TooLarge);
         }
         let (mut start, mut stop) = (colon + 1, line.len());
@@ -329,8 +331,9 @@ pub(super) fn scan_fields(
         if !are_values(&line[start..stop]) {
             return Err(HeadError::FieldValue);
         }
-        let field = Field { name: Place::new(at, at + colon), value: Place::new(at + start, at + stop) };
-        notes.note(field, head)?;
+        let field =
+            Field { name: ByteRange::new(at, at + colon), value: ByteRange::new(at + start, at + stop) };
+        notes.visit(field, head)?;
         fields.push(field);
         at = end + 2;
     }

@@ -1,6 +1,6 @@
 //! What a request asks for: targets that hide their path are refused, and hosts that are none.
 
-use super::refusal::HeadError;
+use super::error::HeadError;
 use http::{Method, Uri, Version};
 
 pub(super) fn without_query(target: &str) -> &str {
@@ -8,16 +8,16 @@ pub(super) fn without_query(target: &str) -> &str {
 }
 
 /// What the `http` crate takes for a URI.
-const LONGEST_URI: usize = 65_534;
+const MAX_URI: usize = 65_534;
 
 /// A path and a query of the characters that a URI has, or that the world writes into one all the same.
 pub(super) fn check_origin_form(target: &str) -> Result<(), HeadError> {
-    if target.len() > LONGEST_URI {
+    if target.len() > MAX_URI {
         return Err(HeadError::TargetTooLong);
     }
     let path = without_query(target);
     let rest = &target.as_bytes()[path.len()..];
-    if path.bytes().all(is_of_path) && rest.iter().all(|byte| is_of_query(*byte)) {
+    if path.bytes().all(is_path_byte) && rest.iter().all(|byte| is_query_byte(*byte)) {
         check_path(path)
     } else {
         Err(HeadError::Target)
@@ -25,12 +25,12 @@ pub(super) fn check_origin_form(target: &str) -> Result<(), HeadError> {
 }
 
 /// The characters of paths: those of the `http` crate, which whoever takes a target as a URI relies on.
-const fn is_of_path(byte: u8) -> bool {
+const fn is_path_byte(byte: u8) -> bool {
     matches!(byte, 0x21..=0x22 | 0x24..=0x3b | 0x3d | 0x40..=0x5f | 0x61..=0x7e)
 }
 
 /// The characters of queries, and the mark before them.
-const fn is_of_query(byte: u8) -> bool {
+const fn is_query_byte(byte: u8) -> bool {
     matches!(byte, 0x21 | 0x24..=0x3b | 0x3d | 0x3f..=0x7e)
 }
 
@@ -119,7 +119,7 @@ mod tests {
 
     /// What one reader takes for the host must be what the next one does.
     #[test]
-    fn hosts_end_where_they_seem_to() {
+    fn hosts_are_parsed_to_their_end() {
         for host in ["a.b", "a.b:80", "a.b:", "a_b", "[::1]", "[::1]:80", "127.0.0.1", "xn--a.b."] {
             assert!(is_host(host.as_bytes()), "{host}");
         }

@@ -91,16 +91,16 @@ pub struct Shutdown {
     /// How long connections may take to finish.
     pub timeout: Duration,
     /// Clients that connect while others finish.
-    pub newcomers: Newcomers,
+    pub new_connections: NewConnections,
 }
 
 /// What happens to clients that connect while a server drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Newcomers {
+pub enum NewConnections {
     /// They are served too, so that a probe can read that the process is not ready any more.
     Serve,
     /// The listener is closed first.
-    Refuse,
+    Reject,
 }
 
 /// Accepts and serves connections until `stop` resolves, then drains. Each connection is a task; `connection` learns
@@ -127,7 +127,7 @@ pub async fn serve<F, C>(
         () = accept_into(&early) => {}
     }
     let draining = tokio::time::timeout(shutdown.timeout, early.run());
-    if shutdown.newcomers == Newcomers::Refuse {
+    if shutdown.new_connections == NewConnections::Reject {
         drop(listener);
         let _ = draining.await;
         return;

@@ -177,7 +177,7 @@ impl ReadReturn {
 pub struct RequestBody {
     source: Option<BufferedRead>,
     reader: BodyReader,
-    home: Arc<ReadReturn>,
+    read_return: Arc<ReadReturn>,
     /// Bytes that may still come.
     room: u64,
     idle: Duration,
@@ -191,7 +191,7 @@ impl RequestBody {
         Self {
             source: Some(source),
             reader: BodyReader::new(framing),
-            home,
+            read_return: home,
             room: u64::MAX,
             idle,
             timeout,
@@ -217,7 +217,7 @@ impl Body for RequestBody {
         let Some(source) = &mut this.source else { return Poll::Ready(None) };
         if !this.is_polled {
             this.is_polled = true;
-            this.home.set_wanted();
+            this.read_return.set_wanted();
             this.timeout.set(this.idle);
         }
         match this.reader.poll(cx, &mut source.read, &mut source.buffer) {
@@ -248,7 +248,8 @@ impl Drop for RequestBody {
     fn drop(&mut self) {
         if let Some(source) = self.source.take() {
             let reader = std::mem::replace(&mut self.reader, BodyReader::Done);
-            *self.home.returned.lock().unwrap_or_else(PoisonError::into_inner) = Some((source, reader));
+            *self.read_return.returned.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some((source, reader));
         }
     }
 }

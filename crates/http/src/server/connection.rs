@@ -57,7 +57,7 @@ pub(super) enum Next {
 }
 
 /// The two directions of a connection. Apart from the rest, so that they can be used while a request borrows it.
-pub(super) struct Line {
+pub(super) struct ConnectionIo {
     /// The read half, unless a request's body has it.
     pub(super) source: Option<BufferedRead>,
     /// A request's body that was not read to its end.
@@ -71,7 +71,7 @@ pub(super) struct Line {
 }
 
 pub(super) struct Connection<'a> {
-    pub(super) line: Line,
+    pub(super) io: ConnectionIo,
     pub(super) timeout: LazyTimeout,
     pub(super) settings: &'a Settings,
     pub(super) drain: &'a Drain,
@@ -85,7 +85,7 @@ enum Step<E> {
     Gone,
 }
 
-impl Line {
+impl ConnectionIo {
     /// Takes the read half back from a request's body that was dropped.
     pub(super) fn reclaim(&mut self) {
         if let Some((source, reader)) = self.lent.as_ref().and_then(|lent| lent.take()) {
@@ -153,7 +153,9 @@ impl Line {
 impl Connection<'_> {
     /// Waits for a head. `is_new`: nothing has been received yet.
     pub(super) async fn next_head(&mut self, is_new: bool) -> Next {
-        let Self { line: Line { source: Some(source), write, out, .. }, timeout, settings, drain, .. } = self
+        let Self {
+            io: ConnectionIo { source: Some(source), write, out, .. }, timeout, settings, drain, ..
+        } = self
         else {
             return Next::End;
         };
@@ -220,7 +222,7 @@ impl Connection<'_> {
 
     /// Sends what was gathered, and reads on. False if the client took too long; the timeout is the caller's to set.
     pub(super) async fn fill(&mut self) -> Result<bool, Gone> {
-        let Self { line: Line { source: Some(source), write, out, .. }, timeout, .. } = self else {
+        let Self { io: ConnectionIo { source: Some(source), write, out, .. }, timeout, .. } = self else {
             return Err(Gone);
         };
         poll_fn(|cx| {
@@ -247,7 +249,7 @@ impl Connection<'_> {
     ) -> Result<(), Gone> {
         let mut has_trailers = false;
         loop {
-            let line = &mut self.line;
+            let line = &mut self.io;
             let next = poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
                 Poll::Ready(frame) => Poll::Ready(Step::Frame(frame)),
                 Poll::Pending if !line.out.is_empty() => Poll::Ready(Step::Flush),
@@ -263,19 +265,19 @@ impl Connection<'_> {
                 Step::Flush => self.flush(Bytes::new()).await?,
                 Step::Frame(Some(Ok(frame))) => {
                     has_trailers |= frame.is_trailers();
-                    let large = write::frame(&mut self.line.out, frame, frames);
+                    let large = write::frame(&mut self.io.out, frame, frames);
                     if body.is_end_stream() && frames != Frames::Chunked {
                         // A client that has the last byte must find the permits of its request free.
                         drop(body);
                         return self.flush(large).await;
                     }
-                    if !large.is_empty() || self.line.out.len() > MAX_AHEAD {
+                    if !large.is_empty() || self.io.out.len() > MAX_AHEAD {
                         self.flush(large).await?;
                     }
                 }
                 Step::Frame(None) => {
                     if frames == Frames::Chunked && !has_trailers {
-                        write::last_chunk(&mut self.line.out);
+                        write::last_chunk(&mut self.io.out);
                     }
                     drop(body);
                     return self.flush(Bytes::new()).await;
@@ -286,7 +288,7 @@ impl Connection<'_> {
 
     /// Sends what was gathered, and `more` after it.
     pub(super) async fn flush(&mut self, mut more: Bytes) -> Result<(), Gone> {
-        let Self { line: Line { write, out, .. }, timeout, settings, .. } = self;
+        let Self { io: ConnectionIo { write, out, .. }, timeout, settings, .. } = self;
         let mut is_armed = false;
         poll_fn(|cx| match write.poll_write_both(cx, out, &mut more) {
             Poll::Ready(done) => Poll::Ready(done.map_err(|_| Gone)),
@@ -306,7 +308,7 @@ impl Connection<'_> {
         &mut self,
         reader: &mut BodyReader,
     ) -> Result<Option<Frame<Bytes>>, BodyError> {
-        let Self { line: Line { source: Some(source), write, out, .. }, timeout, .. } = self else {
+        let Self { io: ConnectionIo { source: Some(source), write, out, .. }, timeout, .. } = self else {
             return Err(BodyError::Cut);
         };
         let next = poll_fn(|cx| {
@@ -334,11 +336,11 @@ impl Connection<'_> {
 
     /// Sends the last response and closes. If the client may still be sending, its bytes are read for a while.
     pub(super) async fn close(&mut self, is_sending: bool) {
-        if self.flush(Bytes::new()).await.is_err() || self.line.write.shutdown().await.is_err() {
+        if self.flush(Bytes::new()).await.is_err() || self.io.write.shutdown().await.is_err() {
             return;
         }
-        self.line.reclaim();
-        let Line { source: Some(source), leftover, .. } = &mut self.line else { return };
+        self.io.reclaim();
+        let ConnectionIo { source: Some(source), leftover, .. } = &mut self.io else { return };
         if !is_sending && leftover.is_none() && source.buffer.is_empty() {
             return;
         }

@@ -1,7 +1,7 @@
 //! A client's connection, request after request, within one task.
 
 use super::body::{BodyError, BodyReader, BufferedRead, ReadReturn, RequestBody};
-use super::connection::{Connection, Gone, Line, Next, Settings};
+use super::connection::{Connection, ConnectionIo, Gone, Next, Settings};
 use super::drain::Drain;
 use super::io::Io;
 use super::lazy_timeout::LazyTimeout;
@@ -10,7 +10,7 @@ use super::service::{
 };
 use super::write::{self, Frames, MAX_COPIED};
 use crate::h1::head::Framing;
-use crate::h1::{After, Answer, Scan, Wants};
+use crate::h1::{ConnectionMode, RawResponse, ResponseBodyMode, ScannedHead};
 use bytes::{Bytes, BytesMut};
 use http::Version;
 use std::future::poll_fn;
@@ -47,7 +47,7 @@ pub async fn serve<V: Service>(io: Io, first: BytesMut, settings: &Settings, dra
     let mut begun = pin!(drain.begun());
     Drain::wake_on_begin(begun.as_mut()).await;
     let (read, write) = io.split();
-    let line = Line {
+    let line = ConnectionIo {
         source: Some(BufferedRead { read, buffer: first }),
         leftover: None,
         lent: None,
@@ -56,7 +56,7 @@ pub async fn serve<V: Service>(io: Io, first: BytesMut, settings: &Settings, dra
         out: BytesMut::new(),
     };
     let timeout = LazyTimeout::new(settings.header_timeout);
-    let mut connection = Connection { line, timeout, settings, drain, clock: SystemClock::new() };
+    let mut connection = Connection { io: line, timeout, settings, drain, clock: SystemClock::new() };
     let mut is_new = true;
     let stop = loop {
         let end = match connection.next_head(is_new).await {
@@ -76,10 +76,10 @@ pub async fn serve<V: Service>(io: Io, first: BytesMut, settings: &Settings, dra
 impl Connection<'_> {
     /// Serves the request whose head ends at `end`.
     async fn serve_one<V: Service>(&mut self, service: &V, end: usize) -> Result<(), Stop> {
-        let Some(source) = &mut self.line.source else { return Err(Stop::Gone) };
+        let Some(source) = &mut self.io.source else { return Err(Stop::Gone) };
         let parsed = service.parse(&source.buffer[..end], &self.settings.head);
         let head = parsed.map_err(|error| Stop::Reject(Rejection::Head(error)))?;
-        let scan: &Scan = head.as_ref();
+        let scan: &ScannedHead = head.as_ref();
         let mut whole = end;
         if scan.framing != Framing::None {
             match (scan.framing, service.body_mode(&head, &source.buffer[..end])) {
@@ -92,13 +92,13 @@ impl Connection<'_> {
                 (_, mode) => return Box::pin(self.serve_unusual(service, &head, end, mode)).await,
             }
         }
-        let Some(source) = &mut self.line.source else { return Err(Stop::Gone) };
+        let Some(source) = &mut self.io.source else { return Err(Stop::Gone) };
         // Taken, so that more can be read while the request borrows from it.
         let input = std::mem::take(&mut source.buffer);
         let body = if whole > end { Payload::Whole(&input[end..whole]) } else { Payload::None };
         let request = Request { head: &head, bytes: &input[..end], body };
         let (response, fields) = self.handle(service, request).await?;
-        self.line.restore(input, whole);
+        self.io.restore(input, whole);
         self.respond(scan, response, fields).await
     }
 
@@ -108,7 +108,7 @@ impl Connection<'_> {
         service: &V,
         request: Request<'_, V::Head>,
     ) -> Result<(Response<V::Body>, BytesMut), Gone> {
-        let Self { line, timeout, .. } = self;
+        let Self { io: line, timeout, .. } = self;
         // Where no other response waits to be sent, the handler writes to where this one is sent from.
         let mut fields = if line.out.is_empty() { std::mem::take(&mut line.out) } else { BytesMut::new() };
         let response = {
@@ -126,30 +126,30 @@ impl Connection<'_> {
         end: usize,
         mode: BodyMode,
     ) -> Result<(), Stop> {
-        let scan: &Scan = head.as_ref();
-        let Some(mut source) = self.line.source.take() else { return Err(Stop::Gone) };
+        let scan: &ScannedHead = head.as_ref();
+        let Some(mut source) = self.io.source.take() else { return Err(Stop::Gone) };
         let rest = source.buffer.split_off(end);
         let input = std::mem::replace(&mut source.buffer, rest);
         let mut reader = BodyReader::new(scan.framing);
-        self.line.expects_continue = scan.expects_continue;
+        self.io.expects_continue = scan.expects_continue;
         let mut gathered = Vec::new();
         let body = match mode {
             BodyMode::Stream => {
                 let lent = Arc::new(ReadReturn::default());
-                self.line.lent = Some(Arc::clone(&lent));
+                self.io.lent = Some(Arc::clone(&lent));
                 let idle = self.settings.body_timeout;
                 Payload::Stream(RequestBody::new(source, scan.framing, lent, idle))
             }
             BodyMode::Skip => {
-                self.line.source = Some(source);
-                self.line.leftover = Some(reader);
+                self.io.source = Some(source);
+                self.io.leftover = Some(reader);
                 Payload::None
             }
             BodyMode::Whole { max } => {
-                self.line.source = Some(source);
+                self.io.source = Some(source);
                 let is_short = scan.framing.length().is_none_or(|length| length <= max as u64);
                 if !is_short || !self.gather(&mut reader, &mut gathered, max).await? {
-                    self.line.leftover = Some(reader);
+                    self.io.leftover = Some(reader);
                     let answer = service.reject(Rejection::TooLarge { max });
                     return self.respond::<V::Body>(scan, Response::Whole(answer), BytesMut::new()).await;
                 }
@@ -157,17 +157,17 @@ impl Connection<'_> {
             }
         };
         let (response, fields) = self.handle(service, Request { head, bytes: &input, body }).await?;
-        self.line.reclaim();
+        self.io.reclaim();
         self.respond(scan, response, fields).await
     }
 
     /// Waits until the buffer has `whole` bytes.
-    async fn fill_to(&mut self, scan: &Scan, whole: usize) -> Result<(), Stop> {
+    async fn fill_to(&mut self, scan: &ScannedHead, whole: usize) -> Result<(), Stop> {
         self.timeout.set(self.settings.body_timeout);
         if scan.expects_continue {
-            self.line.put_continue();
+            self.io.put_continue();
         }
-        while self.line.source.as_ref().is_some_and(|source| source.buffer.len() < whole) {
+        while self.io.source.as_ref().is_some_and(|source| source.buffer.len() < whole) {
             if !self.fill().await? {
                 return Err(Stop::Reject(Rejection::SlowBody));
             }
@@ -183,8 +183,8 @@ impl Connection<'_> {
         max: usize,
     ) -> Result<bool, Stop> {
         self.timeout.set(self.settings.body_timeout);
-        if self.line.expects_continue {
-            self.line.put_continue();
+        if self.io.expects_continue {
+            self.io.put_continue();
         }
         let failed = |error| match error {
             BodyError::TooSlow => Stop::Reject(Rejection::SlowBody),
@@ -202,81 +202,81 @@ impl Connection<'_> {
     }
 
     /// Returns whether another request may follow this one.
-    fn is_kept(&self, scan: &Scan) -> bool {
+    fn is_keep_alive(&self, scan: &ScannedHead) -> bool {
         scan.keep_alive && self.can_discard() && !self.waits_to_send() && !self.drain.has_begun()
     }
 
     /// Returns whether the client waits for a `100 Continue` that it will not get.
     fn waits_to_send(&self) -> bool {
-        let is_silent = || self.line.source.as_ref().is_none_or(|source| source.buffer.is_empty());
-        self.line.expects_continue && is_silent()
+        let is_silent = || self.io.source.as_ref().is_none_or(|source| source.buffer.is_empty());
+        self.io.expects_continue && is_silent()
     }
 
     /// Returns whether what is left of the request's body is short enough to be discarded.
     fn can_discard(&self) -> bool {
         let max = self.settings.max_discarded;
         let is_short = |reader: &BodyReader| max > 0 && reader.length().is_none_or(|length| length <= max);
-        self.line.leftover.as_ref().is_none_or(is_short)
+        self.io.leftover.as_ref().is_none_or(is_short)
     }
 
     /// Writes a response, and prepares the connection for the next request.
     async fn respond<B: ResponseBody>(
         &mut self,
-        scan: &Scan,
+        scan: &ScannedHead,
         response: Response<B>,
         fields: BytesMut,
     ) -> Result<(), Stop> {
-        let mut is_kept = self.is_kept(scan);
+        let mut is_kept = self.is_keep_alive(scan);
         match response {
             Response::Whole(answer) => {
-                if self.line.out.is_empty() {
+                if self.io.out.is_empty() {
                     // Its room is used again.
-                    self.line.out = fields;
-                    self.line.out.clear();
+                    self.io.out = fields;
+                    self.io.out.clear();
                 }
-                self.put_answer(scan, &answer, is_kept);
+                self.put_response(scan, &answer, is_kept);
             }
             Response::Stream(streamed) => is_kept = self.put_stream(scan, streamed, fields, is_kept).await?,
             Response::Upgrade(upgrade) => return Err(Box::pin(self.upgrade(upgrade, fields)).await),
         }
-        self.line.reclaim();
+        self.io.reclaim();
         // A response may have come before its request's body was read.
-        if !is_kept || self.line.source.is_none() || !self.can_discard() {
+        if !is_kept || self.io.source.is_none() || !self.can_discard() {
             return Err(Stop::Close);
         }
-        if let Some(reader) = self.line.leftover.take() {
+        if let Some(reader) = self.io.leftover.take() {
             Box::pin(self.skip(reader)).await?;
         }
-        if self.line.out.len() > MAX_UNSENT {
+        if self.io.out.len() > MAX_UNSENT {
             self.flush(Bytes::new()).await?;
         }
         Ok(())
     }
 
-    fn put_answer(&mut self, scan: &Scan, answer: &Answer, is_kept: bool) {
+    fn put_response(&mut self, scan: &ScannedHead, answer: &RawResponse, is_kept: bool) {
         let after = match scan.version {
-            _ if !is_kept => After::Close,
-            Version::HTTP_10 => After::KeepOld,
-            _ => After::Keep,
+            _ if !is_kept => ConnectionMode::Close,
+            Version::HTTP_10 => ConnectionMode::KeepAliveHttp10,
+            _ => ConnectionMode::KeepAlive,
         };
-        let wants = if scan.asks_head { Wants::Head } else { Wants::All };
-        self.line.out.reserve(RESPONSE_SIZE);
-        answer.write(&mut self.line.out, wants, after, self.clock.now());
+        let wants = if scan.is_head { ResponseBodyMode::Head } else { ResponseBodyMode::All };
+        self.io.out.reserve(RESPONSE_SIZE);
+        answer.write(&mut self.io.out, wants, after, self.clock.now());
     }
 
     /// Writes the rest of a streamed response's head, and its body. Returns whether the connection is kept.
     async fn put_stream<B: ResponseBody>(
         &mut self,
-        scan: &Scan,
+        scan: &ScannedHead,
         streamed: Streamed<B>,
         fields: BytesMut,
         is_kept: bool,
     ) -> Result<bool, Stop> {
         let Streamed { status, stated_length, mut body } = streamed;
-        let frames = Frames::of_answer(status, scan.asks_head, scan.version, body.size_hint().exact());
+        let frames = Frames::for_response(status, scan.is_head, scan.version, body.size_hint().exact());
         let is_kept = is_kept && frames != Frames::UntilClose;
         self.put_head(fields);
-        let out = &mut self.line.out;
+        let out = &mut self.io.out;
         if !is_kept {
             out.extend_from_slice(b"connection: close\r\n");
         }
@@ -293,10 +293,10 @@ impl Connection<'_> {
 
     /// Appends what a handler has written to what is to be sent.
     fn put_head(&mut self, fields: BytesMut) {
-        if self.line.out.is_empty() {
-            self.line.out = fields;
+        if self.io.out.is_empty() {
+            self.io.out = fields;
         } else {
-            self.line.out.extend_from_slice(&fields);
+            self.io.out.extend_from_slice(&fields);
         }
     }
 
@@ -311,12 +311,12 @@ impl Connection<'_> {
     /// Hands the connection over to another protocol.
     async fn upgrade(&mut self, upgrade: Upgrade, fields: BytesMut) -> Stop {
         self.put_head(fields);
-        self.line.out.extend_from_slice(b"\r\n");
+        self.io.out.extend_from_slice(b"\r\n");
         if self.flush(Bytes::new()).await.is_ok()
-            && let Some(source) = self.line.source.take()
+            && let Some(source) = self.io.source.take()
         {
             // The halves move into the tunnel, which ends the connection.
-            let write = std::mem::replace(&mut self.line.write, super::io::WriteHalf::Closed);
+            let write = std::mem::replace(&mut self.io.write, super::io::WriteHalf::Closed);
             (upgrade.0)(source, write).await;
         }
         Stop::Gone
@@ -330,7 +330,12 @@ impl Connection<'_> {
             Stop::CloseWhileSending => true,
             Stop::Reject(rejection) => {
                 let answer = service.reject(rejection);
-                answer.write(&mut self.line.out, Wants::All, After::Close, self.clock.now());
+                answer.write(
+                    &mut self.io.out,
+                    ResponseBodyMode::All,
+                    ConnectionMode::Close,
+                    self.clock.now(),
+                );
                 true
             }
         };

@@ -9,7 +9,7 @@ use super::body::{BufferedRead, RequestBody};
 use super::io::WriteHalf;
 use super::lazy_timeout::LazyTimeout;
 use crate::h1::head::{HeadError, HeadLimits};
-use crate::h1::{Answer, Scan};
+use crate::h1::{RawResponse, ScannedHead};
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http_body::{Body, Frame};
@@ -21,7 +21,7 @@ use std::task::{Context, Poll};
 /// Serves the requests of one connection.
 pub trait Service: Send + Sync {
     /// A parsed head.
-    type Head: AsRef<Scan> + Send + Sync;
+    type Head: AsRef<ScannedHead> + Send + Sync;
     /// A response body that is streamed; [`NoStream`] where there is none.
     type Body: ResponseBody;
 
@@ -42,7 +42,7 @@ pub trait Service: Send + Sync {
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 
     /// The response to a client whose request cannot be served.
-    fn reject(&self, rejection: Rejection) -> Answer;
+    fn reject(&self, rejection: Rejection) -> RawResponse;
 }
 
 /// A request.
@@ -106,7 +106,7 @@ pub struct Scope<'r> {
 #[derive(Debug)]
 pub enum Response<B> {
     /// All of it.
-    Whole(Answer),
+    Whole(RawResponse),
     /// The status line and the fields were written to [`Scope::out`]; the body follows.
     Stream(Streamed<B>),
     /// The same, but the connection stops speaking HTTP.

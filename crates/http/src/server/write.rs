@@ -1,7 +1,7 @@
 //! Writes heads and bodies of HTTP/1 messages.
 
-use crate::fields::AddFields;
 use crate::h1::chunked::drop_forbidden;
+use crate::headers::HeaderAppend;
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Method, StatusCode, Version};
 use http_body::{Body, Frame};
@@ -22,7 +22,7 @@ pub enum Frames {
 impl Frames {
     /// How a request's body is sent. Some servers require a length of zero where a body is usual.
     #[must_use]
-    pub fn of_request(method: &Method, body: Option<&impl Body>) -> Self {
+    pub fn for_request(method: &Method, body: Option<&impl Body>) -> Self {
         match body {
             None if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => Self::Length(0),
             None => Self::None,
@@ -32,7 +32,7 @@ impl Frames {
 
     /// How a response's body of `length` is sent.
     #[must_use]
-    pub fn of_answer(status: StatusCode, head_only: bool, version: Version, length: Option<u64>) -> Self {
+    pub fn for_response(status: StatusCode, head_only: bool, version: Version, length: Option<u64>) -> Self {
         let bodiless = head_only || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
         match length {
             _ if bodiless => Self::None,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tollgate_http::server::accept::{Newcomers, WhenFull};
+use tollgate_http::server::accept::{NewConnections, WhenFull};
 use tollgate_http::server::{self, Drain, Io, Settings};
 
 /// All that comes until the server closes.
@@ -204,7 +204,7 @@ async fn connections_are_kept_as_the_client_asks() {
 /// A shutdown answers what is under way, closes what is idle, and still answers a probe.
 #[tokio::test]
 async fn draining_loses_no_request() {
-    let server = Server::with(8, WhenFull::Wait, Newcomers::Serve).await;
+    let server = Server::with(8, WhenFull::Wait, NewConnections::Serve).await;
     let (mut idle, mut busy, mut fresh) =
         (server.connect().await, server.connect().await, server.connect().await);
     idle.write_all(get("/a").as_bytes()).await.expect("sent");
@@ -273,7 +273,7 @@ async fn an_empty_line_before_a_request_is_ignored() {
 /// Connections are bounded: one too many waits for a slot, or is told.
 #[tokio::test]
 async fn connections_are_bounded() {
-    let server = Server::with(1, WhenFull::Wait, Newcomers::Refuse).await;
+    let server = Server::with(1, WhenFull::Wait, NewConnections::Reject).await;
     let (mut first, mut second) = (server.connect().await, server.connect().await);
     second.write_all(get("/second").as_bytes()).await.expect("sent");
     first.write_all(get("/first").as_bytes()).await.expect("sent");
@@ -283,7 +283,7 @@ async fn connections_are_bounded() {
     assert!(early.is_err(), "there is one slot");
     drop(first);
     until(&mut second, "/second").await;
-    let server = Server::with(1, WhenFull::Reject(b"full\n"), Newcomers::Refuse).await;
+    let server = Server::with(1, WhenFull::Reject(b"full\n"), NewConnections::Reject).await;
     let mut first = server.connect().await;
     first.write_all(get("/first").as_bytes()).await.expect("sent");
     until(&mut first, "/first").await;

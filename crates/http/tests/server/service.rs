@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tollgate_http::h1::head::{HeadError, HeadLimits};
-use tollgate_http::h1::{Answer, Scan};
-use tollgate_http::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
+use tollgate_http::h1::{RawResponse, ScannedHead};
+use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
 use tollgate_http::server::{
     self, BodyMode, Io, Payload, Rejection, Request, Response, ResponseBody, Scope, Service, Settings,
     Streamed, Upgrade, write,
@@ -48,14 +48,14 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start() -> Self {
-        Self::with(64, WhenFull::Wait, Newcomers::Refuse).await
+        Self::with(64, WhenFull::Wait, NewConnections::Reject).await
     }
 
-    pub(crate) async fn with(connections: usize, when_full: WhenFull, newcomers: Newcomers) -> Self {
+    pub(crate) async fn with(connections: usize, when_full: WhenFull, newcomers: NewConnections) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (words, stop) = (Arc::new(Words::default()), Arc::new(Notify::new()));
-        let shutdown = Shutdown { timeout: Duration::from_secs(30), newcomers };
+        let shutdown = Shutdown { timeout: Duration::from_secs(30), new_connections: newcomers };
         let (service, stopped) = (Arc::clone(&words), Arc::clone(&stop));
         let ended = tokio::spawn(async move {
             let slots = ConnectionSlots::new(connections, when_full);
@@ -93,18 +93,18 @@ impl Drop for Dropped {
 }
 
 fn whole(body: impl Into<Vec<u8>>) -> Response<Pieces> {
-    Response::Whole(Answer::new(StatusCode::OK, "text/plain", body))
+    Response::Whole(RawResponse::new(StatusCode::OK, "text/plain", body))
 }
 
 impl Service for ByPath {
-    type Head = Scan;
+    type Head = ScannedHead;
     type Body = Pieces;
 
-    fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<Scan, HeadError> {
-        Scan::new(head, limits)
+    fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<ScannedHead, HeadError> {
+        ScannedHead::new(head, limits)
     }
 
-    fn body_mode(&self, scan: &Scan, head: &[u8]) -> BodyMode {
+    fn body_mode(&self, scan: &ScannedHead, head: &[u8]) -> BodyMode {
         match scan.target(head) {
             "/echo" => BodyMode::Whole { max: 100 },
             "/pull" => BodyMode::Stream,
@@ -112,7 +112,7 @@ impl Service for ByPath {
         }
     }
 
-    async fn handle<'r>(&'r self, request: Request<'r, Scan>, scope: Scope<'r>) -> Response<Pieces> {
+    async fn handle<'r>(&'r self, request: Request<'r, ScannedHead>, scope: Scope<'r>) -> Response<Pieces> {
         let path = request.head.target(request.bytes);
         match (path, request.body) {
             ("/echo", body) => whole(body.whole()),
@@ -153,13 +153,13 @@ impl Service for ByPath {
         }
     }
 
-    fn reject(&self, rejection: Rejection) -> Answer {
+    fn reject(&self, rejection: Rejection) -> RawResponse {
         let (status, text) = match rejection {
             Rejection::SlowHead | Rejection::SlowBody => (StatusCode::REQUEST_TIMEOUT, "too slow"),
             Rejection::TooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "too large"),
             _ => (StatusCode::BAD_REQUEST, "bad"),
         };
-        Answer::new(status, "text/plain", text)
+        RawResponse::new(status, "text/plain", text)
     }
 }
 

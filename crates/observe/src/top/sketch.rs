@@ -20,7 +20,7 @@ impl<K: Copy + Eq + Hash, T> Sketch<K, T> {
         Self { slots: HashMap::new(), counters: Vec::new(), total: 0 }
     }
 
-    /// Counts; `top_n` is kept with a key that had no counter.
+    /// Counts; `told` is kept with a key that had no counter.
     pub(crate) fn add(&mut self, key: K, units: u64, told: impl FnOnce() -> T) {
         self.total += units;
         if let Some(place) = self.slots.get(&key) {

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::fmt;
 use tollgate_core::{Cost, CounterStore};
 use tollgate_engine::{Check, Request, Trace};
-use tollgate_http::h1::Answer;
+use tollgate_http::h1::RawResponse;
 use tollgate_rules::{Descriptor, Unit};
 
 const MOST: usize = 64;
@@ -181,7 +181,7 @@ pub(crate) struct Laid<'a> {
 impl Ask<'_> {
     pub(crate) fn lay_out(&self) -> Result<Laid<'_>, Problem> {
         if self.domain.0.is_empty() {
-            return Err(Problem::bad("write the domain of a rule file").at("domain"));
+            return Err(Problem::bad("write the domain of a rule file").in_field("domain"));
         }
         let mut pairs = SmallVec::new();
         let spans = match (&self.attributes, &self.descriptors) {
@@ -191,13 +191,15 @@ impl Ask<'_> {
             }
             (None, Some(descriptors)) => {
                 if descriptors.is_empty() || descriptors.len() > MOST {
-                    return Err(Problem::bad(format!("write 1 to {MOST} descriptors")).at("descriptors"));
+                    return Err(
+                        Problem::bad(format!("write 1 to {MOST} descriptors")).in_field("descriptors")
+                    );
                 }
                 let mut spans = Vec::with_capacity(descriptors.len());
                 for (at, Object(descriptor)) in descriptors.iter().enumerate() {
                     if descriptor.entries.is_empty() || descriptor.entries.len() > MOST {
                         let place = format!("descriptors[{at}].entries");
-                        return Err(Problem::bad(format!("write 1 to {MOST} entries")).at(place));
+                        return Err(Problem::bad(format!("write 1 to {MOST} entries")).in_field(place));
                     }
                     pairs.extend(descriptor.entries.iter().map(|entry| (&*entry.0, &*entry.1)));
                     let limit = descriptor
@@ -243,7 +245,7 @@ fn decoded(body: &[u8]) -> Result<Ask<'_>, Problem> {
         [("deadline_ms", ask.deadline_ms.is_some()), ("idempotency_key", ask.idempotency_key.is_some())]
     {
         if there {
-            return Err(Problem::bad("only /v1/reserve takes this").at(place));
+            return Err(Problem::bad("only /v1/reserve takes this").in_field(place));
         }
     }
     Ok(ask)
@@ -253,7 +255,7 @@ pub(crate) async fn answer<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
     trace: Option<&Trace>,
-) -> Result<Answer, Problem> {
+) -> Result<RawResponse, Problem> {
     let ask = decoded(body)?;
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();

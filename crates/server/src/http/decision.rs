@@ -5,8 +5,8 @@ use serde::Serialize;
 use serde::ser::SerializeSeq;
 use tollgate_core::{CounterStore, Verdict};
 use tollgate_engine::{Decision, DecisionId, LimitStatus, Window};
-use tollgate_http::answer::Facts;
-use tollgate_http::h1::Answer;
+use tollgate_http::h1::RawResponse;
+use tollgate_http::response::DecisionSummary;
 use tollgate_rules::Role;
 
 /// Most bodies have less.
@@ -108,12 +108,16 @@ impl<'a> Body<'a> {
 
 /// The answer with its status and the fields that every HTTP answer has. Programs ask here, so the status is always the
 /// protocol's own, whatever callers of the edge are told.
-pub(crate) fn answer<S: CounterStore>(app: &App<S>, decision: &Decision, body: &impl Serialize) -> Answer {
-    let facts = Facts::of(decision);
+pub(crate) fn answer<S: CounterStore>(
+    app: &App<S>,
+    decision: &Decision,
+    body: &impl Serialize,
+) -> RawResponse {
+    let facts = DecisionSummary::from_decision(decision);
     let mut bytes = Vec::with_capacity(ROOM);
     // Nothing here can fail to be written, and memory takes it.
     let _ = serde_json::to_writer(&mut bytes, body);
-    let mut answer = Answer::json(facts.ruled.status(), bytes);
+    let mut answer = RawResponse::json(facts.disposition.status(), bytes);
     app.answers.write(&facts, app.limiter.clock().now(), &mut answer);
     answer
 }

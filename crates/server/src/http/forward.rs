@@ -18,10 +18,12 @@ use serde::Deserialize;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, Span, Timestamp, Verdict};
 use tollgate_engine::{Check, Decision, DelayQueue, Limiter, Trace};
-use tollgate_http::answer::{Facts, Ruled};
-use tollgate_http::fields::PutFields;
-use tollgate_http::h1::{Answer, FieldsOf};
-use tollgate_http::who::{Asked, Caller, Tokens, Who, WhoError, WhoSettings};
+use tollgate_http::h1::{HeadHeaders, RawResponse};
+use tollgate_http::headers::HeaderSink;
+use tollgate_http::identity::{
+    IdentityConfig, IdentityConfigError, IdentityResolver, JwtVerifier, RequestView, ResolvedCaller,
+};
+use tollgate_http::response::{DecisionSummary, Disposition};
 use tollgate_rules::Ruleset;
 
 /// Where proxies ask.
@@ -55,9 +57,9 @@ impl Default for ForwardSettings {
 /// Answers proxies that ask.
 #[derive(Debug)]
 pub struct Forward {
-    settings: WhoSettings,
+    settings: IdentityConfig,
     reader: ArcSwapOption<Reader>,
-    tokens: Option<Arc<Tokens>>,
+    tokens: Option<Arc<JwtVerifier>>,
     domain: Option<String>,
     accel_redirect: Option<HeaderValue>,
     longest_hold: Span,
@@ -68,7 +70,7 @@ pub struct Forward {
 #[derive(Debug)]
 struct Reader {
     rules: Arc<Ruleset>,
-    who: Who,
+    who: IdentityResolver,
 }
 
 /// Settings that cannot be used.
@@ -77,7 +79,7 @@ struct Reader {
 pub enum ForwardError {
     /// How callers are read.
     #[error("who: {0}")]
-    Who(#[from] WhoError),
+    Who(#[from] IdentityConfigError),
     /// No header can have this value.
     #[error("forward_auth: `accel_redirect: {0}` is no location; write `@app` or `/internal`")]
     Location(String),
@@ -88,7 +90,7 @@ pub enum ForwardError {
 
 impl Forward {
     /// Reads the settings, and the files that they name.
-    pub fn new(settings: &ForwardSettings, who: &WhoSettings) -> Result<Self, ForwardError> {
+    pub fn new(settings: &ForwardSettings, who: &IdentityConfig) -> Result<Self, ForwardError> {
         let location = settings.accel_redirect.as_ref().map(|location| {
             let value = HeaderValue::from_str(location).ok().filter(|_| location.starts_with(['@', '/']));
             value.ok_or_else(|| ForwardError::Location(location.clone()))
@@ -97,8 +99,8 @@ impl Forward {
             return Err(ForwardError::Hold(settings.hold_ms));
         }
         // What cannot be used is said at the start, and not when the first proxy asks.
-        let tokens = Tokens::new(who)?;
-        Who::sharing(who, [], tokens.clone())?;
+        let tokens = JwtVerifier::new(who)?;
+        IdentityResolver::sharing(who, [], tokens.clone())?;
         Ok(Self {
             settings: who.clone(),
             reader: ArcSwapOption::empty(),
@@ -112,7 +114,7 @@ impl Forward {
 
     /// What reads tokens here, for whoever looks after its keys.
     #[must_use]
-    pub fn tokens(&self) -> Option<Arc<Tokens>> {
+    pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
         self.tokens.clone()
     }
 }
@@ -141,7 +143,7 @@ impl Forward {
         let rules = limiter.rules();
         let domain = rules.domain(self.domain(&rules)?);
         let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
-        match Who::sharing(&self.settings, named, self.tokens.clone()) {
+        match IdentityResolver::sharing(&self.settings, named, self.tokens.clone()) {
             Ok(who) => {
                 let reader = Arc::new(Reader { rules, who });
                 self.reader.store(Some(Arc::clone(&reader)));
@@ -160,7 +162,7 @@ impl Forward {
 impl Default for Forward {
     /// For proxies on this machine, by the rules of the only domain.
     fn default() -> Self {
-        Self::new(&ForwardSettings::default(), &WhoSettings::default()).expect("the defaults can be used")
+        Self::new(&ForwardSettings::default(), &IdentityConfig::default()).expect("the defaults can be used")
     }
 }
 
@@ -170,13 +172,17 @@ pub(crate) fn is_at(path: &str) -> bool {
 }
 
 impl Reader {
-    fn caller<'r>(&'r self, asked: &Asked<'r, FieldsOf<'r>>, now: Timestamp) -> Result<Caller<'r>, Problem> {
-        self.who.forwarded(asked, PATH, now).map_err(|error| Problem::bad(error.to_string()))
+    fn caller<'r>(
+        &'r self,
+        asked: &RequestView<'r, HeadHeaders<'r>>,
+        now: Timestamp,
+    ) -> Result<ResolvedCaller<'r>, Problem> {
+        self.who.resolve_forwarded(asked, PATH, now).map_err(|error| Problem::bad(error.to_string()))
     }
 }
 
-fn asked<'r>(request: &'r Request<'r>) -> Asked<'r, FieldsOf<'r>> {
-    Asked {
+fn asked<'r>(request: &'r Request<'r>) -> RequestView<'r, HeadHeaders<'r>> {
+    RequestView {
         peer: request.peer,
         method: request.method,
         path: request.path,
@@ -191,7 +197,7 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
     request: &Request<'_>,
     now: Timestamp,
     trace: Option<&Trace>,
-) -> Result<Answer, Problem> {
+) -> Result<RawResponse, Problem> {
     let reader = app.forward.reader(&app.limiter)?;
     let asked = asked(request);
     let caller = reader.caller(&asked, now)?;
@@ -204,7 +210,7 @@ pub(crate) async fn answer<S: CounterStore + 'static>(
             Ok(Box::pin(in_turn(app, request, &decision, held, now)).await)
         }
         // Permits are left to their deadline: nobody says when the request ends.
-        (decision, _) => Ok(told(app, request, &Facts::of(&decision), now)),
+        (decision, _) => Ok(told(app, request, &DecisionSummary::from_decision(&decision), now)),
     }
 }
 
@@ -215,17 +221,17 @@ async fn in_turn<S: CounterStore + 'static>(
     decision: &Decision,
     held: tollgate_engine::Held,
     now: Timestamp,
-) -> Answer {
-    let mut facts = Facts::of(decision);
+) -> RawResponse {
+    let mut facts = DecisionSummary::from_decision(decision);
     let delay = decision.delay();
     let mut guard = app.limiter.guard(held, delay);
     let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward.longest_hold.as_micros()));
     if over > Span::ZERO {
-        facts.ruled = Ruled::Over;
+        facts.disposition = Disposition::Denied;
         facts.retry_after = over.ceil_secs().max(1);
         facts.denied_by = delaying(decision);
     } else if guard.wait(&app.forward.delayed, delay).await.is_err() {
-        facts.ruled = Ruled::Unavailable;
+        facts.disposition = Disposition::Unavailable;
         facts.retry_after = delay.ceil_secs().max(1);
     } else {
         // Nobody says when the request ends.
@@ -234,20 +240,25 @@ async fn in_turn<S: CounterStore + 'static>(
     told(app, request, &facts, now)
 }
 
-fn told<S: CounterStore>(app: &App<S>, request: &Request<'_>, facts: &Facts<'_>, now: Timestamp) -> Answer {
-    let mut answer = Answer::ruled(&app.answers, facts, now);
-    match facts.ruled {
-        Ruled::Allowed => {
+fn told<S: CounterStore>(
+    app: &App<S>,
+    request: &Request<'_>,
+    facts: &DecisionSummary<'_>,
+    now: Timestamp,
+) -> RawResponse {
+    let mut answer = RawResponse::decision(&app.answers, facts, now);
+    match facts.disposition {
+        Disposition::Allowed => {
             if let Some(location) = &app.forward.accel_redirect {
                 answer.put(&X_ACCEL_REDIRECT, location.as_bytes());
             }
         }
-        Ruled::Over => {
+        Disposition::Denied => {
             if let Some(status) = denial_status(request.query) {
                 answer.status = status;
             }
         }
-        Ruled::Unavailable => {}
+        Disposition::Unavailable => {}
     }
     answer
 }

@@ -5,16 +5,16 @@ use super::request::Request;
 use http::StatusCode;
 use http::header::ACCEPT;
 use std::sync::Arc;
-use tollgate_http::fields::Fields;
 use tollgate_http::h1;
+use tollgate_http::headers::HeaderLookup;
 use tollgate_observe::{ExpositionFormat, ProcessStatus, Verbosity};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-pub(super) async fn told(status: &Arc<dyn ProcessStatus>, request: &Request<'_>) -> h1::Answer {
+pub(super) async fn told(status: &Arc<dyn ProcessStatus>, request: &Request<'_>) -> h1::RawResponse {
     let accept = request.fields.all(&ACCEPT).next().and_then(|accept| std::str::from_utf8(accept).ok());
     let (code, kind, text) = said(status, request.path, request.query, accept.unwrap_or_default()).await;
-    h1::Answer::new(code, kind, text)
+    h1::RawResponse::new(code, kind, text)
 }
 
 type Said = (StatusCode, &'static str, String);

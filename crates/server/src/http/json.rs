@@ -18,20 +18,20 @@ use serde::de::{Deserializer, Error};
 use serde_json::{Map, Value, json};
 use tollgate_core::CounterStore;
 use tollgate_engine::Trace;
-use tollgate_http::answer::Facts;
-use tollgate_http::h1::Answer;
+use tollgate_http::h1::RawResponse;
+use tollgate_http::response::DecisionSummary;
 
 pub(crate) async fn answer<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
     trace: Option<&Trace>,
-) -> Result<Answer, Problem> {
+) -> Result<RawResponse, Problem> {
     let request: Request = body::decode(body)?;
     let decision = rls::decide(&app.limiter, "http", &request.into(), trace).await;
     let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    let mut answer = Answer::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
-    app.answers.write(&Facts::of(&decision), app.limiter.clock().now(), &mut answer);
+    let mut answer = RawResponse::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
+    app.answers.write(&DecisionSummary::from_decision(&decision), app.limiter.clock().now(), &mut answer);
     Ok(answer)
 }
 

@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
-use tollgate_http::answer::AnswerSettings;
 use tollgate_http::h1::head::{HeadError, HeadLimits};
-use tollgate_http::h1::{Answer, Scan};
+use tollgate_http::h1::{RawResponse, ScannedHead};
 use tollgate_http::problem::Problem;
-use tollgate_http::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
+use tollgate_http::response::ResponseConfig;
+use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
 use tollgate_http::server::{self, BodyMode, Io, NoStream, Rejection, Response, Scope, Service, Settings};
 use tollgate_observe::ProcessStatus;
 
@@ -36,7 +36,7 @@ pub struct HttpConfig {
     /// How long requests under way may take to end when the process is told to.
     pub drain: Duration,
     /// How answers are written.
-    pub answers: AnswerSettings,
+    pub answers: ResponseConfig,
     /// How proxies that ask are answered.
     pub forward: Forward,
 }
@@ -47,7 +47,7 @@ impl Default for HttpConfig {
             connections: 65_536,
             header_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(10),
-            answers: AnswerSettings::default(),
+            answers: ResponseConfig::default(),
             forward: Forward::default(),
         }
     }
@@ -60,14 +60,14 @@ struct Session<S> {
 }
 
 impl<S: CounterStore + 'static> Service for Session<S> {
-    type Head = Scan;
+    type Head = ScannedHead;
     type Body = NoStream;
 
-    fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<Scan, HeadError> {
-        Scan::new(head, limits)
+    fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<ScannedHead, HeadError> {
+        ScannedHead::new(head, limits)
     }
 
-    fn body_mode(&self, scan: &Scan, head: &[u8]) -> BodyMode {
+    fn body_mode(&self, scan: &ScannedHead, head: &[u8]) -> BodyMode {
         let request = Request::new(self.peer, scan, head, b"");
         if request.method == "POST" && is_asked_of(request.path) {
             BodyMode::Whole { max: MAX_BODY }
@@ -76,12 +76,16 @@ impl<S: CounterStore + 'static> Service for Session<S> {
         }
     }
 
-    async fn handle<'r>(&'r self, request: server::Request<'r, Scan>, _: Scope<'r>) -> Response<NoStream> {
+    async fn handle<'r>(
+        &'r self,
+        request: server::Request<'r, ScannedHead>,
+        _: Scope<'r>,
+    ) -> Response<NoStream> {
         let request = Request::new(self.peer, request.head, request.bytes, request.body.whole());
         Response::Whole(self.app.handle(&request).await)
     }
 
-    fn reject(&self, rejection: Rejection) -> Answer {
+    fn reject(&self, rejection: Rejection) -> RawResponse {
         let problem = match rejection {
             Rejection::Head(error) => {
                 // A version or an encoding that is not supported here is still the client's error.
@@ -99,7 +103,7 @@ impl<S: CounterStore + 'static> Service for Session<S> {
                 Problem::new(StatusCode::REQUEST_TIMEOUT, "Too slow", detail)
             }
         };
-        problem.told()
+        problem.response()
     }
 }
 
@@ -114,7 +118,7 @@ pub async fn serve<S: CounterStore + 'static>(
 ) {
     let app = Arc::new(App { limiter, status, answers: config.answers, forward: config.forward });
     let slots = ConnectionSlots::new(config.connections, WhenFull::Wait);
-    let shutdown = Shutdown { timeout: config.drain, newcomers: Newcomers::Serve };
+    let shutdown = Shutdown { timeout: config.drain, new_connections: NewConnections::Serve };
     let settings = Settings {
         head: MAX_HEAD,
         header_timeout: config.header_timeout,

@@ -29,15 +29,15 @@ use request::Request;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, Timestamp};
 use tollgate_engine::{Limiter, Trace};
-use tollgate_http::answer::AnswerSettings;
-use tollgate_http::{body, h1, problem, trace};
+use tollgate_http::response::ResponseConfig;
+use tollgate_http::{body, h1, problem, traceparent};
 use tollgate_observe::ProcessStatus;
 
 /// What every handler needs.
 pub(crate) struct App<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) status: Arc<dyn ProcessStatus>,
-    pub(crate) answers: AnswerSettings,
+    pub(crate) answers: ResponseConfig,
     pub(crate) forward: Forward,
 }
 
@@ -53,17 +53,17 @@ fn decides(path: &str) -> bool {
 
 impl<S: CounterStore + 'static> App<S> {
     /// Serves one request.
-    async fn handle(&self, request: &Request<'_>) -> h1::Answer {
+    async fn handle(&self, request: &Request<'_>) -> h1::RawResponse {
         if !decides(request.path) {
-            return route(self, request, Timestamp::ZERO, None).await.unwrap_or_else(Problem::told);
+            return route(self, request, Timestamp::ZERO, None).await.unwrap_or_else(Problem::response);
         }
         let began = self.limiter.clock().now();
-        let trace = trace::of(&self.limiter, &request.fields, || began);
+        let trace = traceparent::from_headers(&self.limiter, &request.fields, || began);
         let answer = route(self, request, began, trace.as_ref()).await;
         if answer.is_ok() {
             self.limiter.took("http", 1, self.limiter.clock().now().since(began));
         }
-        answer.unwrap_or_else(Problem::told)
+        answer.unwrap_or_else(Problem::response)
     }
 }
 
@@ -74,7 +74,7 @@ async fn route<S: CounterStore + 'static>(
     request: &Request<'_>,
     now: Timestamp,
     trace: Option<&Trace>,
-) -> Result<h1::Answer, Problem> {
+) -> Result<h1::RawResponse, Problem> {
     let body = request.body;
     match (request.path, request.method) {
         ("/v1/check", "POST") => check::answer(app, body, trace).await,

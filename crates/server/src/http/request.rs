@@ -1,7 +1,7 @@
 //! A request as handlers see it: borrowed from the connection's buffer, nothing copied.
 
 use std::net::IpAddr;
-use tollgate_http::h1::{FieldsOf, Scan};
+use tollgate_http::h1::{HeadHeaders, ScannedHead};
 
 /// One request, whole.
 #[derive(Clone, Copy, Debug)]
@@ -12,13 +12,13 @@ pub(crate) struct Request<'r> {
     pub(crate) query: &'r str,
     /// The host that the target names, where it names one.
     pub(crate) authority: Option<&'r str>,
-    pub(crate) fields: FieldsOf<'r>,
+    pub(crate) fields: HeadHeaders<'r>,
     /// Empty where the body was not asked for.
     pub(crate) body: &'r [u8],
 }
 
 impl<'r> Request<'r> {
-    pub(crate) fn new(peer: IpAddr, scan: &'r Scan, head: &'r [u8], body: &'r [u8]) -> Self {
+    pub(crate) fn new(peer: IpAddr, scan: &'r ScannedHead, head: &'r [u8], body: &'r [u8]) -> Self {
         let target = scan.target(head);
         let (authority, target) = match target.split_once("://") {
             Some((_, rest)) if !target.starts_with('/') => {
@@ -38,7 +38,7 @@ impl<'r> Request<'r> {
 #[cfg(test)]
 mod tests {
     use super::Request;
-    use tollgate_http::h1::Scan;
+    use tollgate_http::h1::ScannedHead;
     use tollgate_http::h1::head::HeadLimits;
 
     /// Whatever form a target has, paths are found, and the query of none is taken for one.
@@ -55,7 +55,7 @@ mod tests {
         ];
         for (target, read) in cases {
             let head = format!("GET {target} HTTP/1.1\r\nX: 1\r\n\r\n");
-            let scan = Scan::new(head.as_bytes(), &HeadLimits::default()).expect("a head");
+            let scan = ScannedHead::new(head.as_bytes(), &HeadLimits::default()).expect("a head");
             let request = Request::new([127, 0, 0, 1].into(), &scan, head.as_bytes(), b"");
             assert_eq!((request.authority, request.path, request.query), read, "{target}");
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tollgate_core::{CounterStore, Span};
 use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement, Trace};
-use tollgate_http::h1::Answer;
+use tollgate_http::h1::RawResponse;
 
 const DEFAULT: u64 = 60_000;
 const LONGEST: u64 = 24 * 3_600_000;
@@ -25,14 +25,14 @@ pub(crate) async fn reserve<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
     trace: Option<&Trace>,
-) -> Result<Answer, Problem> {
+) -> Result<RawResponse, Problem> {
     let ask: Ask<'_> = body::decode(body)?;
     let within = ask.deadline_ms.unwrap_or(DEFAULT);
     if within == 0 || within > LONGEST {
-        return Err(Problem::bad(format!("write 1 to {LONGEST} milliseconds")).at("deadline_ms"));
+        return Err(Problem::bad(format!("write 1 to {LONGEST} milliseconds")).in_field("deadline_ms"));
     }
     if ask.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > LONGEST_KEY) {
-        return Err(Problem::bad(format!("write 1 to {LONGEST_KEY} bytes")).at("idempotency_key"));
+        return Err(Problem::bad(format!("write 1 to {LONGEST_KEY} bytes")).in_field("idempotency_key"));
     }
     let laid = ask.lay_out()?;
     let descriptors = laid.descriptors();
@@ -58,7 +58,10 @@ struct AskSettle {
     cost: u64,
 }
 
-pub(crate) async fn settle<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -> Result<Answer, Problem> {
+pub(crate) async fn settle<S: CounterStore>(
+    limiter: &Limiter<S>,
+    body: &[u8],
+) -> Result<RawResponse, Problem> {
     let ask: AskSettle = body::decode(body)?;
     ended(limiter.settle(name(&ask.reservation)?, ask.cost).await)
 }
@@ -69,17 +72,21 @@ struct AskCancel {
     reservation: String,
 }
 
-pub(crate) async fn cancel<S: CounterStore>(limiter: &Limiter<S>, body: &[u8]) -> Result<Answer, Problem> {
+pub(crate) async fn cancel<S: CounterStore>(
+    limiter: &Limiter<S>,
+    body: &[u8],
+) -> Result<RawResponse, Problem> {
     let ask: AskCancel = body::decode(body)?;
     ended(limiter.cancel(name(&ask.reservation)?).await)
 }
 
 fn name(text: &str) -> Result<ReservationId, Problem> {
-    text.parse()
-        .map_err(|_| Problem::bad("write the `reservation` that /v1/reserve answered").at("reservation"))
+    text.parse().map_err(|_| {
+        Problem::bad("write the `reservation` that /v1/reserve answered").in_field("reservation")
+    })
 }
 
-fn ended(result: Result<Settlement, SettleError>) -> Result<Answer, Problem> {
+fn ended(result: Result<Settlement, SettleError>) -> Result<RawResponse, Problem> {
     let body = match result {
         Ok(Settlement::Settled(cost)) => json!({"settled": true, "cost": cost}),
         Ok(Settlement::Cancelled) => json!({"cancelled": true}),
@@ -93,5 +100,5 @@ fn ended(result: Result<Settlement, SettleError>) -> Result<Answer, Problem> {
             return Err(Problem::new(status, title, error.to_string()));
         }
     };
-    Ok(Answer::json(StatusCode::OK, body.to_string().into_bytes()))
+    Ok(RawResponse::json(StatusCode::OK, body.to_string().into_bytes()))
 }

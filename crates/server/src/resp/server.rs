@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
-use tollgate_http::server::accept::{self, ConnectionSlots, Newcomers, Shutdown, WhenFull};
+use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
 
 const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 
@@ -61,7 +61,7 @@ pub async fn serve<S: CounterStore + 'static>(
     drain: impl Future<Output = ()> + Send,
 ) {
     let slots = ConnectionSlots::new(config.connections as usize, WhenFull::Reject(FULL));
-    let shutdown = Shutdown { timeout: config.drain, newcomers: Newcomers::Refuse };
+    let shutdown = Shutdown { timeout: config.drain, new_connections: NewConnections::Reject };
     let app = Arc::new(App {
         limiter,
         config,

@@ -14,14 +14,14 @@ use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitRes
 use super::{BadRequest, decide, decode, encode};
 use tollgate_core::{Cost, CounterStore, Span};
 use tollgate_engine::{Check, Limiter, Trace};
-use tollgate_http::answer::{AnswerSettings, Facts};
+use tollgate_http::response::{DecisionSummary, ResponseConfig};
 
 /// The metadata's name.
 pub(crate) const ASK: &str = "tollgate-ask";
 
 pub(crate) async fn answer<S: CounterStore>(
     limiter: &Limiter<S>,
-    answers: &AnswerSettings,
+    answers: &ResponseConfig,
     request: &RateLimitRequest,
     form: &[u8],
     trace: Option<&Trace>,
@@ -40,7 +40,7 @@ pub(crate) async fn answer<S: CounterStore>(
         b"descriptors" => decide(limiter, "rls", request, trace).await?,
         _ => return Err(BadRequest(format!("{ASK}: write attributes or descriptors"))),
     };
-    let answer = answers.respond(&Facts::of(&decision), limiter.clock().now());
+    let answer = answers.respond(&DecisionSummary::from_decision(&decision), limiter.clock().now());
     let field = |key: &str, value: String| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() };
     let mut fields = vec![field("tollgate-status", answer.status().as_u16().to_string())];
     if decision.delay() > Span::ZERO {

@@ -14,9 +14,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
-use tollgate_http::answer::AnswerSettings;
+use tollgate_http::response::ResponseConfig;
 use tollgate_http::server::accept::{ConnectionSlots, WhenFull};
-use tollgate_http::trace;
+use tollgate_http::traceparent;
 use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -31,17 +31,17 @@ pub struct RlsConfig {
     /// Requests under way on one connection.
     pub streams: u32,
     /// How HTTP answers are written, for those who ask for them.
-    pub answers: AnswerSettings,
+    pub answers: ResponseConfig,
 }
 
 impl Default for RlsConfig {
     fn default() -> Self {
-        let answers = AnswerSettings::default();
+        let answers = ResponseConfig::default();
         Self { connections: 65_536, message_bytes: 256 * 1024, streams: 1024, answers }
     }
 }
 
-struct Service<S>(Arc<Limiter<S>>, AnswerSettings);
+struct Service<S>(Arc<Limiter<S>>, ResponseConfig);
 
 #[tonic::async_trait]
 impl<S: CounterStore + 'static> RateLimitService for Service<S> {
@@ -50,7 +50,7 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let began = self.0.clock().now();
-        let trace = trace::of(&self.0, request.metadata().as_ref(), || began);
+        let trace = traceparent::from_headers(&self.0, request.metadata().as_ref(), || began);
         let answered = match request.metadata().get(layer::ASK) {
             Some(form) => {
                 layer::answer(&self.0, &self.1, request.get_ref(), form.as_bytes(), trace.as_ref()).await
@@ -137,7 +137,7 @@ mod tests {
         let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
         let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
         let limiter = Limiter::new(Arc::new(rules), store, clock).with_observer(Arc::clone(&timed) as _);
-        let service = Service(Arc::new(limiter), AnswerSettings::default());
+        let service = Service(Arc::new(limiter), ResponseConfig::default());
         let ask = |domain: &str| {
             use super::super::proto::envoy::extensions::common::ratelimit::v3::{
                 RateLimitDescriptor, rate_limit_descriptor::Entry,

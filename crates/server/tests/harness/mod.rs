@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_engine::Limiter;
-use tollgate_http::who::WhoSettings;
+use tollgate_http::identity::IdentityConfig;
 use tollgate_observe::{MetricsWriter, ProcessStatus};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_server::http::{self, Forward, ForwardSettings, HttpConfig};
@@ -30,7 +30,7 @@ const MEMORY: usize = 16 << 20;
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Settings {
-    who: WhoSettings,
+    who: IdentityConfig,
     forward_auth: ForwardSettings,
     resp_password: Option<String>,
 }

@@ -21,8 +21,8 @@ use std::time::Duration;
 use tollgate_control::{Guardrails, Role, RulesFrom};
 use tollgate_core::Span;
 use tollgate_gateway::{GatewayConfig, GatewaySection};
-use tollgate_http::answer::AnswerSettings;
-use tollgate_http::who::WhoSettings;
+use tollgate_http::identity::IdentityConfig;
+use tollgate_http::response::ResponseConfig;
 use tollgate_rules::{Options, Profile};
 use tollgate_server::http::ForwardSettings;
 use tollgate_server::resp::RespConfig;
@@ -56,8 +56,8 @@ pub(crate) struct Config {
     pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
-    pub(crate) answers: AnswerSettings,
-    pub(crate) who: WhoSettings,
+    pub(crate) answers: ResponseConfig,
+    pub(crate) who: IdentityConfig,
     pub(crate) forward_auth: ForwardSettings,
     /// What is logged of decisions, and how.
     pub(crate) decision_log: DecisionLog,
@@ -169,9 +169,9 @@ struct File {
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
     #[serde(default)]
-    answers: AnswerSettings,
+    answers: ResponseConfig,
     #[serde(default)]
-    who: WhoSettings,
+    who: IdentityConfig,
     #[serde(default)]
     forward_auth: ForwardSettings,
     gateway: Option<GatewaySection>,

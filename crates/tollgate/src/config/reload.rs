@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tollgate_control::RuleManager;
 use tollgate_engine::Limiter;
-use tollgate_http::who::Tokens;
+use tollgate_http::identity::JwtVerifier;
 use tollgate_rules::Ruleset;
 
 const GLANCE: Duration = Duration::from_millis(500);
@@ -132,7 +132,10 @@ fn reload(
 }
 
 /// Looks after the keys that tokens are verified by, for as long as it is polled.
-pub(crate) async fn watch_keys(tokens: impl Fn() -> Option<Arc<Tokens>> + Send, status: Arc<ServerStatus>) {
+pub(crate) async fn watch_keys(
+    tokens: impl Fn() -> Option<Arc<JwtVerifier>> + Send,
+    status: Arc<ServerStatus>,
+) {
     let mut last = tokens();
     loop {
         tokio::time::sleep(GLANCE).await;
@@ -142,7 +145,7 @@ pub(crate) async fn watch_keys(tokens: impl Fn() -> Option<Arc<Tokens>> + Send, 
             status.accepted(Part::Keys);
             last.clone_from(&now);
         }
-        match now.map_or(Ok(false), |tokens| tokens.look_again()) {
+        match now.map_or(Ok(false), |tokens| tokens.reload_if_changed()) {
             Ok(false) => {}
             Ok(true) => {
                 tracing::info!("new keys verify tokens");

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_engine::Limiter;
-use tollgate_http::who::Tokens;
+use tollgate_http::identity::JwtVerifier;
 use tollgate_observe::ProcessStatus;
 use tollgate_server::{http, resp, rls};
 
@@ -90,7 +90,7 @@ impl Fronts {
     }
 
     /// What reads tokens there, for whoever looks after its keys.
-    pub(crate) fn tokens(&self) -> Option<Arc<Tokens>> {
+    pub(crate) fn tokens(&self) -> Option<Arc<JwtVerifier>> {
         self.http.as_ref().and_then(|_| self.forward.tokens())
     }
 

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 /// The path of a request target: without query and fragment, and without scheme and host where it has them.
-pub(super) fn of_target(target: &str) -> &str {
+pub(super) fn path_of_target(target: &str) -> &str {
     let path = target.split(['?', '#']).next().unwrap_or("");
     if path.starts_with('/') {
         return path;
@@ -41,7 +41,7 @@ fn is_plain(path: &[u8]) -> bool {
 
 /// Unreserved characters decoded, other escapes in capitals, no parameters (`;a=b`) of segments, no empty, `.` or `..`
 /// segments, no slash at the end. Parameters go first, as in the servers that know them: `/a/..;/b` is `/b`.
-pub(super) fn normal(path: &str) -> Cow<'_, str> {
+pub(super) fn normalize(path: &str) -> Cow<'_, str> {
     if is_plain(path.as_bytes()) {
         return Cow::Borrowed(path);
     }
@@ -94,7 +94,7 @@ fn decode(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{host, normal, of_target};
+    use super::{host, normalize, path_of_target};
 
     /// Each spelling that reached the handler under another name would be a fresh limit.
     #[test]
@@ -115,7 +115,7 @@ mod tests {
             "/a/..;x/login",
             "/.;x/%6Cogin;a=%2F",
         ] {
-            assert_eq!(normal(path), "/login", "{path}");
+            assert_eq!(normalize(path), "/login", "{path}");
         }
         for (path, is) in [
             ("", "/"),
@@ -128,11 +128,11 @@ mod tests {
             ("/;", "/"),
             ("/a;b/c;d", "/a/c"),
         ] {
-            assert_eq!(normal(path), is, "{path}");
+            assert_eq!(normalize(path), is, "{path}");
         }
         assert_eq!(
-            normal(&normal("/%2561")),
-            normal("/%2561"),
+            normalize(&normalize("/%2561")),
+            normalize("/%2561"),
             "an escaped percent sign is decoded by nobody twice"
         );
     }
@@ -147,7 +147,7 @@ mod tests {
             ("", "/"),
             ("/a#b", "/a"),
         ] {
-            assert_eq!(of_target(target), path, "{target}");
+            assert_eq!(path_of_target(target), path, "{target}");
         }
         for (whole, name) in [
             ("Api.Example.COM:8443", "api.example.com"),

@@ -5,28 +5,28 @@
 //! A request has one key. With two of them whoever reads the first is told another caller than whoever reads the last, and
 //! a made-up one beside the real one would be a fresh limit for each request; so such a request is refused.
 
-use super::Ambiguous;
-use super::settings::{self, ApiKeySettings, WhoError};
-use super::token;
-use crate::fields::Fields;
+use super::AmbiguousIdentity;
+use super::config::{self, ApiKeyConfig, IdentityConfigError};
+use super::jwt;
+use crate::headers::HeaderLookup;
 use http::header::{AUTHORIZATION, HeaderName};
 use ring::digest;
 use std::borrow::Cow;
 
 /// The longest value that is kept as it came; longer ones are told apart by their hash.
-const LONGEST: usize = 256;
+const MAX_HEADER: usize = 256;
 /// The same of an API key: as long as one that something can be agreed with.
-const LONGEST_KEY: usize = 512;
+const MAX_KEY: usize = 512;
 
 #[derive(Debug)]
-pub(super) struct ApiKey {
+pub(super) struct ApiKeyReader {
     header: Option<HeaderName>,
     bearer: bool,
 }
 
-impl ApiKey {
-    pub(super) fn new(settings: &ApiKeySettings) -> Result<Self, WhoError> {
-        let header = settings.header.as_deref().map(settings::header).transpose()?;
+impl ApiKeyReader {
+    pub(super) fn new(settings: &ApiKeyConfig) -> Result<Self, IdentityConfigError> {
+        let header = settings.header.as_deref().map(config::header).transpose()?;
         Ok(Self { header, bearer: settings.bearer })
     }
 
@@ -38,40 +38,40 @@ impl ApiKey {
     /// The caller's key. Where tokens are read, what looks like one is no key.
     pub(super) fn read<'r>(
         &self,
-        headers: &'r impl Fields,
+        headers: &'r impl HeaderLookup,
         tokens: bool,
-    ) -> Result<Option<Cow<'r, str>>, Ambiguous> {
+    ) -> Result<Option<Cow<'r, str>>, AmbiguousIdentity> {
         let mut key = None;
         if let Some(name) = &self.header {
             let own = headers.all(name).map(<[u8]>::trim_ascii).filter(|key| !key.is_empty());
-            only(&mut key, own).map_err(|_| Ambiguous::Twice(name.clone()))?;
+            only(&mut key, own).map_err(|_| AmbiguousIdentity::Twice(name.clone()))?;
         }
         if self.bearer {
-            let bearers = headers.all(&AUTHORIZATION).filter_map(token::bearer);
+            let bearers = headers.all(&AUTHORIZATION).filter_map(jwt::bearer);
             let mut bearer = None;
-            only(&mut bearer, bearers.filter(|value| !(tokens && token::looks_like_one(value))))
-                .map_err(|_| Ambiguous::Twice(AUTHORIZATION))?;
+            only(&mut bearer, bearers.filter(|value| !(tokens && jwt::looks_like_jwt(value))))
+                .map_err(|_| AmbiguousIdentity::Twice(AUTHORIZATION))?;
             only(&mut key, bearer.into_iter())
-                .map_err(|_| Ambiguous::Keys(self.header.clone().unwrap_or(AUTHORIZATION)))?;
+                .map_err(|_| AmbiguousIdentity::Keys(self.header.clone().unwrap_or(AUTHORIZATION)))?;
         }
         Ok(key.map(|key| match std::str::from_utf8(key) {
-            Ok(text) if text.len() <= LONGEST_KEY => Cow::Borrowed(text),
+            Ok(text) if text.len() <= MAX_KEY => Cow::Borrowed(text),
             _ => Cow::Owned(hashed(key)),
         }))
     }
 }
 
 /// Values that differ.
-pub(super) struct Several;
+pub(super) struct ConflictingValues;
 
 /// The one value that there is, in however many places.
 pub(super) fn only<'r>(
     found: &mut Option<&'r [u8]>,
     values: impl Iterator<Item = &'r [u8]>,
-) -> Result<(), Several> {
+) -> Result<(), ConflictingValues> {
     for value in values {
         if *found.get_or_insert(value) != value {
-            return Err(Several);
+            return Err(ConflictingValues);
         }
     }
     Ok(())
@@ -87,5 +87,5 @@ fn hashed(value: &[u8]) -> String {
 
 /// The value, or its hash where it is too long to be part of a key.
 pub(super) fn bounded(value: Cow<'_, str>) -> Cow<'_, str> {
-    if value.len() <= LONGEST { value } else { Cow::Owned(hashed(value.as_bytes())) }
+    if value.len() <= MAX_HEADER { value } else { Cow::Owned(hashed(value.as_bytes())) }
 }

@@ -1,8 +1,8 @@
 //! Header fields. Everything that a version of the draft may change stands in `draft_11`.
 
-use super::line::Line;
-use super::{AnswerSettings, Dialect, Facts, Legacy, Policy, Ruled};
-use crate::fields::PutFields;
+use super::field_value::FieldValue;
+use super::{DecisionSummary, Dialect, Disposition, LegacyHeaders, Policy, ResponseConfig};
+use crate::headers::HeaderSink;
 use http::header::{HeaderName, RETRY_AFTER};
 use tollgate_core::Timestamp;
 use tollgate_engine::Window;
@@ -19,21 +19,21 @@ static X_DEGRADED: HeaderName = HeaderName::from_static("x-ratelimit-degraded");
 static X_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
 
 pub(super) fn write(
-    settings: &AnswerSettings,
-    facts: &Facts<'_>,
+    settings: &ResponseConfig,
+    facts: &DecisionSummary<'_>,
     now: Timestamp,
-    headers: &mut impl PutFields,
+    headers: &mut impl HeaderSink,
 ) {
     if let Some(nearest) = facts.nearest() {
         match settings.ratelimit {
             Dialect::Draft11 => draft_11(facts, nearest, headers),
             Dialect::None => {}
         }
-        if settings.legacy != Legacy::None {
+        if settings.legacy != LegacyHeaders::None {
             legacy(settings.legacy, facts, nearest, now, headers);
         }
     }
-    if facts.ruled != Ruled::Allowed {
+    if facts.disposition != Disposition::Allowed {
         number(headers, &RETRY_AFTER, facts.retry_after);
         if let Some(rule) = facts.denied_by.filter(|_| settings.denied_by) {
             insert_name(headers, &X_DENIED_BY, rule);
@@ -43,10 +43,10 @@ pub(super) fn write(
             headers.put(&X_DECISION, &decision.digits());
         }
     }
-    mark(facts, headers);
+    write_markers(facts, headers);
 }
 
-pub(super) fn mark(facts: &Facts<'_>, headers: &mut impl PutFields) {
+pub(super) fn write_markers(facts: &DecisionSummary<'_>, headers: &mut impl HeaderSink) {
     for (field, rule) in [(&X_DEGRADED, facts.degraded_by), (&X_WARNING, facts.warned_by)] {
         if let Some(rule) = rule {
             insert_name(headers, field, rule);
@@ -54,23 +54,23 @@ pub(super) fn mark(facts: &Facts<'_>, headers: &mut impl PutFields) {
     }
 }
 
-fn insert_name(headers: &mut impl PutFields, field: &HeaderName, rule: &str) {
-    insert(headers, field, Line::default().name(rule));
+fn insert_name(headers: &mut impl HeaderSink, field: &HeaderName, rule: &str) {
+    insert(headers, field, FieldValue::default().name(rule));
 }
 
-fn insert(headers: &mut impl PutFields, field: &HeaderName, line: &Line) {
+fn insert(headers: &mut impl HeaderSink, field: &HeaderName, line: &FieldValue) {
     if !line.is_empty() {
         headers.put(field, line.bytes());
     }
 }
 
-fn number(headers: &mut impl PutFields, field: &HeaderName, number: u64) {
+fn number(headers: &mut impl HeaderSink, field: &HeaderName, number: u64) {
     headers.put(field, itoa::Buffer::new().format(number).as_bytes());
 }
 
 /// `RateLimit-Policy: "a";q=100;w=60, "b";q=1000;w=86400` and `RateLimit: "a";r=50;t=30`.
-fn draft_11(facts: &Facts<'_>, nearest: &Policy<'_>, headers: &mut impl PutFields) {
-    let mut line = Line::default();
+fn draft_11(facts: &DecisionSummary<'_>, nearest: &Policy<'_>, headers: &mut impl HeaderSink) {
+    let mut line = FieldValue::default();
     for policy in &facts.policies {
         if !line.is_empty() {
             line.text(", ");
@@ -84,13 +84,13 @@ fn draft_11(facts: &Facts<'_>, nearest: &Policy<'_>, headers: &mut impl PutField
         }
     }
     insert(headers, &POLICY, &line);
-    let mut line = Line::default();
+    let mut line = FieldValue::default();
     quoted_name(&mut line, nearest).text(";r=").number(nearest.remaining);
     line.text(";t=").number(nearest.reset);
     insert(headers, &LIMIT, &line);
 }
 
-fn quoted_name<'l>(line: &'l mut Line, policy: &Policy<'_>) -> &'l mut Line {
+fn quoted_name<'l>(line: &'l mut FieldValue, policy: &Policy<'_>) -> &'l mut FieldValue {
     line.text("\"").quoted(policy.rule);
     if policy.is_one_of_several {
         // Rare enough to be formatted the long way.
@@ -100,21 +100,21 @@ fn quoted_name<'l>(line: &'l mut Line, policy: &Policy<'_>) -> &'l mut Line {
 }
 
 fn legacy(
-    form: Legacy,
-    facts: &Facts<'_>,
+    form: LegacyHeaders,
+    facts: &DecisionSummary<'_>,
     nearest: &Policy<'_>,
     now: Timestamp,
-    headers: &mut impl PutFields,
+    headers: &mut impl HeaderSink,
 ) {
     number(headers, &X_LIMIT, nearest.quota);
     number(headers, &X_REMAINING, nearest.remaining);
     let reset = match form {
         // Rounded up, so that who waits until then has waited long enough.
-        Legacy::Epoch => now.as_micros().div_ceil(1_000_000) + nearest.reset,
-        Legacy::Delta | Legacy::None => nearest.reset,
+        LegacyHeaders::Epoch => now.as_micros().div_ceil(1_000_000) + nearest.reset,
+        LegacyHeaders::Delta | LegacyHeaders::None => nearest.reset,
     };
     number(headers, &X_RESET, reset);
-    let mut line = Line::default();
+    let mut line = FieldValue::default();
     for policy in &facts.policies {
         if !line.is_empty() {
             line.text(", ");

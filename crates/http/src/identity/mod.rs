@@ -2,13 +2,13 @@
 //!
 //! | file | tells |
 //! |---|---|
-//! | `settings` | what an operator can say |
+//! | `config` | what an operator can say |
 //! | `address` | the client's address, through trusted proxies only |
-//! | `key` | an API key, of which there is one |
-//! | `token` | a user, from a JSON Web Token; `keys` holds what verifies it, `verified` what has been |
-//! | `routes` | the endpoint, as a template: `/users/1` and `/users/2` are one |
+//! | `api_key` | an API key, of which there is one |
+//! | `jwt` | a user, from a JSON Web Token; `jwks` holds what verifies it, `verified_cache` what has been |
+//! | `endpoints` | the endpoint, as a template: `/users/1` and `/users/2` are one |
 //! | `path` | a path as an upstream would read it |
-//! | `secret` | whether a path tells a secret, for logs |
+//! | `secret_leak` | whether a path tells a secret, for logs |
 //!
 //! The rule that everything here follows: **a header counts only where the peer that sent it is one we trust**, unless it
 //! proves itself (a signed token) or is the caller's own to choose (its API key). What a stranger writes into
@@ -18,14 +18,14 @@
 //! ```
 //! use http::{HeaderMap, Method, Uri};
 //! use tollgate_core::Timestamp;
-//! use tollgate_http::who::{Asked, Who, WhoSettings};
+//! use tollgate_http::who::{RequestView, IdentityResolver, IdentityConfig};
 //!
-//! let mut settings = WhoSettings::default();
+//! let mut settings = IdentityConfig::default();
 //! settings.routes.push("GET /users/{id}".to_owned());
-//! let who = Who::new(&settings)?;
+//! let who = IdentityResolver::new(&settings)?;
 //! let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
 //! headers.insert("x-forwarded-for", "198.51.100.7".parse()?);
-//! let asked = Asked::new("203.0.113.9".parse()?, &Method::GET, &uri, &headers);
+//! let asked = RequestView::new("203.0.113.9".parse()?, &Method::GET, &uri, &headers);
 //! let caller = who.direct(&asked, Timestamp::ZERO)?;
 //! assert_eq!(caller.get("remote_address"), Some("203.0.113.9")); // the peer is nobody that we trust
 //! assert_eq!(caller.get("endpoint"), Some("GET /users/{id}"));
@@ -33,26 +33,27 @@
 //! ```
 
 mod address;
-mod key;
-mod keys;
+mod api_key;
+mod config;
+mod endpoints;
+mod jwks;
+mod jwt;
 mod path;
-mod routes;
-mod secret;
-mod settings;
-mod token;
-mod verified;
+mod secret_leak;
+mod verified_cache;
 
-pub use settings::{
-    ApiKeySettings, ForwardedBy, JwtSettings, Network, OriginalRequest, Unmatched, WhoError, WhoSettings,
+pub use config::{
+    ApiKeyConfig, ForwardedBy, IdentityConfig, IdentityConfigError, JwtConfig, Network, OriginalRequest,
+    Unmatched,
 };
-pub use token::Tokens;
+pub use jwt::JwtVerifier;
 
-use crate::fields::Fields;
+use crate::headers::HeaderLookup;
 use address::Address;
+use api_key::ApiKeyReader;
+use endpoints::EndpointMatcher;
 use http::header::{HOST, HeaderMap, HeaderName};
 use http::{Method, Uri};
-use key::ApiKey;
-use routes::Routes;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -62,7 +63,7 @@ use tollgate_rules::{TENANT_KEY, may_be_secret};
 
 /// The head of a request, and who handed it to us.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'r, F = HeaderMap> {
+pub struct RequestView<'r, F = HeaderMap> {
     /// The other end of the connection; what a PROXY line said of it, where that is trusted.
     pub peer: IpAddr,
     /// The method.
@@ -75,7 +76,7 @@ pub struct Asked<'r, F = HeaderMap> {
     pub headers: &'r F,
 }
 
-impl<'r> Asked<'r> {
+impl<'r> RequestView<'r> {
     /// The head as the types of the `http` crate have it.
     #[must_use]
     pub fn new(peer: IpAddr, method: &'r Method, uri: &'r Uri, headers: &'r HeaderMap) -> Self {
@@ -86,18 +87,18 @@ impl<'r> Asked<'r> {
 
 /// Reads callers by one set of settings. Made once, then shared.
 #[derive(Debug)]
-pub struct Who {
+pub struct IdentityResolver {
     address: Address,
-    key: ApiKey,
-    tokens: Option<Arc<Tokens>>,
-    routes: Routes,
+    key: ApiKeyReader,
+    jwt: Option<Arc<JwtVerifier>>,
+    endpoints: EndpointMatcher,
     original: OriginalRequest,
-    headers: Vec<Mapped>,
+    headers: Vec<MappedHeader>,
 }
 
 /// A header that becomes an attribute.
 #[derive(Debug)]
-struct Mapped {
+struct MappedHeader {
     attribute: String,
     header: HeaderName,
     only_trusted: bool,
@@ -106,7 +107,7 @@ struct Mapped {
 /// A request that says two things of which only one can be so. Whoever wrote the other may be anyone, so it is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Ambiguous {
+pub enum AmbiguousIdentity {
     /// Two headers name different requests, and only one of them can be the proxy's.
     #[error("`{0}` and `{1}` disagree: let the proxy remove the one that it does not set, or set `original`")]
     Original(&'static str, &'static str),
@@ -123,7 +124,7 @@ pub enum Ambiguous {
 
 /// What is known of a caller, borrowed from its request where it can be.
 #[derive(Clone)]
-pub struct Caller<'r> {
+pub struct ResolvedCaller<'r> {
     /// Its whole address, for logs.
     pub address: IpAddr,
     /// Whether its request came by a peer that we trust.
@@ -131,7 +132,7 @@ pub struct Caller<'r> {
     pairs: SmallVec<[(&'r str, Cow<'r, str>); 10]>,
 }
 
-impl std::fmt::Debug for Caller<'_> {
+impl std::fmt::Debug for ResolvedCaller<'_> {
     /// Without what may be a secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let shown = |value: &str| format!("{}…", beginning(value));
@@ -153,7 +154,7 @@ fn count() {
     IDENTIFICATIONS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
 }
 
-impl<'r> Caller<'r> {
+impl<'r> ResolvedCaller<'r> {
     /// The attributes, as a check wants them.
     #[must_use]
     pub fn attributes(&self) -> SmallVec<[(&str, &str); 12]> {
@@ -168,53 +169,57 @@ impl<'r> Caller<'r> {
 
     fn add(&mut self, name: &'r str, value: impl Into<Cow<'r, str>>) {
         if self.get(name).is_none() {
-            self.pairs.push((name, key::bounded(value.into())));
+            self.pairs.push((name, api_key::bounded(value.into())));
         }
     }
 }
 
 /// Method, path and host of the request that is meant.
-struct Target<'r> {
+struct RequestTarget<'r> {
     method: &'r str,
     path: &'r str,
     host: Option<&'r str>,
 }
 
-impl Who {
+impl IdentityResolver {
     /// Reads the settings, and the files that they name.
-    pub fn new(settings: &WhoSettings) -> Result<Self, WhoError> {
+    pub fn new(settings: &IdentityConfig) -> Result<Self, IdentityConfigError> {
         Self::with_endpoints(settings, [])
     }
 
     /// The same, where endpoints that rules name are routes as well: a rule on `POST /login` bites without being told
     /// of twice. Names that are no routes, or those of routes that there are, are passed over.
     pub fn with_endpoints<'e>(
-        settings: &'e WhoSettings,
+        settings: &'e IdentityConfig,
         named: impl IntoIterator<Item = &'e str>,
-    ) -> Result<Self, WhoError> {
-        Self::sharing(settings, named, Tokens::new(settings)?)
+    ) -> Result<Self, IdentityConfigError> {
+        Self::sharing(settings, named, JwtVerifier::new(settings)?)
     }
 
     /// The same with a reader of tokens that others of the same settings share.
     pub fn sharing<'e>(
-        settings: &'e WhoSettings,
+        settings: &'e IdentityConfig,
         named: impl IntoIterator<Item = &'e str>,
-        tokens: Option<Arc<Tokens>>,
-    ) -> Result<Self, WhoError> {
+        tokens: Option<Arc<JwtVerifier>>,
+    ) -> Result<Self, IdentityConfigError> {
         let mapped = |map: &std::collections::BTreeMap<String, String>, only_trusted| {
             let each = map.iter().map(move |(attribute, header)| {
-                settings::check_attribute(attribute)?;
-                Ok(Mapped { attribute: attribute.clone(), header: settings::header(header)?, only_trusted })
+                config::check_attribute(attribute)?;
+                Ok(MappedHeader {
+                    attribute: attribute.clone(),
+                    header: config::header(header)?,
+                    only_trusted,
+                })
             });
-            each.collect::<Result<Vec<_>, WhoError>>()
+            each.collect::<Result<Vec<_>, IdentityConfigError>>()
         };
         let mut headers = mapped(&settings.trusted_headers, true)?;
         headers.extend(mapped(&settings.headers, false)?);
         Ok(Self {
             address: Address::new(settings)?,
-            key: ApiKey::new(&settings.api_key)?,
-            tokens,
-            routes: Routes::new(&settings.routes, named, settings.unmatched)?,
+            key: ApiKeyReader::new(&settings.api_key)?,
+            jwt: tokens,
+            endpoints: EndpointMatcher::new(&settings.routes, named, settings.unmatched)?,
             original: settings.original,
             headers,
         })
@@ -228,7 +233,7 @@ impl Who {
 
     /// The client's whole address, through trusted proxies: for logs of what is not read any further.
     #[must_use]
-    pub fn address(&self, peer: IpAddr, headers: &impl Fields) -> IpAddr {
+    pub fn address(&self, peer: IpAddr, headers: &impl HeaderLookup) -> IpAddr {
         self.address.client(peer, self.trusts(peer), headers)
     }
 
@@ -236,52 +241,55 @@ impl Who {
     ///
     /// # Errors
     /// What says two things of who asks; a 400 is the answer to it.
-    pub fn direct<'r>(
+    pub fn resolve_direct<'r>(
         &'r self,
-        asked: &Asked<'r, impl Fields>,
+        asked: &RequestView<'r, impl HeaderLookup>,
         now: Timestamp,
-    ) -> Result<Caller<'r>, Ambiguous> {
+    ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
         count();
-        let target = Target { method: asked.method, path: asked.path, host: asked.host() };
-        self.read(asked, &target, self.trusts(asked.peer), now)
+        let target = RequestTarget { method: asked.method, path: asked.path, host: asked.host() };
+        self.resolve(asked, &target, self.trusts(asked.peer), now)
     }
 
     /// Who asks for the request that a proxy tells about; `prefix` is where the proxy was sent to ask.
     ///
     /// # Errors
     /// What says two things of who asks, or for what.
-    pub fn forwarded<'r>(
+    pub fn resolve_forwarded<'r>(
         &'r self,
-        asked: &Asked<'r, impl Fields>,
+        asked: &RequestView<'r, impl HeaderLookup>,
         prefix: &str,
         now: Timestamp,
-    ) -> Result<Caller<'r>, Ambiguous> {
+    ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
         count();
         let own = asked.path.strip_prefix(prefix).unwrap_or(asked.path);
-        let mut target =
-            Target { method: asked.method, path: if own.is_empty() { "/" } else { own }, host: asked.host() };
+        let mut target = RequestTarget {
+            method: asked.method,
+            path: if own.is_empty() { "/" } else { own },
+            host: asked.host(),
+        };
         let is_trusted = self.trusts(asked.peer);
         if is_trusted {
-            let spelling = self.spelling(asked.headers)?;
-            if let Some(method) = spelling.told(asked.headers, &METHOD)? {
+            let spelling = self.canonical_target(asked.headers)?;
+            if let Some(method) = spelling.forwarded_target(asked.headers, &METHOD)? {
                 target.method = method;
             }
-            if let Some(uri) = spelling.told(asked.headers, &URI)? {
-                target.path = path::of_target(uri);
+            if let Some(uri) = spelling.forwarded_target(asked.headers, &URI)? {
+                target.path = path::path_of_target(uri);
             }
-            if let Some(host) = spelling.told(asked.headers, &ORIGINAL_HOST)? {
+            if let Some(host) = spelling.forwarded_target(asked.headers, &ORIGINAL_HOST)? {
                 target.host = Some(host);
             }
         }
-        self.read(asked, &target, is_trusted, now)
+        self.resolve(asked, &target, is_trusted, now)
     }
 
     /// Which spelling is the proxy's: the one that it tells the path in. The other's headers are then its callers' own.
-    fn spelling(&self, headers: &impl Fields) -> Result<OriginalRequest, Ambiguous> {
+    fn canonical_target(&self, headers: &impl HeaderLookup) -> Result<OriginalRequest, AmbiguousIdentity> {
         if self.original != OriginalRequest::Auto {
             return Ok(self.original);
         }
-        let uri = OriginalRequest::Auto.told(headers, &URI)?;
+        let uri = OriginalRequest::Auto.forwarded_target(headers, &URI)?;
         let is_there = |name| headers.first(name).is_some();
         Ok(match (uri, is_there(&URI.forwarded), is_there(&URI.original)) {
             (Some(_), true, false) => OriginalRequest::XForwarded,
@@ -290,19 +298,19 @@ impl Who {
         })
     }
 
-    fn read<'r>(
+    fn resolve<'r>(
         &'r self,
-        asked: &Asked<'r, impl Fields>,
-        target: &Target<'r>,
+        asked: &RequestView<'r, impl HeaderLookup>,
+        target: &RequestTarget<'r>,
         is_trusted: bool,
         now: Timestamp,
-    ) -> Result<Caller<'r>, Ambiguous> {
+    ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
         let address = self.address.client(asked.peer, is_trusted, asked.headers);
-        let mut caller = Caller { address, is_trusted, pairs: SmallVec::new() };
+        let mut caller = ResolvedCaller { address, is_trusted, pairs: SmallVec::new() };
         caller.add("remote_address", self.address.attribute(address));
-        let method = self.routes.method(target.method);
-        let path = path::normal(target.path);
-        match self.routes.endpoint(method, &path) {
+        let method = self.endpoints.method(target.method);
+        let path = path::normalize(target.path);
+        match self.endpoints.endpoint(method, &path) {
             Some(endpoint) => caller.add("endpoint", endpoint),
             None => caller.add("endpoint", format!("{method} {path}")),
         }
@@ -311,10 +319,10 @@ impl Who {
         if let Some(host) = target.host {
             caller.add("host", path::host(host));
         }
-        if let Some(tokens) = &self.tokens {
+        if let Some(tokens) = &self.jwt {
             tokens.read(asked.headers, is_trusted, now, &mut caller)?;
         }
-        if let Some(key) = self.key.read(asked.headers, self.tokens.is_some())? {
+        if let Some(key) = self.key.read(asked.headers, self.jwt.is_some())? {
             // Bounded already; nothing else can be called so.
             caller.pairs.push((TENANT_KEY, key));
         }
@@ -329,7 +337,11 @@ impl Who {
 
 impl OriginalRequest {
     /// What a proxy says of the original request, in this spelling.
-    fn told<'r>(self, headers: &'r impl Fields, names: &'static Told) -> Result<Option<&'r str>, Ambiguous> {
+    fn forwarded_target<'r>(
+        self,
+        headers: &'r impl HeaderLookup,
+        names: &'static ForwardedHeaders,
+    ) -> Result<Option<&'r str>, AmbiguousIdentity> {
         let last = |name| headers.last(name).and_then(visible);
         match self {
             Self::Path => Ok(None),
@@ -337,7 +349,7 @@ impl OriginalRequest {
             Self::XOriginal => Ok(last(&names.original)),
             Self::Auto => match (last(&names.forwarded), last(&names.original)) {
                 (Some(one), Some(other)) if one != other => {
-                    Err(Ambiguous::Original(names.forwarded.as_str(), names.original.as_str()))
+                    Err(AmbiguousIdentity::Original(names.forwarded.as_str(), names.original.as_str()))
                 }
                 (one, other) => Ok(one.or(other)),
             },
@@ -346,25 +358,25 @@ impl OriginalRequest {
 }
 
 /// The two spellings of what proxies tell of a request.
-struct Told {
+struct ForwardedHeaders {
     forwarded: HeaderName,
     original: HeaderName,
 }
 
-impl Told {
+impl ForwardedHeaders {
     const fn new(forwarded: &'static str, original: &'static str) -> Self {
         Self { forwarded: HeaderName::from_static(forwarded), original: HeaderName::from_static(original) }
     }
 }
 
-static METHOD: Told = Told::new("x-forwarded-method", "x-original-method");
-static URI: Told = Told::new("x-forwarded-uri", "x-original-uri");
-static ORIGINAL_HOST: Told = Told::new("x-forwarded-host", "x-original-host");
+static METHOD: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-method", "x-original-method");
+static URI: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-uri", "x-original-uri");
+static ORIGINAL_HOST: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-host", "x-original-host");
 
 /// A path as rules and routes see it: `//login`, `/%6Cogin` and `/login/` are `/login`.
 #[must_use]
-pub fn normal_path(path: &str) -> Cow<'_, str> {
-    path::normal(path)
+pub fn normalized_path(path: &str) -> Cow<'_, str> {
+    path::normalize(path)
 }
 
 /// A value of visible ASCII; any other says nothing that can be relied on.
@@ -373,7 +385,7 @@ fn visible(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value).ok().filter(|_| value.iter().all(is_visible))
 }
 
-impl<'r, F: Fields> Asked<'r, F> {
+impl<'r, F: HeaderLookup> RequestView<'r, F> {
     /// The host that it asks.
     #[must_use]
     pub fn host(&self) -> Option<&'r str> {

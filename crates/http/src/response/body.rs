@@ -1,21 +1,25 @@
 //! The body of a denial, written straight into its bytes: who is turned away by the million should cost little.
 
-use super::{AnswerSettings, BodyForm, Facts, Policy, Ruled};
+use super::{BodyFormat, DecisionSummary, Disposition, Policy, ResponseConfig};
 use std::io::Write;
 use tollgate_engine::Window;
 
 /// Most bodies have less.
 const ROOM: usize = 384;
 
-pub(super) fn write(settings: &AnswerSettings, facts: &Facts<'_>, out: &mut Vec<u8>) -> &'static str {
+pub(super) fn write(
+    settings: &ResponseConfig,
+    facts: &DecisionSummary<'_>,
+    out: &mut Vec<u8>,
+) -> &'static str {
     out.reserve(ROOM);
     let mut json = Json(out);
     match settings.body {
-        BodyForm::Problem => {
+        BodyFormat::Problem => {
             problem(settings, facts, &mut json);
             "application/problem+json"
         }
-        BodyForm::Plain => {
+        BodyFormat::Plain => {
             plain(facts, &mut json);
             "application/json"
         }
@@ -37,7 +41,7 @@ impl Json<'_> {
     }
 
     /// Writing into memory does not fail.
-    fn shown(&mut self, what: impl std::fmt::Display) -> &mut Self {
+    fn display(&mut self, what: impl std::fmt::Display) -> &mut Self {
         let _ = write!(self.0, "{what}");
         self
     }
@@ -49,18 +53,18 @@ impl Json<'_> {
     }
 }
 
-fn problem(settings: &AnswerSettings, facts: &Facts<'_>, json: &mut Json<'_>) {
-    let (kind, title) = match facts.ruled {
-        Ruled::Unavailable => ("temporary-reduced-capacity", "Temporarily not decidable"),
+fn problem(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
+    let (kind, title) = match facts.disposition {
+        Disposition::Unavailable => ("temporary-reduced-capacity", "Temporarily not decidable"),
         _ if facts.is_abnormal => ("abnormal-usage-detected", "Unusually many requests"),
         _ => ("quota-exceeded", "Over the limit"),
     };
     json.raw(r#"{"type":"https://iana.org/assignments/http-problem-types#"#).raw(kind);
     json.raw(r#"","title":""#).raw(title);
-    json.raw(r#"","status":"#).raw(settings.status(facts.ruled).as_str());
+    json.raw(r#"","status":"#).raw(settings.status(facts.disposition).as_str());
     message(facts, json.raw(r#","detail":""#));
     json.raw(r#"","retry_after":"#).number(facts.retry_after);
-    if facts.ruled == Ruled::Over {
+    if facts.disposition == Disposition::Denied {
         json.raw(r#","violated-policies":["#);
         for (at, policy) in facts.policies.iter().filter(|policy| policy.is_over).enumerate() {
             policy_name(policy, json.raw(if at == 0 { "\"" } else { ",\"" }));
@@ -85,17 +89,17 @@ fn policy_name(policy: &Policy<'_>, json: &mut Json<'_>) {
         }
     }
     if policy.is_one_of_several {
-        json.raw("/").shown(policy.window);
+        json.raw("/").display(policy.window);
     }
 }
 
-fn plain(facts: &Facts<'_>, json: &mut Json<'_>) {
-    let code = if facts.ruled == Ruled::Over { "RATE_LIMITED" } else { "UNAVAILABLE" };
+fn plain(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
+    let code = if facts.disposition == Disposition::Denied { "RATE_LIMITED" } else { "UNAVAILABLE" };
     message(facts, json.raw(r#"{"error":{"code":""#).raw(code).raw(r#"","message":""#));
     json.raw(r#"","retry_after":"#).number(facts.retry_after);
     if let Some(nearest) = facts.nearest() {
         json.raw(r#","limit":"#).number(nearest.quota);
-        json.raw(r#","window":""#).shown(nearest.window).raw("\"");
+        json.raw(r#","window":""#).display(nearest.window).raw("\"");
     }
     if let Some(rule) = facts.denied_by {
         json.raw(r#","scope":"#).string(rule);
@@ -103,14 +107,14 @@ fn plain(facts: &Facts<'_>, json: &mut Json<'_>) {
     json.raw("}}");
 }
 
-fn message(facts: &Facts<'_>, json: &mut Json<'_>) {
-    let is_over = facts.ruled == Ruled::Over;
+fn message(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
+    let is_over = facts.disposition == Disposition::Denied;
     json.raw(if is_over { "Rate limit exceeded. " } else { "No decision can be made. " });
     if let Some(nearest) = facts.nearest().filter(|_| is_over) {
         json.raw("At most ").number(nearest.quota);
         match nearest.window {
             Window::Held => json.raw(" at once. "),
-            window => json.raw(" in ").shown(window).raw(". "),
+            window => json.raw(" in ").display(window).raw(". "),
         };
     }
     json.raw("Retry after ").number(facts.retry_after);

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-const SHORTEST_SECRET: usize = 16;
+const MIN_SECRET: usize = 16;
 
 /// How callers are told apart.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct WhoSettings {
+pub struct IdentityConfig {
     /// The networks of proxies whose headers count. This machine alone, unless said otherwise.
     pub trusted: Vec<Network>,
     /// Where a trusted proxy says whom it speaks for.
@@ -20,9 +20,9 @@ pub struct WhoSettings {
     /// The bits of an IPv6 address that make a caller: whoever has one address of a /64 has all of them.
     pub ipv6_prefix: u8,
     /// Where an API key is.
-    pub api_key: ApiKeySettings,
+    pub api_key: ApiKeyConfig,
     /// Where a user's token is, and what it takes to believe it.
-    pub jwt: Option<JwtSettings>,
+    pub jwt: Option<JwtConfig>,
     /// Endpoints: `GET /users/{id}`, or `/files/{*rest}` for any method.
     pub routes: Vec<String>,
     /// The endpoint of what matches no route.
@@ -35,7 +35,7 @@ pub struct WhoSettings {
     pub trusted_headers: BTreeMap<String, String>,
 }
 
-impl Default for WhoSettings {
+impl Default for IdentityConfig {
     fn default() -> Self {
         let here =
             ["127.0.0.1", "::1"].map(|text| Network(IpNet::from(text.parse::<IpAddr>().expect("one"))));
@@ -43,7 +43,7 @@ impl Default for WhoSettings {
             trusted: here.to_vec(),
             forwarded: ForwardedBy::XForwardedFor,
             ipv6_prefix: 64,
-            api_key: ApiKeySettings::default(),
+            api_key: ApiKeyConfig::default(),
             jwt: None,
             routes: Vec::new(),
             unmatched: Unmatched::Other,
@@ -54,7 +54,7 @@ impl Default for WhoSettings {
     }
 }
 
-impl WhoSettings {
+impl IdentityConfig {
     /// Makes the files that it names relative to the folder of the settings' own file.
     pub fn resolve(&mut self, folder: &Path) {
         let jwks = self.jwt.as_mut().and_then(|jwt| jwt.jwks.as_mut());
@@ -120,7 +120,7 @@ pub enum OriginalRequest {
 /// Where an API key is.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ApiKeySettings {
+pub struct ApiKeyConfig {
     /// The header that holds it.
     pub header: Option<String>,
     /// Whether `Authorization: Bearer …` holds one where that header is missing.
@@ -130,24 +130,24 @@ pub struct ApiKeySettings {
     pub secret_file: Option<PathBuf>,
 }
 
-impl ApiKeySettings {
+impl ApiKeyConfig {
     /// What `secret_file` holds, for the store.
     ///
     /// # Errors
     /// A file that cannot be read, or whose secret is too short.
-    pub fn secret(&self) -> Result<Option<Vec<u8>>, WhoError> {
+    pub fn secret(&self) -> Result<Option<Vec<u8>>, IdentityConfigError> {
         let Some(path) = &self.secret_file else { return Ok(None) };
         let bytes = read_file(path)?;
         let secret = bytes.trim_ascii();
-        if secret.len() < SHORTEST_SECRET {
-            let wrong = format!("a secret has at least {SHORTEST_SECRET} bytes");
-            return Err(WhoError::File { path: path.clone(), wrong });
+        if secret.len() < MIN_SECRET {
+            let wrong = format!("a secret has at least {MIN_SECRET} bytes");
+            return Err(IdentityConfigError::File { path: path.clone(), wrong });
         }
         Ok(Some(secret.to_vec()))
     }
 }
 
-impl Default for ApiKeySettings {
+impl Default for ApiKeyConfig {
     fn default() -> Self {
         Self { header: Some("x-api-key".to_owned()), bearer: true, secret_file: None }
     }
@@ -156,7 +156,7 @@ impl Default for ApiKeySettings {
 /// Where a user's token is, and what it takes to believe it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct JwtSettings {
+pub struct JwtConfig {
     /// The header that holds it, with or without `Bearer`.
     #[serde(default = "authorization")]
     pub header: String,
@@ -195,7 +195,7 @@ const fn minute() -> u64 {
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum WhoError {
+pub enum IdentityConfigError {
     /// No header can have this name.
     #[error("`{0}` is no name of a header")]
     Header(String),
@@ -226,17 +226,19 @@ pub enum WhoError {
     Verification,
 }
 
-pub(super) fn header(name: &str) -> Result<HeaderName, WhoError> {
-    HeaderName::from_bytes(name.as_bytes()).map_err(|_| WhoError::Header(name.to_owned()))
+pub(super) fn header(name: &str) -> Result<HeaderName, IdentityConfigError> {
+    HeaderName::from_bytes(name.as_bytes()).map_err(|_| IdentityConfigError::Header(name.to_owned()))
 }
 
 /// What every request tells by itself cannot come from elsewhere too.
-pub(super) fn check_attribute(name: &str) -> Result<(), WhoError> {
+pub(super) fn check_attribute(name: &str) -> Result<(), IdentityConfigError> {
     const OWN: [&str; 7] = ["remote_address", "endpoint", "method", "path", "host", "api_key", "global"];
-    if OWN.contains(&name) { Err(WhoError::Attribute(name.to_owned())) } else { Ok(()) }
+    if OWN.contains(&name) { Err(IdentityConfigError::Attribute(name.to_owned())) } else { Ok(()) }
 }
 
-pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, WhoError> {
-    std::fs::read(path)
-        .map_err(|error| WhoError::File { path: path.to_owned(), wrong: format!("cannot be read: {error}") })
+pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, IdentityConfigError> {
+    std::fs::read(path).map_err(|error| IdentityConfigError::File {
+        path: path.to_owned(),
+        wrong: format!("cannot be read: {error}"),
+    })
 }

@@ -12,22 +12,22 @@ use tollgate_rules::{Action, Class, RuleLimit};
 
 /// What became of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ruled {
+pub enum Disposition {
     /// It may pass.
     Allowed,
     /// Its caller is over a limit.
-    Over,
+    Denied,
     /// Nobody could decide, and the rule turns such requests away; or load is shed.
     Unavailable,
 }
 
-impl Ruled {
+impl Disposition {
     /// Its status where nothing else is set.
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
             Self::Allowed => StatusCode::OK,
-            Self::Over => StatusCode::TOO_MANY_REQUESTS,
+            Self::Denied => StatusCode::TOO_MANY_REQUESTS,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -62,7 +62,7 @@ impl<'a> Policy<'a> {
 
     /// With so many units left.
     #[must_use]
-    pub const fn left(mut self, units: u64) -> Self {
+    pub const fn remaining_fraction(mut self, units: u64) -> Self {
         self.remaining = units;
         self
     }
@@ -97,9 +97,9 @@ impl<'a> Policy<'a> {
 
 /// Everything that an answer is written from.
 #[derive(Clone, Debug)]
-pub struct Facts<'a> {
+pub struct DecisionSummary<'a> {
     /// What became of the request.
-    pub ruled: Ruled,
+    pub disposition: Disposition,
     /// The limits that it met and that can deny, in the order of the rules.
     pub policies: SmallVec<[Policy<'a>; 4]>,
     /// Seconds to stay away, on a denial.
@@ -116,12 +116,12 @@ pub struct Facts<'a> {
     pub decision: Option<DecisionId>,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> DecisionSummary<'a> {
     /// An allowed request that met these.
     #[must_use]
-    pub fn of_policies(policies: impl IntoIterator<Item = Policy<'a>>) -> Self {
+    pub fn from_policies(policies: impl IntoIterator<Item = Policy<'a>>) -> Self {
         let mut facts = Self {
-            ruled: Ruled::Allowed,
+            disposition: Disposition::Allowed,
             policies: policies.into_iter().collect(),
             retry_after: 0,
             denied_by: None,
@@ -130,23 +130,26 @@ impl<'a> Facts<'a> {
             is_abnormal: false,
             decision: None,
         };
-        facts.tell_apart();
+        facts.name_policies();
         facts
     }
 
     /// What the engine decided.
     #[must_use]
-    pub fn of(decision: &'a Decision) -> Self {
+    pub fn from_decision(decision: &'a Decision) -> Self {
         let name = |by: Option<RulingBy>| by.map(|by| decision.name(by));
         let mut facts = Self {
             decision: Some(decision.id),
             degraded_by: name(decision.degraded_by),
             warned_by: name(decision.warned_by),
-            ..Self::of_policies([])
+            ..Self::from_policies([])
         };
         if !decision.is_allowed() {
-            facts.ruled =
-                if decision.origin == Origin::FailClosed { Ruled::Unavailable } else { Ruled::Over };
+            facts.disposition = if decision.origin == Origin::FailClosed {
+                Disposition::Unavailable
+            } else {
+                Disposition::Denied
+            };
             facts.retry_after = retry_after(decision);
             facts.denied_by = name(decision.denied_by);
             facts.is_abnormal = decision.denied_by.is_some_and(|by| guards(decision, by));
@@ -166,7 +169,7 @@ impl<'a> Facts<'a> {
                 }
             }
         }
-        facts.tell_apart();
+        facts.name_policies();
         facts
     }
 
@@ -192,7 +195,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Marks the windows of rules that have several here.
-    fn tell_apart(&mut self) {
+    fn name_policies(&mut self) {
         for at in 1..self.policies.len() {
             for earlier in 0..at {
                 if self.policies[at].rule == self.policies[earlier].rule {

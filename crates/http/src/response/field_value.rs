@@ -3,19 +3,19 @@
 use smallvec::SmallVec;
 
 /// Structured fields have integers of at most 15 digits.
-const LARGEST: u64 = 999_999_999_999_999;
+const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 #[derive(Default)]
-pub(crate) struct Line(SmallVec<[u8; 256]>);
+pub(crate) struct FieldValue(SmallVec<[u8; 256]>);
 
-impl Line {
+impl FieldValue {
     pub(crate) fn text(&mut self, text: &str) -> &mut Self {
         self.0.extend_from_slice(text.as_bytes());
         self
     }
 
     pub(crate) fn number(&mut self, number: u64) -> &mut Self {
-        let (mut digits, mut at, mut rest) = ([0_u8; 15], 15, number.min(LARGEST));
+        let (mut digits, mut at, mut rest) = ([0_u8; 15], 15, number.min(MAX_INTEGER));
         loop {
             at -= 1;
             digits[at] = b'0' + (rest % 10) as u8;

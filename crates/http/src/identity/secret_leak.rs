@@ -1,27 +1,27 @@
 //! Whether a text of a request tells a secret of the same request, so that whoever writes it down can leave it out: some
 //! callers put their key into the path as well.
 
-use super::{Who, token};
-use crate::fields::Fields;
+use super::{IdentityResolver, jwt};
+use crate::headers::HeaderLookup;
 use http::header::AUTHORIZATION;
 use std::borrow::Cow;
 use tollgate_rules::may_be_secret;
 
 /// Nothing shorter is looked for: it would be found everywhere.
-const SHORTEST: usize = 4;
+const MIN_SECRET: usize = 4;
 /// How often an escape may have been escaped.
-const LAYERS: usize = 3;
+const MAX_LAYERS: usize = 3;
 
-impl Who {
+impl IdentityResolver {
     /// Whether a path holds the request's own key, token, or what else of its fields may be a secret, escaped or not.
     #[must_use]
-    pub fn tells_secret(&self, headers: &impl Fields, path: &str) -> bool {
-        let known = [self.key.header(), self.tokens.as_ref().map(|tokens| tokens.header())];
+    pub fn contains_secret(&self, headers: &impl HeaderLookup, path: &str) -> bool {
+        let known = [self.key.header(), self.jwt.as_ref().map(|tokens| tokens.header())];
         let mapped = self.headers.iter().filter(|mapped| may_be_secret(&mapped.attribute));
         let named = known.into_iter().flatten().chain(mapped.map(|mapped| &mapped.header));
         let own = named.flat_map(|name| headers.all(name)).map(<[u8]>::trim_ascii);
-        let credentials = headers.all(&AUTHORIZATION).map(|value| token::bearer(value).unwrap_or(value));
-        let mut secrets = own.chain(credentials).filter(|secret| secret.len() >= SHORTEST);
+        let credentials = headers.all(&AUTHORIZATION).map(|value| jwt::bearer(value).unwrap_or(value));
+        let mut secrets = own.chain(credentials).filter(|secret| secret.len() >= MIN_SECRET);
         secrets.any(|secret| holds(path.as_bytes(), secret))
     }
 }
@@ -32,7 +32,7 @@ fn holds(path: &[u8], secret: &[u8]) -> bool {
         return true;
     }
     let mut text = Cow::Borrowed(path);
-    for _ in 0..LAYERS {
+    for _ in 0..MAX_LAYERS {
         if text.len() < secret.len() || !text.contains(&b'%') {
             return false;
         }
@@ -67,20 +67,20 @@ fn decoded(text: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::WhoSettings;
+    use super::super::IdentityConfig;
     use super::*;
     use http::HeaderMap;
 
     #[test]
-    fn a_path_that_holds_what_may_be_a_secret_is_known_by_it() {
-        let mut settings = WhoSettings::default();
+    fn a_path_that_contains_a_possible_secret_is_detected() {
+        let mut settings = IdentityConfig::default();
         settings.headers.insert("client_secret".to_owned(), "x-proof".to_owned());
         settings.headers.insert("region".to_owned(), "x-region".to_owned());
-        let who = Who::new(&settings).expect("settings");
+        let who = IdentityResolver::new(&settings).expect("settings");
         let tells = |header: &'static str, value: &str, path: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header, value.parse().expect("a value"));
-            who.tells_secret(&headers, path)
+            who.contains_secret(&headers, path)
         };
         for path in [
             "/bot/12:ab/x",

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Tokens are spread over several maps, so that threads rarely meet.
 const SHARDS: usize = 8;
 /// The most tokens in a generation of one map: 16,384 in all.
-const MOST: usize = 1024;
+const MAX_TOKENS: usize = 1024;
 
 /// What a token's claims say, in the order of the settings.
 pub(super) type Values = Arc<[Option<String>]>;
@@ -36,7 +36,7 @@ impl Validity {
 
 /// Tokens that one set of keys has verified.
 #[derive(Default)]
-pub(super) struct Verified([Mutex<Generations>; SHARDS]);
+pub(super) struct VerifiedJwts([Mutex<Generations>; SHARDS]);
 
 type Generation = HashMap<Digest, (Validity, Values), foldhash::fast::RandomState>;
 
@@ -46,7 +46,7 @@ struct Generations {
     old: Generation,
 }
 
-impl Verified {
+impl VerifiedJwts {
     fn shard(&self, digest: &Digest) -> std::sync::MutexGuard<'_, Generations> {
         self.0[usize::from(digest[0]) % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,7 +81,7 @@ impl Verified {
 
 impl Generations {
     fn add(&mut self, digest: Digest, known: (Validity, Values)) {
-        if self.young.len() >= MOST {
+        if self.young.len() >= MAX_TOKENS {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(digest, known);
@@ -106,8 +106,8 @@ mod tests {
 
     /// Memory is bounded however many users there are, and one who keeps asking is not forgotten for those who came once.
     #[test]
-    fn the_busy_are_kept_and_memory_is_bounded() {
-        let verified = Verified::default();
+    fn busy_tokens_stay_cached_and_memory_is_bounded() {
+        let verified = VerifiedJwts::default();
         verified.put(digest(0), ALWAYS, values("busy"));
         for number in 1..200_000 {
             verified.put(digest(number), ALWAYS, values("once"));
@@ -115,14 +115,14 @@ mod tests {
                 assert_eq!(verified.get(&digest(0), 0), Some(values("busy")), "after {number}");
             }
         }
-        assert!(verified.len() <= 2 * SHARDS * MOST, "{}", verified.len());
+        assert!(verified.len() <= 2 * SHARDS * MAX_TOKENS, "{}", verified.len());
         assert_eq!(verified.get(&digest(1), 0), None);
     }
 
     /// A token that expires while it is remembered is not believed a second longer.
     #[test]
-    fn what_is_remembered_is_believed_in_its_time_alone() {
-        let verified = Verified::default();
+    fn a_cached_token_is_valid_in_its_own_time_only() {
+        let verified = VerifiedJwts::default();
         verified.put(digest(7), Validity { from: 10.0, until: 20.5 }, values("u"));
         for (now, believed) in [(9, false), (10, true), (20, true), (21, false)] {
             assert_eq!(verified.get(&digest(7), now).is_some(), believed, "{now}");

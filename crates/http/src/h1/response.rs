@@ -1,9 +1,9 @@
 //! An answer of our own until it is written: its fields are bytes already, so that writing it is copying.
 
-use crate::answer::{AnswerSettings, Facts};
 use crate::date;
-use crate::fields::PutFields;
 use crate::h1::head::are_values;
+use crate::headers::HeaderSink;
+use crate::response::{DecisionSummary, ResponseConfig};
 use bytes::BufMut;
 use http::StatusCode;
 use http::header::HeaderName;
@@ -11,7 +11,7 @@ use tollgate_core::Timestamp;
 
 /// What is sent back.
 #[derive(Debug)]
-pub struct Answer {
+pub struct RawResponse {
     /// The status.
     pub status: StatusCode,
     /// The type of the body, where there is one.
@@ -23,7 +23,7 @@ pub struct Answer {
 
 /// What the request wants of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wants {
+pub enum ResponseBodyMode {
     /// Everything.
     All,
     /// The head of what would be the answer (`HEAD`).
@@ -32,16 +32,16 @@ pub enum Wants {
 
 /// What becomes of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum After {
+pub enum ConnectionMode {
     /// It is kept.
-    Keep,
+    KeepAlive,
     /// Kept for a caller who speaks HTTP/1.0 and must be told.
-    KeepOld,
+    KeepAliveHttp10,
     /// It is closed.
     Close,
 }
 
-impl Answer {
+impl RawResponse {
     /// One without a body.
     #[must_use]
     pub const fn empty(status: StatusCode) -> Self {
@@ -62,10 +62,10 @@ impl Answer {
 
     /// What callers of the edge are told of a decision: 200 without a body, or the denial with its own.
     #[must_use]
-    pub fn ruled(settings: &AnswerSettings, facts: &Facts<'_>, now: Timestamp) -> Self {
+    pub fn decision(settings: &ResponseConfig, facts: &DecisionSummary<'_>, now: Timestamp) -> Self {
         let mut body = Vec::new();
         let kind = settings.write_body(facts, &mut body);
-        let mut answer = Self { status: settings.status(facts.ruled), kind, fields: Vec::new(), body };
+        let mut answer = Self { status: settings.status(facts.disposition), kind, fields: Vec::new(), body };
         settings.write(facts, now, &mut answer);
         answer
     }
@@ -77,7 +77,13 @@ impl Answer {
     }
 
     /// Writes it after what is in `out`.
-    pub fn write(&self, out: &mut impl BufMut, wants: Wants, after: After, now: Timestamp) {
+    pub fn write(
+        &self,
+        out: &mut impl BufMut,
+        wants: ResponseBodyMode,
+        after: ConnectionMode,
+        now: Timestamp,
+    ) {
         match self.status {
             StatusCode::OK => out.put_slice(b"HTTP/1.1 200 OK\r\n"),
             status => {
@@ -95,22 +101,22 @@ impl Answer {
             line(out, b"content-length", itoa::Buffer::new().format(self.body.len()).as_bytes());
         }
         match after {
-            After::Keep => {}
-            After::KeepOld => line(out, b"connection", b"keep-alive"),
-            After::Close => line(out, b"connection", b"close"),
+            ConnectionMode::KeepAlive => {}
+            ConnectionMode::KeepAliveHttp10 => line(out, b"connection", b"keep-alive"),
+            ConnectionMode::Close => line(out, b"connection", b"close"),
         }
         out.put_slice(b"date: ");
         date::write(now, out);
         out.put_slice(b"\r\n");
         out.put_slice(&self.fields);
         out.put_slice(b"\r\n");
-        if wants == Wants::All {
+        if wants == ResponseBodyMode::All {
             out.put_slice(&self.body);
         }
     }
 }
 
-impl PutFields for Answer {
+impl HeaderSink for RawResponse {
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
         // What ends a line would begin another field.
         if are_values(value) {
@@ -133,7 +139,7 @@ fn line(out: &mut impl BufMut, name: &[u8], value: &[u8]) {
 mod tests {
     use super::*;
 
-    fn text(answer: &Answer, wants: Wants, after: After) -> String {
+    fn text(answer: &RawResponse, wants: ResponseBodyMode, after: ConnectionMode) -> String {
         let mut out = Vec::new();
         answer.write(&mut out, wants, after, Timestamp::from_secs(784_111_777));
         String::from_utf8(out).expect("text")
@@ -142,10 +148,10 @@ mod tests {
     /// A value with a line's end would be a field of its maker's choice.
     #[test]
     fn a_value_cannot_begin_another_field() {
-        let mut answer = Answer::json(StatusCode::OK, "{}");
+        let mut answer = RawResponse::json(StatusCode::OK, "{}");
         answer.put(&HeaderName::from_static("x-a"), b"a\r\nx-b: c");
         answer.put(&HeaderName::from_static("x-c"), b"d");
-        let text = text(&answer, Wants::All, After::Keep);
+        let text = text(&answer, ResponseBodyMode::All, ConnectionMode::KeepAlive);
         assert_eq!(
             text,
             "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\
@@ -156,7 +162,11 @@ mod tests {
     /// Whoever asks for a head alone reads the next answer where this one's body would be.
     #[test]
     fn a_head_has_the_length_and_not_the_body() {
-        let text = text(&Answer::json(StatusCode::NOT_FOUND, "{}"), Wants::Head, After::Close);
+        let text = text(
+            &RawResponse::json(StatusCode::NOT_FOUND, "{}"),
+            ResponseBodyMode::Head,
+            ConnectionMode::Close,
+        );
         assert!(text.starts_with("HTTP/1.1 404 Not Found\r\n"), "{text}");
         assert!(text.contains("content-length: 2\r\nconnection: close\r\n") && text.ends_with("\r\n\r\n"));
     }

@@ -1,7 +1,7 @@
-//! The trace that a request is part of, as W3C Trace Context has it: `traceparent`, read and written. Only a trace that its
+//! The trace that a request is part of, as W3C Trace Context has it: `format`, read and written. Only a trace that its
 //! caller has sampled is followed; of anything else nothing is made, and a proxy passes it on as it came.
 
-use crate::fields::Fields;
+use crate::headers::HeaderLookup;
 use crate::hex;
 use http::header::{HeaderName, HeaderValue};
 use tollgate_core::Timestamp;
@@ -12,7 +12,11 @@ pub static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The trace of a request with these fields, if somebody here follows traces, it has one, and that is sampled.
 #[inline]
-pub fn of<S>(limiter: &Limiter<S>, fields: &impl Fields, now: impl FnOnce() -> Timestamp) -> Option<Trace> {
+pub fn from_headers<S>(
+    limiter: &Limiter<S>,
+    fields: &impl HeaderLookup,
+    now: impl FnOnce() -> Timestamp,
+) -> Option<Trace> {
     if !limiter.is_traced() {
         return None;
     }
@@ -21,7 +25,7 @@ pub fn of<S>(limiter: &Limiter<S>, fields: &impl Fields, now: impl FnOnce() -> T
     sampled(only, now)
 }
 
-/// What a `traceparent` says, if it is one and its trace is sampled: the next span of that trace.
+/// What a `format` says, if it is one and its trace is sampled: the next span of that trace.
 pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
     // Version 00 has these fields and no more; later ones begin with them.
     let (first, rest) = text.split_at_checked(55)?;
@@ -31,15 +35,15 @@ pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
     if first[2] != b'-' || first[35] != b'-' || first[52] != b'-' {
         return None;
     }
-    let [version] = read::<1>(&first[..2])?;
-    let (id, parent) = (read::<16>(&first[3..35])?, read::<8>(&first[36..52])?);
-    let [flags] = read::<1>(&first[53..])?;
+    let [version] = parse::<1>(&first[..2])?;
+    let (id, parent) = (parse::<16>(&first[3..35])?, parse::<8>(&first[36..52])?);
+    let [flags] = parse::<1>(&first[53..])?;
     let valid = version != 0xff && id != [0; 16] && parent != [0; 8];
     (valid && flags & 1 == 1).then(|| Trace::new(id, parent, now()))
 }
 
 /// Bytes from digits. Lower case alone, as the standard has it.
-fn read<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
+fn parse<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
         b'a'..=b'f' => Some(byte - b'a' + 10),
@@ -54,7 +58,7 @@ fn read<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
 
 /// What tells the next one that its span is under this one.
 #[must_use]
-pub fn traceparent(trace: &Trace) -> HeaderValue {
+pub fn format(trace: &Trace) -> HeaderValue {
     let mut text = Vec::with_capacity(55);
     text.extend_from_slice(b"00-");
     hex::put(&mut text, &trace.id);

@@ -5,7 +5,7 @@
 //! each node once at most. What matches nothing is `GET other`: a counter for each made-up path would be an
 //! attacker's to fill.
 
-use super::settings::{Unmatched, WhoError};
+use super::config::{IdentityConfigError, Unmatched};
 use std::collections::HashMap;
 
 type Map<V> = HashMap<Box<str>, V, foldhash::fast::RandomState>;
@@ -13,10 +13,10 @@ type Map<V> = HashMap<Box<str>, V, foldhash::fast::RandomState>;
 /// The methods that everyone knows; others count where a route names them.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 const OTHER: &str = "OTHER";
-const LONGEST: usize = 64;
+const MAX_PATH: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Routes {
+pub(super) struct EndpointMatcher {
     root: Node,
     methods: Vec<Box<str>>,
     /// For each method, what its unmatched requests are called.
@@ -40,7 +40,7 @@ struct End {
     method: Box<str>,
     endpoint: Box<str>,
     /// Whether its route names the method; one that does is more than one for all.
-    is_own: bool,
+    is_declared: bool,
 }
 
 /// One route, read.
@@ -49,17 +49,18 @@ struct Template<'t> {
     path: &'t str,
 }
 
-impl Routes {
+impl EndpointMatcher {
     /// `named` are endpoints that rules name: those that cannot be routes, or are already, are passed over.
     pub(super) fn new<'e>(
         routes: &'e [String],
         named: impl IntoIterator<Item = &'e str>,
         fallback: Unmatched,
-    ) -> Result<Self, WhoError> {
-        let wrong = |route: &str, wrong: String| WhoError::Route { route: route.to_owned(), wrong };
-        let own = routes.iter().map(|route| Template::read(route).map_err(|text| wrong(route, text)));
+    ) -> Result<Self, IdentityConfigError> {
+        let wrong =
+            |route: &str, wrong: String| IdentityConfigError::Route { route: route.to_owned(), wrong };
+        let own = routes.iter().map(|route| Template::parse(route).map_err(|text| wrong(route, text)));
         let own = own.collect::<Result<Vec<_>, _>>()?;
-        let named = named.into_iter().filter_map(|endpoint| Template::read(endpoint).ok());
+        let named = named.into_iter().filter_map(|endpoint| Template::parse(endpoint).ok());
         let named: Vec<_> = named.filter(|template| template.method.is_some()).collect();
         let mut methods: Vec<Box<str>> = METHODS.map(Box::from).to_vec();
         for method in own.iter().chain(&named).filter_map(|template| template.method) {
@@ -99,7 +100,7 @@ impl Routes {
 }
 
 impl<'t> Template<'t> {
-    fn read(route: &'t str) -> Result<Self, String> {
+    fn parse(route: &'t str) -> Result<Self, String> {
         let (method, path) = match route.trim().split_once(' ') {
             Some((method, path)) => (Some(method), path.trim()),
             None => (None, route.trim()),
@@ -121,8 +122,8 @@ impl Node {
         let mut node = self;
         let mut takes_rest = false;
         let segments: Vec<&str> = template.path.split('/').filter(|segment| !segment.is_empty()).collect();
-        if segments.len() > LONGEST {
-            return Err(format!("a path has at most {LONGEST} segments"));
+        if segments.len() > MAX_PATH {
+            return Err(format!("a path has at most {MAX_PATH} segments"));
         }
         for (at, segment) in segments.iter().enumerate() {
             let named = segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
@@ -149,10 +150,10 @@ impl Node {
         for method in all.filter(|method| template.method.is_none_or(|own| own == *method)) {
             let is_own = template.method.is_some();
             let endpoint = format!("{method} {}", template.path).into();
-            let end = End { method: method.into(), endpoint, is_own };
+            let end = End { method: method.into(), endpoint, is_declared: is_own };
             match ends.iter_mut().find(|known| *known.method == *method) {
                 None => ends.push(end),
-                Some(known) if known.is_own == is_own => {
+                Some(known) if known.is_declared == is_own => {
                     return Err(format!("`{}` matches the same requests", known.endpoint));
                 }
                 Some(known) if is_own => *known = end,
@@ -167,7 +168,7 @@ impl Node {
         if rest.is_empty() {
             return named(&self.ends, method);
         }
-        if depth > LONGEST {
+        if depth > MAX_PATH {
             return None;
         }
         let (segment, further) = rest.split_once('/').unwrap_or((rest, ""));

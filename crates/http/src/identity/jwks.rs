@@ -7,18 +7,18 @@ use ring::hmac;
 use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde::Deserialize;
 
-const MOST: usize = 64;
+const MAX_KEYS: usize = 64;
 /// RFC 7518: a key of HS256 is at least as long as its hash.
-const SHORTEST_SECRET: usize = 32;
+const MIN_SECRET: usize = 32;
 
-pub(super) struct Keys(Vec<Key>);
+pub(super) struct JwkSet(Vec<VerificationKey>);
 
-struct Key {
+struct VerificationKey {
     id: Option<String>,
-    kind: Kind,
+    kind: KeyAlgorithm,
 }
 
-enum Kind {
+enum KeyAlgorithm {
     Rs256 { n: Vec<u8>, e: Vec<u8> },
     Es256(Vec<u8>),
     EdDsa(Vec<u8>),
@@ -26,7 +26,7 @@ enum Kind {
 }
 
 #[derive(Deserialize)]
-struct File {
+struct JwksFile {
     keys: Vec<Jwk>,
 }
 
@@ -46,23 +46,23 @@ struct Jwk {
     k: Option<String>,
 }
 
-impl Keys {
+impl JwkSet {
     /// Reads a file. Keys for other uses and algorithms are passed over; none left is an error.
-    pub(super) fn read(text: &[u8]) -> Result<Self, String> {
-        let file: File = serde_json::from_slice(text).map_err(|error| format!("is no JWKS: {error}"))?;
+    pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
+        let file: JwksFile = serde_json::from_slice(text).map_err(|error| format!("is no JWKS: {error}"))?;
         let mut keys = Vec::new();
         for (at, jwk) in file.keys.iter().enumerate() {
             if jwk.usage.as_deref().is_some_and(|usage| usage != "sig") {
                 continue;
             }
             if let Some(kind) = jwk.kind().map_err(|wrong| format!("keys[{at}]: {wrong}"))? {
-                keys.push(Key { id: jwk.kid.clone(), kind });
+                keys.push(VerificationKey { id: jwk.kid.clone(), kind });
             }
         }
         match keys.len() {
             0 => Err("has no key for RS256, ES256, EdDSA or HS256".to_owned()),
-            1..=MOST => Ok(Self(keys)),
-            _ => Err(format!("has more than {MOST} keys")),
+            1..=MAX_KEYS => Ok(Self(keys)),
+            _ => Err(format!("has more than {MAX_KEYS} keys")),
         }
     }
 
@@ -77,28 +77,28 @@ impl Keys {
 }
 
 impl Jwk {
-    fn kind(&self) -> Result<Option<Kind>, String> {
+    fn kind(&self) -> Result<Option<KeyAlgorithm>, String> {
         let bytes = |name: &str, value: &Option<String>| {
             let text = value.as_ref().ok_or_else(|| format!("`{name}` is missing"))?;
             let text = text.trim_end_matches('=');
             URL_SAFE_NO_PAD.decode(text).map_err(|_| format!("`{name}` is no base64url"))
         };
         let kind = match (self.kty.as_str(), self.crv.as_deref()) {
-            ("RSA", _) => Kind::Rs256 { n: bytes("n", &self.n)?, e: bytes("e", &self.e)? },
+            ("RSA", _) => KeyAlgorithm::Rs256 { n: bytes("n", &self.n)?, e: bytes("e", &self.e)? },
             ("EC", Some("P-256")) => {
                 let (x, y) = (bytes("x", &self.x)?, bytes("y", &self.y)?);
                 if x.len() != 32 || y.len() != 32 {
                     return Err("`x` and `y` of P-256 have 32 bytes each".to_owned());
                 }
-                Kind::Es256([&[4], &x[..], &y[..]].concat())
+                KeyAlgorithm::Es256([&[4], &x[..], &y[..]].concat())
             }
-            ("OKP", Some("Ed25519")) => Kind::EdDsa(bytes("x", &self.x)?),
+            ("OKP", Some("Ed25519")) => KeyAlgorithm::EdDsa(bytes("x", &self.x)?),
             ("oct", _) => {
                 let secret = bytes("k", &self.k)?;
-                if secret.len() < SHORTEST_SECRET {
-                    return Err(format!("`k` of HS256 has at least {SHORTEST_SECRET} bytes"));
+                if secret.len() < MIN_SECRET {
+                    return Err(format!("`k` of HS256 has at least {MIN_SECRET} bytes"));
                 }
-                Kind::Hs256(hmac::Key::new(hmac::HMAC_SHA256, &secret))
+                KeyAlgorithm::Hs256(hmac::Key::new(hmac::HMAC_SHA256, &secret))
             }
             _ => return Ok(None),
         };
@@ -107,7 +107,7 @@ impl Jwk {
     }
 }
 
-impl Kind {
+impl KeyAlgorithm {
     const fn algorithm(&self) -> &'static str {
         match self {
             Self::Rs256 { .. } => "RS256",

@@ -5,12 +5,12 @@
 //! Keys are read again when their file changes, and what the former ones verified is forgotten with them: a token of a key
 //! that was removed is worth nothing from then on.
 
-use super::key;
-use super::keys::Keys;
-use super::settings::{self, JwtSettings, WhoError, WhoSettings};
-use super::verified::{Validity, Values, Verified};
-use super::{Ambiguous, Caller};
-use crate::fields::Fields;
+use super::api_key;
+use super::config::{self, IdentityConfig, IdentityConfigError, JwtConfig};
+use super::jwks::JwkSet;
+use super::verified_cache::{Validity, Values, VerifiedJwts};
+use super::{AmbiguousIdentity, ResolvedCaller};
+use crate::headers::HeaderLookup;
 use arc_swap::ArcSwap;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -24,11 +24,11 @@ use std::time::SystemTime;
 use tollgate_core::Timestamp;
 
 /// Longer than any token of ours.
-const LONGEST: usize = 16 * 1024;
+const MAX_TOKEN: usize = 16 * 1024;
 
 /// Reads users from tokens. One is shared by all that read by the same settings: what one has verified, all know.
-pub struct Tokens {
-    settings: JwtSettings,
+pub struct JwtVerifier {
+    settings: JwtConfig,
     header: HeaderName,
     /// None where a trusted peer has verified them.
     verification: Option<Verification>,
@@ -39,43 +39,47 @@ pub struct Tokens {
 /// What tokens are verified by, and where that stands.
 struct Verification {
     path: PathBuf,
-    ring: ArcSwap<Ring>,
-    seen: Mutex<Glimpse>,
+    generation: ArcSwap<KeyGeneration>,
+    stamp: Mutex<FileStamp>,
 }
 
 /// Keys, and the tokens that they have verified: they go together.
-struct Ring {
-    keys: Keys,
-    verified: Verified,
+struct KeyGeneration {
+    keys: JwkSet,
+    verified: VerifiedJwts,
 }
 
 /// What a look at a file shows without reading it.
-type Glimpse = Option<(u64, Option<SystemTime>)>;
+type FileStamp = Option<(u64, Option<SystemTime>)>;
 
-fn glimpse(path: &Path) -> Glimpse {
+fn file_stamp(path: &Path) -> FileStamp {
     let seen = std::fs::metadata(path).ok()?;
     Some((seen.len(), seen.modified().ok()))
 }
 
 impl Verification {
-    fn new(path: &Path) -> Result<Self, WhoError> {
+    fn new(path: &Path) -> Result<Self, IdentityConfigError> {
         // Before the file is read: a change in between must not be missed.
-        let seen = Mutex::new(glimpse(path));
-        Ok(Self { path: path.to_owned(), ring: ArcSwap::from_pointee(Ring::read(path)?), seen })
+        let seen = Mutex::new(file_stamp(path));
+        Ok(Self {
+            path: path.to_owned(),
+            generation: ArcSwap::from_pointee(KeyGeneration::read(path)?),
+            stamp: seen,
+        })
     }
 }
 
-impl Ring {
-    fn read(path: &Path) -> Result<Self, WhoError> {
-        let keys = Keys::read(&settings::read_file(path)?);
-        let keys = keys.map_err(|wrong| WhoError::File { path: path.to_owned(), wrong })?;
-        Ok(Self { keys, verified: Verified::default() })
+impl KeyGeneration {
+    fn read(path: &Path) -> Result<Self, IdentityConfigError> {
+        let keys = JwkSet::parse(&config::read_file(path)?);
+        let keys = keys.map_err(|wrong| IdentityConfigError::File { path: path.to_owned(), wrong })?;
+        Ok(Self { keys, verified: VerifiedJwts::default() })
     }
 }
 
-impl std::fmt::Debug for Tokens {
+impl std::fmt::Debug for JwtVerifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokens")
+        f.debug_struct("JwtVerifier")
             .field("header", &self.header)
             .field("claims", &self.claims)
             .finish_non_exhaustive()
@@ -83,13 +87,13 @@ impl std::fmt::Debug for Tokens {
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct JwtHeader {
     alg: String,
     kid: Option<String>,
     crit: Option<Value>,
 }
 
-impl Tokens {
+impl JwtVerifier {
     /// The field that tokens are sent in.
     pub(super) const fn header(&self) -> &HeaderName {
         &self.header
@@ -99,25 +103,25 @@ impl Tokens {
     ///
     /// # Errors
     /// What cannot be used.
-    pub fn new(settings: &WhoSettings) -> Result<Option<Arc<Self>>, WhoError> {
+    pub fn new(settings: &IdentityConfig) -> Result<Option<Arc<Self>>, IdentityConfigError> {
         let Some(settings) = &settings.jwt else { return Ok(None) };
         let verification = match (&settings.jwks, settings.verified_by_proxy) {
             (Some(path), false) => Some(Verification::new(path)?),
             (None, true) => None,
-            _ => return Err(WhoError::Verification),
+            _ => return Err(IdentityConfigError::Verification),
         };
         let mut claims = vec![("user_id".to_owned(), settings.user_id.clone())];
         for (attribute, claim) in &settings.claims {
-            settings::check_attribute(attribute)?;
+            config::check_attribute(attribute)?;
             claims.push((attribute.clone(), claim.clone()));
         }
-        let header = settings::header(&settings.header)?;
+        let header = config::header(&settings.header)?;
         Ok(Some(Arc::new(Self { settings: settings.clone(), header, verification, claims })))
     }
 
     /// Whether these are the settings that it reads by.
     #[must_use]
-    pub fn is_by(&self, settings: &WhoSettings) -> bool {
+    pub fn matches_config(&self, settings: &IdentityConfig) -> bool {
         settings.jwt.as_ref() == Some(&self.settings)
     }
 
@@ -126,32 +130,32 @@ impl Tokens {
     ///
     /// # Errors
     /// What is wrong with a changed file, once; the keys that it held before still act.
-    pub fn look_again(&self) -> Result<bool, WhoError> {
+    pub fn reload_if_changed(&self) -> Result<bool, IdentityConfigError> {
         let Some(verification) = &self.verification else { return Ok(false) };
-        let now = glimpse(&verification.path);
-        let mut seen = verification.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = file_stamp(&verification.path);
+        let mut seen = verification.stamp.lock().unwrap_or_else(PoisonError::into_inner);
         if *seen == now {
             return Ok(false);
         }
         *seen = now;
-        verification.ring.store(Arc::new(Ring::read(&verification.path)?));
+        verification.generation.store(Arc::new(KeyGeneration::read(&verification.path)?));
         Ok(true)
     }
 
     pub(super) fn read<'r>(
         &'r self,
-        headers: &'r impl Fields,
+        headers: &'r impl HeaderLookup,
         is_trusted: bool,
         now: Timestamp,
-        caller: &mut Caller<'r>,
-    ) -> Result<(), Ambiguous> {
+        caller: &mut ResolvedCaller<'r>,
+    ) -> Result<(), AmbiguousIdentity> {
         if self.verification.is_none() && !is_trusted {
             return Ok(());
         }
         // A made-up one before the real one would make its caller a stranger here and itself behind us.
         let mut found = None;
-        key::only(&mut found, headers.all(&self.header))
-            .map_err(|_| Ambiguous::Twice(self.header.clone()))?;
+        api_key::only(&mut found, headers.all(&self.header))
+            .map_err(|_| AmbiguousIdentity::Twice(self.header.clone()))?;
         let Some(value) = found else { return Ok(()) };
         let token = bearer(value).unwrap_or(value);
         let Some(values) = self.values_of(token, now.as_secs()) else { return Ok(()) };
@@ -165,13 +169,13 @@ impl Tokens {
 
     /// What a token says that is believed.
     fn values_of(&self, token: &[u8], now: u64) -> Option<Values> {
-        let token = std::str::from_utf8(token).ok().filter(|token| token.len() <= LONGEST)?;
+        let token = std::str::from_utf8(token).ok().filter(|token| token.len() <= MAX_TOKEN)?;
         let Some(verification) = &self.verification else {
             let (message, _) = token.rsplit_once('.')?;
             let (_, payload) = message.split_once('.')?;
             return Some(self.values(&object(payload)?));
         };
-        let ring = verification.ring.load();
+        let ring = verification.generation.load();
         let name = digest::digest(&digest::SHA256, token.as_bytes()).as_ref().try_into().ok()?;
         if let Some(values) = ring.verified.get(&name, now) {
             return Some(values);
@@ -185,7 +189,7 @@ impl Tokens {
 
     fn values(&self, claims: &Map<String, Value>) -> Values {
         let text = |claim: &String| match claims.get(claim)? {
-            Value::String(text) => Some(key::bounded(text.into()).into_owned()),
+            Value::String(text) => Some(api_key::bounded(text.into()).into_owned()),
             Value::Number(number) => Some(number.to_string()),
             Value::Bool(flag) => Some(flag.to_string()),
             _ => None,
@@ -212,10 +216,10 @@ impl Tokens {
 }
 
 /// The claims of a token that one of the keys signed.
-fn verified_claims(keys: &Keys, token: &str) -> Option<Map<String, Value>> {
+fn verified_claims(keys: &JwkSet, token: &str) -> Option<Map<String, Value>> {
     let (message, signature) = token.rsplit_once('.')?;
     let (head, payload) = message.split_once('.')?;
-    let head: Head = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(head).ok()?).ok()?;
+    let head: JwtHeader = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(head).ok()?).ok()?;
     let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
     // What we do not understand and must (`crit`), we cannot believe.
     let known =
@@ -235,7 +239,7 @@ pub(super) fn bearer(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// Three parts, the first of which is an object in base64url.
-pub(super) fn looks_like_one(value: &[u8]) -> bool {
+pub(super) fn looks_like_jwt(value: &[u8]) -> bool {
     value.starts_with(b"eyJ") && value.iter().filter(|byte| **byte == b'.').count() == 2
 }
 
@@ -245,13 +249,13 @@ mod tests {
 
     /// A signature is checked once for each token, not once for each request; what did not verify is not kept.
     #[test]
-    fn what_was_verified_is_remembered() {
+    fn verified_tokens_are_cached() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/jwt/pyjwt.json");
         let fixture: Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
         let jwt = serde_json::from_value(serde_json::json!({ "jwks": path })).expect("settings");
-        let settings = WhoSettings { jwt: Some(jwt), ..WhoSettings::default() };
-        let tokens = Tokens::new(&settings).expect("settings").expect("tokens");
-        let ring = tokens.verification.as_ref().expect("keys").ring.load_full();
+        let settings = IdentityConfig { jwt: Some(jwt), ..IdentityConfig::default() };
+        let tokens = JwtVerifier::new(&settings).expect("settings").expect("tokens");
+        let ring = tokens.verification.as_ref().expect("keys").generation.load_full();
         let good = fixture["tokens"]["RS256"].as_str().expect("a token").as_bytes();
         let mut forged = good.to_vec();
         *forged.last_mut().expect("a byte") ^= 1;

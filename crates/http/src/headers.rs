@@ -4,7 +4,7 @@ use bytes::{BufMut, BytesMut};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// Header fields that can be looked up by name.
-pub trait Fields {
+pub trait HeaderLookup {
     /// All values of a field, in their order.
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]>;
 
@@ -23,18 +23,18 @@ pub trait Fields {
 }
 
 /// What header fields can be put into: a map, or an answer that is being written.
-pub trait PutFields {
+pub trait HeaderSink {
     /// Puts a field there, of which there is at most one.
     fn put(&mut self, name: &HeaderName, value: &[u8]);
 }
 
 /// What header fields are appended to, one by one: the bytes of an HTTP/1 head, or a map.
-pub trait AddFields {
+pub trait HeaderAppend {
     /// Appends a field; there may be others of the same name.
     fn add(&mut self, name: &[u8], value: &[u8]);
 }
 
-impl AddFields for BytesMut {
+impl HeaderAppend for BytesMut {
     #[inline]
     fn add(&mut self, name: &[u8], value: &[u8]) {
         self.reserve(name.len() + value.len() + 4);
@@ -45,7 +45,7 @@ impl AddFields for BytesMut {
     }
 }
 
-impl AddFields for HeaderMap {
+impl HeaderAppend for HeaderMap {
     /// A field that no map can contain is left out; the head parser rejects such fields.
     fn add(&mut self, name: &[u8], value: &[u8]) {
         if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
@@ -54,7 +54,7 @@ impl AddFields for HeaderMap {
     }
 }
 
-impl PutFields for HeaderMap {
+impl HeaderSink for HeaderMap {
     /// A value that no field can have is left out.
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
         if let Ok(value) = HeaderValue::from_bytes(value) {
@@ -63,7 +63,7 @@ impl PutFields for HeaderMap {
     }
 }
 
-impl Fields for HeaderMap {
+impl HeaderLookup for HeaderMap {
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
         self.get_all(name).iter().map(HeaderValue::as_bytes)
     }

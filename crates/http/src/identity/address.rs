@@ -4,14 +4,14 @@
 //! wrote: the first address that is no trusted proxy's is the client. What stands further left was written by that client.
 //! Taking the leftmost address, as many do, lets anyone be anyone.
 
-use super::settings::{ForwardedBy, WhoError, WhoSettings};
-use crate::fields::Fields;
+use super::config::{ForwardedBy, IdentityConfig, IdentityConfigError};
+use crate::headers::HeaderLookup;
 use http::header::{FORWARDED, HeaderName};
 use ipnet::{IpNet, Ipv6Net};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Proxies in a row that are believed. No real chain is as long.
-const LONGEST: usize = 64;
+const MAX_HEADER: usize = 64;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -23,9 +23,9 @@ pub(super) struct Address {
 }
 
 impl Address {
-    pub(super) fn new(settings: &WhoSettings) -> Result<Self, WhoError> {
+    pub(super) fn new(settings: &IdentityConfig) -> Result<Self, IdentityConfigError> {
         if !(1..=128).contains(&settings.ipv6_prefix) {
-            return Err(WhoError::Prefix(settings.ipv6_prefix));
+            return Err(IdentityConfigError::Prefix(settings.ipv6_prefix));
         }
         Ok(Self {
             trusted: settings.trusted.iter().map(|network| network.0).collect(),
@@ -40,7 +40,7 @@ impl Address {
     }
 
     /// The address of the client.
-    pub(super) fn client(&self, peer: IpAddr, is_trusted: bool, headers: &impl Fields) -> IpAddr {
+    pub(super) fn client(&self, peer: IpAddr, is_trusted: bool, headers: &impl HeaderLookup) -> IpAddr {
         let peer = peer.to_canonical();
         if !is_trusted {
             return peer;
@@ -50,7 +50,7 @@ impl Address {
             ForwardedBy::XForwardedFor => {
                 let lines = headers.all(&X_FORWARDED_FOR).rev();
                 let hops = lines.flat_map(|line| line.rsplit(|byte| *byte == b','));
-                self.first_stranger(peer, hops.map(|hop| std::str::from_utf8(hop).ok().and_then(parse)))
+                self.first_untrusted(peer, hops.map(|hop| std::str::from_utf8(hop).ok().and_then(parse)))
             }
             ForwardedBy::Forwarded => {
                 let lines = headers.all(&FORWARDED).rev();
@@ -59,15 +59,15 @@ impl Address {
                     hops.reverse();
                     hops
                 });
-                self.first_stranger(peer, hops)
+                self.first_untrusted(peer, hops)
             }
         }
     }
 
     /// Walks from the nearest hop outwards. A hop that cannot be read ends the walk: nothing beyond it can be believed.
-    fn first_stranger(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
+    fn first_untrusted(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
         let mut client = peer;
-        for hop in hops.take(LONGEST) {
+        for hop in hops.take(MAX_HEADER) {
             let Some(hop) = hop else { return client };
             client = hop;
             if !self.trusts(client) {

@@ -1,0 +1,348 @@
+//! A keyed rate limiter in three lines: one limit, one counter for each key, in this process's memory.
+//!
+//! For programs that need neither rules nor a server. Whatever the number of keys, counters take at most the memory they
+//! were given: the ones that matter least are evicted first. Rejected: a map of limiters, which grows with every key a
+//! client can invent.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::time::Duration;
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterKey, Limit, LimitError, LimitSpec, Outcome, Part, Quota, Scope, Span,
+    SystemClock, Verdict,
+};
+use tollgate_store::{MemoryConfig, MemoryError, MemoryStore};
+
+/// A number that is not zero, checked when the program is compiled.
+///
+/// ```
+/// use std::num::NonZeroU32;
+/// let fifty: NonZeroU32 = tollgate_sdk::nonzero!(50);
+/// assert_eq!(fifty.get(), 50);
+/// ```
+///
+/// ```compile_fail
+/// let none: std::num::NonZeroU32 = tollgate_sdk::nonzero!(0);
+/// ```
+#[macro_export]
+macro_rules! nonzero {
+    ($number:expr) => {
+        const {
+            match ::core::num::NonZero::new($number) {
+                Some(number) => number,
+                None => panic!("the number must not be zero"),
+            }
+        }
+    };
+}
+
+/// Memory for counters where nothing else is set: about two million keys.
+const DEFAULT_BYTES: usize = 64 << 20;
+
+/// Limits each key to a rate, with counters in this process.
+///
+/// ```
+/// use tollgate_sdk::{KeyedLimiter, nonzero};
+/// let limiter = KeyedLimiter::per_second(nonzero!(50));
+/// assert!(limiter.check("ann").is_ok());
+/// ```
+///
+/// A burst of a whole period's units may pass at once; [`KeyedLimiter::build`] takes any other limit.
+pub struct KeyedLimiter {
+    store: MemoryStore<SystemClock>,
+    limit: Limit,
+    scope: Scope,
+}
+
+impl fmt::Debug for KeyedLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedLimiter").field("limit", &self.limit.to_string()).finish_non_exhaustive()
+    }
+}
+
+/// A request that fits its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Allowed {
+    /// Units that are left at this instant.
+    pub remaining: u64,
+    /// Time after which all units are available again.
+    pub reset_after: Duration,
+    /// Time to hold the request back; zero unless the limit is a leaky bucket that delays.
+    pub delay: Duration,
+}
+
+/// A request over its limit. Nothing was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("over the limit; {}", match .retry_after {
+    Some(wait) => format!("retry after {wait:?}"),
+    None => "the request costs more than the limit ever has".to_owned(),
+})]
+#[non_exhaustive]
+pub struct Denied {
+    /// Time after which the same request would pass if no other is made; `None` if it never can.
+    pub retry_after: Option<Duration>,
+    /// Units that are left at this instant.
+    pub remaining: u64,
+    /// Time after which all units are available again.
+    pub reset_after: Duration,
+}
+
+/// Why a limiter cannot be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyedLimiterError {
+    /// The limit is invalid.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// The counters cannot be allocated.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Permits must be released, which needs [`crate::InProcess`].
+    #[error(
+        "a concurrency limit cannot be keyed alone; use InProcess with a rule of `algorithm: concurrency`"
+    )]
+    Concurrency,
+}
+
+impl KeyedLimiter {
+    /// Allows each key `count` requests a second.
+    #[must_use]
+    pub fn per_second(count: NonZeroU32) -> Self {
+        Self::per(count, Duration::from_secs(1))
+    }
+
+    /// Allows each key `count` requests a minute.
+    #[must_use]
+    pub fn per_minute(count: NonZeroU32) -> Self {
+        Self::per(count, Duration::from_secs(60))
+    }
+
+    /// Allows each key `count` requests an hour.
+    #[must_use]
+    pub fn per_hour(count: NonZeroU32) -> Self {
+        Self::per(count, Duration::from_secs(3_600))
+    }
+
+    /// Allows each key `count` requests in 24 hours.
+    #[must_use]
+    pub fn per_day(count: NonZeroU32) -> Self {
+        Self::per(count, Duration::from_secs(86_400))
+    }
+
+    /// The four rates above, which are valid whatever the count.
+    fn per(count: NonZeroU32, period: Duration) -> Self {
+        let spec = LimitSpec::new(Algorithm::Gcra, Quota::per(count.get().into(), span(period)));
+        match Self::build(spec, DEFAULT_BYTES) {
+            Ok(limiter) => limiter,
+            // As every constructor of the standard library does where there is no memory.
+            Err(_) => std::alloc::handle_alloc_error(std::alloc::Layout::new::<[u8; DEFAULT_BYTES]>()),
+        }
+    }
+
+    /// Builds a limiter with any limit and at most `bytes` of memory for counters.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Quota};
+    /// use tollgate_sdk::KeyedLimiter;
+    /// let spec = LimitSpec::new(Algorithm::SlidingWindow, Quota::per_minute(2));
+    /// let limiter = KeyedLimiter::build(spec, 1 << 20)?;
+    /// assert_eq!((0..5).filter(|_| limiter.check("ann").is_ok()).count(), 2);
+    /// # Ok::<(), tollgate_sdk::KeyedLimiterError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`KeyedLimiterError`] if the limit is invalid or the memory cannot be reserved.
+    pub fn build(spec: LimitSpec, bytes: usize) -> Result<Self, KeyedLimiterError> {
+        let limit = spec.build()?;
+        if limit.algorithm() == Algorithm::Concurrency {
+            return Err(KeyedLimiterError::Concurrency);
+        }
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(bytes), SystemClock::new())?;
+        Ok(Self { store, limit, scope: Scope::new("keyed") })
+    }
+
+    /// Charges one unit to `key`.
+    ///
+    /// # Errors
+    /// [`Denied`] if it does not fit; nothing is charged then.
+    pub fn check(&self, key: impl Key) -> Result<Allowed, Denied> {
+        verdict(&self.charge(&key, Cost::ONE))
+    }
+
+    /// Charges `units` to `key`: all or none.
+    ///
+    /// # Errors
+    /// [`Denied`] if they do not fit; nothing is charged then.
+    pub fn check_n(&self, key: impl Key, units: NonZeroU32) -> Result<Allowed, Denied> {
+        verdict(&self.charge(&key, Cost::take(units.get().into())))
+    }
+
+    /// Returns the units that `key` has left, and charges nothing.
+    pub fn remaining(&self, key: impl Key) -> u64 {
+        self.charge(&key, Cost::LOOK).remaining
+    }
+
+    /// Waits until `key` has a unit, and charges it. Waiters are served in no particular order.
+    pub async fn until_ready(&self, key: impl Key) -> Allowed {
+        loop {
+            match self.check(&key) {
+                Ok(allowed) => {
+                    tokio::time::sleep(allowed.delay).await;
+                    return allowed;
+                }
+                // One unit fits any limit but one that blocks, which is asked again now and then.
+                Err(denied) => tokio::time::sleep(denied.retry_after.unwrap_or(Duration::from_secs(1))).await,
+            }
+        }
+    }
+
+    fn charge(&self, key: &impl Key, cost: Cost) -> Outcome {
+        key.with_part(|part| {
+            let key = CounterKey { scope: &self.scope, parts: &[part] };
+            self.store.apply(&[Charge::new(key, &self.limit, cost)]).each[0]
+        })
+    }
+}
+
+fn verdict(outcome: &Outcome) -> Result<Allowed, Denied> {
+    let (remaining, reset_after) = (outcome.remaining, outcome.reset_after.into());
+    match outcome.verdict {
+        Verdict::Allowed { delay } => Ok(Allowed { remaining, reset_after, delay: delay.into() }),
+        Verdict::Denied { retry_after } => {
+            Err(Denied { retry_after: retry_after.map(Duration::from), remaining, reset_after })
+        }
+        // A store in memory decides every charge.
+        Verdict::Unanswered => Err(Denied { retry_after: None, remaining, reset_after }),
+    }
+}
+
+fn span(duration: Duration) -> Span {
+    Span::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// What a [`KeyedLimiter`] counts by: text, a number, an address, or `()` for one counter in all.
+pub trait Key: sealed::Sealed {
+    /// Calls `charge` with the key as a counter's name has it.
+    #[doc(hidden)]
+    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<K: Sealed + ?Sized> Sealed for &K {}
+    impl Sealed for str {}
+    impl Sealed for String {}
+    impl Sealed for std::net::IpAddr {}
+    impl Sealed for u64 {}
+    impl Sealed for () {}
+}
+
+impl<K: Key + ?Sized> Key for &K {
+    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+        (**self).with_part(charge)
+    }
+}
+
+impl Key for str {
+    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+        charge(Part::Text(self))
+    }
+}
+
+impl Key for String {
+    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+        charge(Part::Text(self))
+    }
+}
+
+impl Key for IpAddr {
+    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+        let address = match self {
+            Self::V4(v4) => v4.to_ipv6_mapped(),
+            Self::V6(v6) => *v6,
+        };
+        charge(Part::Network { address: address.into(), prefix: 128 })
+    }
+}
+
+impl Key for u64 {
+    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+        // 20 digits at most.
+        let mut digits = [0_u8; 20];
+        let (mut at, mut rest) = (digits.len(), *self);
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        charge(Part::Text(std::str::from_utf8(&digits[at..]).unwrap_or_default()))
+    }
+}
+
+impl Key for () {
+    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+        charge(Part::Text(""))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The constructors do not fail, whatever the count.
+    #[test]
+    fn every_rate_is_a_limit() {
+        for count in [1, 2, 50, 1_000_000, u32::MAX] {
+            let count = NonZeroU32::new(count).expect("a number");
+            for limiter in [
+                KeyedLimiter::per_second(count),
+                KeyedLimiter::per_minute(count),
+                KeyedLimiter::per_hour(count),
+                KeyedLimiter::per_day(count),
+            ] {
+                assert_eq!(limiter.remaining("a"), u64::from(count.get()), "{limiter:?}");
+                assert!(limiter.check_n("a", count).is_ok());
+                let denied = limiter.check_n("a", count).expect_err("over");
+                assert!(denied.retry_after.is_some());
+            }
+        }
+    }
+
+    /// Each key has its own counter, of whatever type it is.
+    #[test]
+    fn keys_are_counted_apart() {
+        let limiter = KeyedLimiter::per_hour(nonzero!(1));
+        let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.1".parse().expect("v4"), "::1".parse().expect("v6"));
+        assert!(limiter.check("7").is_ok());
+        assert!(limiter.check(7_u64).is_err(), "a number is its digits");
+        assert!(limiter.check(u64::MAX).is_ok());
+        assert!(limiter.check(String::from("seven")).is_ok());
+        assert!(limiter.check(v4).is_ok());
+        assert!(limiter.check(v6).is_ok());
+        assert!(limiter.check(()).is_ok());
+        for denied in [limiter.check("7"), limiter.check("seven"), limiter.check(v4), limiter.check(())] {
+            let wait = denied.expect_err("over").retry_after.expect("a time");
+            assert!(wait > Duration::from_secs(3_500) && wait <= Duration::from_secs(3_600), "{wait:?}");
+        }
+    }
+
+    #[test]
+    fn permits_need_more_than_a_key() {
+        let spec = LimitSpec::new(Algorithm::Concurrency, Quota::per_minute(5));
+        assert!(matches!(KeyedLimiter::build(spec, 1 << 20), Err(KeyedLimiterError::Concurrency)));
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_served() {
+        let limiter = KeyedLimiter::per_second(nonzero!(200));
+        assert!(limiter.check_n("a", nonzero!(200)).is_ok());
+        let denied = limiter.check("a").expect_err("over");
+        assert!(denied.retry_after.is_some_and(|wait| wait <= Duration::from_millis(5)));
+        limiter.until_ready("a").await;
+    }
+}

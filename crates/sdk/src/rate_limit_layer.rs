@@ -1,0 +1,218 @@
+//! A tower layer with one rate and no rule file: by address, by header, by route, or by several of them together.
+//!
+//! It is [`TollgateLayer`] over rules written for it, so responses carry the same fields as those of every other server.
+
+use crate::ask::Ask;
+use crate::in_process::InProcess;
+use crate::layer::{Tollgate, TollgateLayer};
+use http::HeaderName;
+use http::request::Parts;
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU32;
+use tollgate_core::SystemClock;
+use tollgate_http::identity::normalized_path;
+use tollgate_store::MemoryStore;
+use tower_layer::Layer;
+
+type Extract = Box<dyn Fn(&Parts) -> Option<Ask> + Send + Sync>;
+type Inner = TollgateLayer<InProcess<MemoryStore<SystemClock>>, Extract>;
+
+/// Limits the requests to a service to a rate, for each address, header value or route.
+///
+/// ```
+/// use tollgate_sdk::{RateLimitLayer, nonzero};
+/// let by_address = RateLimitLayer::per_second(nonzero!(10)).by_ip();
+/// let by_key = RateLimitLayer::per_minute(nonzero!(600)).by_header("x-api-key").by_route();
+/// ```
+///
+/// Without any `by_…` all requests share one counter. A request without the address or header is counted together with all
+/// others that lack it. Every clone of a layer shares its counters.
+pub struct RateLimitLayer {
+    rate: Rate,
+    keys: Vec<KeySource>,
+    inner: Inner,
+}
+
+#[derive(Clone, Copy)]
+struct Rate {
+    count: NonZeroU32,
+    unit: &'static str,
+    burst: Option<NonZeroU32>,
+}
+
+/// What tells the callers of a layer apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum KeySource {
+    Address,
+    Header(HeaderName),
+    Route,
+}
+
+impl RateLimitLayer {
+    /// Allows `count` requests a second.
+    #[must_use]
+    pub fn per_second(count: NonZeroU32) -> Self {
+        Self::new(Rate { count, unit: "second", burst: None }, Vec::new())
+    }
+
+    /// Allows `count` requests a minute.
+    #[must_use]
+    pub fn per_minute(count: NonZeroU32) -> Self {
+        Self::new(Rate { count, unit: "minute", burst: None }, Vec::new())
+    }
+
+    /// Allows `count` requests an hour.
+    #[must_use]
+    pub fn per_hour(count: NonZeroU32) -> Self {
+        Self::new(Rate { count, unit: "hour", burst: None }, Vec::new())
+    }
+
+    /// Allows `units` at once; without it, as many as the period has.
+    #[must_use]
+    pub fn burst(self, units: NonZeroU32) -> Self {
+        Self::new(Rate { burst: Some(units), ..self.rate }, self.keys)
+    }
+
+    /// Counts each client address apart, and IPv6 clients by their /64, since one client has a whole one.
+    ///
+    /// The address is that of the peer, as the server puts it into the request's extensions: a `SocketAddr` or an `IpAddr`, or
+    /// axum's `ConnectInfo` (feature `axum`; serve with `into_make_service_with_connect_info::<SocketAddr>()`). Behind a proxy
+    /// every request has the proxy's address: use [`TollgateLayer`] with an identity that trusts that proxy.
+    #[must_use]
+    pub fn by_ip(self) -> Self {
+        self.by(KeySource::Address)
+    }
+
+    /// Counts each value of a request header apart. Clients choose what they send: for a header that identifies them, such as an
+    /// API key, put authentication before this layer.
+    ///
+    /// # Panics
+    /// If `name` is no header name.
+    #[must_use]
+    pub fn by_header(self, name: &str) -> Self {
+        match name.parse() {
+            Ok(name) => self.by(KeySource::Header(name)),
+            Err(_) => panic!("`{name}` is not a header name"),
+        }
+    }
+
+    /// Counts each route apart: the method and the path; with axum's router (feature `axum`) the route's pattern, such as
+    /// `/users/{id}`.
+    #[must_use]
+    pub fn by_route(self) -> Self {
+        self.by(KeySource::Route)
+    }
+
+    fn by(mut self, key: KeySource) -> Self {
+        if !self.keys.contains(&key) {
+            self.keys.push(key);
+        }
+        Self::new(self.rate, self.keys)
+    }
+
+    fn new(rate: Rate, keys: Vec<KeySource>) -> Self {
+        let rules = rules(rate, &keys);
+        let decider = match InProcess::from_rules(&rules, DOMAIN) {
+            Ok(decider) => decider,
+            // The text is valid for every rate and key; what may be missing is memory.
+            Err(error) => panic!("cannot build the layer: {error}"),
+        };
+        let sources = keys.clone();
+        let extract: Extract = Box::new(move |head| {
+            let pairs = sources.iter().map(|source| (source.name(), source.value(head).into_owned()));
+            Some(Ask::attributes(pairs))
+        });
+        Self { rate, keys, inner: TollgateLayer::new(decider, extract) }
+    }
+}
+
+const DOMAIN: &str = "rate-limit-layer";
+
+/// One rule about all keys, each below the one before it.
+fn rules(rate: Rate, keys: &[KeySource]) -> String {
+    let burst = rate.burst.map_or(String::new(), |burst| format!(", burst: {burst}"));
+    let mut descriptor =
+        format!("name: rate-limit, limit: {{count: {}, period: {}{burst}}}", rate.count, rate.unit);
+    let names: Vec<String> = keys.iter().map(|key| key.name().into_owned()).collect();
+    let names = if names.is_empty() { vec!["global".to_owned()] } else { names };
+    for (i, name) in names.iter().rev().enumerate() {
+        descriptor = match i {
+            0 => format!("{{key: \"{name}\", {descriptor}}}"),
+            _ => format!("{{key: \"{name}\", descriptors: [{descriptor}]}}"),
+        };
+    }
+    format!("{{domain: {DOMAIN}, descriptors: [{descriptor}]}}")
+}
+
+impl KeySource {
+    /// The attribute that rules call it by.
+    fn name(&self) -> Cow<'static, str> {
+        match self {
+            Self::Address => Cow::Borrowed("remote_address"),
+            Self::Header(name) => Cow::Owned(format!("header:{name}")),
+            Self::Route => Cow::Borrowed("endpoint"),
+        }
+    }
+
+    fn value<'r>(&self, head: &'r Parts) -> Cow<'r, str> {
+        match self {
+            Self::Address => peer(head).map_or(Cow::Borrowed(""), |address| Cow::Owned(network(address))),
+            Self::Header(name) => {
+                let value = head.headers.get(name).map(http::HeaderValue::as_bytes);
+                value.map_or(Cow::Borrowed(""), String::from_utf8_lossy)
+            }
+            Self::Route => Cow::Owned(format!("{} {}", head.method, route(head))),
+        }
+    }
+}
+
+/// The address of the peer, where the server has put it into the extensions.
+fn peer(head: &Parts) -> Option<IpAddr> {
+    let known = head.extensions.get::<SocketAddr>().map(SocketAddr::ip);
+    #[cfg(feature = "axum")]
+    let known = known.or_else(|| {
+        head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|connected| connected.0.ip())
+    });
+    known.or_else(|| head.extensions.get::<IpAddr>().copied())
+}
+
+/// An IPv4 address, or the /64 of an IPv6 address.
+fn network(address: IpAddr) -> String {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => v4.to_string(),
+        IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6) >> 64 << 64).to_string(),
+    }
+}
+
+fn route(head: &Parts) -> Cow<'_, str> {
+    #[cfg(feature = "axum")]
+    if let Some(matched) = head.extensions.get::<axum::extract::MatchedPath>() {
+        return Cow::Borrowed(matched.as_str());
+    }
+    normalized_path(head.uri.path())
+}
+
+impl Clone for RateLimitLayer {
+    fn clone(&self) -> Self {
+        Self { rate: self.rate, keys: self.keys.clone(), inner: self.inner.clone() }
+    }
+}
+
+impl fmt::Debug for RateLimitLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = format!("{}/{}", self.rate.count, self.rate.unit);
+        f.debug_struct("RateLimitLayer")
+            .field("rate", &rate)
+            .field("keys", &self.keys)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for RateLimitLayer {
+    type Service = Tollgate<S, InProcess<MemoryStore<SystemClock>>, Extract>;
+    fn layer(&self, inner: S) -> Self::Service {
+        self.inner.layer(inner)
+    }
+}

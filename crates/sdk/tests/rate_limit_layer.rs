@@ -1,0 +1,96 @@
+//! The tower layer with a rate and no rules.
+#![cfg(feature = "in-process")]
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use tollgate_sdk::{RateLimitLayer, nonzero};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+async fn hello(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new(Full::new(Bytes::from("hello"))))
+}
+
+/// The statuses of these requests, in turn.
+async fn statuses(layer: &RateLimitLayer, requests: Vec<Request<Full<Bytes>>>) -> Vec<u16> {
+    let mut service = layer.layer(service_fn(hello));
+    let mut statuses = Vec::new();
+    for request in requests {
+        let service = service.ready().await.expect("ready");
+        statuses.push(service.call(request).await.expect("a response").status().as_u16());
+    }
+    statuses
+}
+
+fn request(path: &str, peer: Option<&str>, key: Option<&str>) -> Request<Full<Bytes>> {
+    let mut request = Request::get(path);
+    if let Some(key) = key {
+        request = request.header("x-api-key", key);
+    }
+    let mut request = request.body(Full::default()).expect("a request");
+    if let Some(peer) = peer {
+        let peer: SocketAddr = peer.parse().expect("an address");
+        request.extensions_mut().insert(peer);
+    }
+    request
+}
+
+#[tokio::test]
+async fn each_address_has_its_own_rate() {
+    let layer = RateLimitLayer::per_hour(nonzero!(1)).by_ip();
+    let from = |peer| request("/", Some(peer), None);
+    let requests = vec![
+        from("10.0.0.1:1000"),
+        from("10.0.0.1:2000"),
+        from("10.0.0.2:1000"),
+        from("[2001:db8::1]:1"),
+        // The same /64, and another.
+        from("[2001:db8::ffff]:1"),
+        from("[2001:db8:0:1::1]:1"),
+        // The same address in the other notation.
+        from("[::ffff:10.0.0.1]:1"),
+        request("/", None, None),
+        request("/", None, None),
+    ];
+    assert_eq!(statuses(&layer, requests).await, [200, 429, 200, 200, 429, 200, 429, 200, 429]);
+}
+
+#[tokio::test]
+async fn each_header_value_and_route_has_its_own_rate() {
+    let layer = RateLimitLayer::per_hour(nonzero!(1)).by_header("X-API-Key").by_route();
+    let by = |path, key| request(path, None, Some(key));
+    let requests = vec![
+        by("/a", "k1"),
+        by("/a?x=1", "k1"),
+        by("/b", "k1"),
+        by("/a", "k2"),
+        by("//a", "k2"),
+        by("/a", "k3"),
+    ];
+    assert_eq!(statuses(&layer, requests).await, [200, 429, 200, 200, 429, 200]);
+}
+
+/// Clones of a layer share its counters: a router makes one for each route.
+#[tokio::test]
+async fn without_a_key_all_share_one_rate() {
+    let layer = RateLimitLayer::per_minute(nonzero!(100)).burst(nonzero!(2));
+    assert_eq!(statuses(&layer, vec![request("/a", Some("10.0.0.1:1"), None)]).await, [200]);
+    let copy = layer.clone();
+    let requests = vec![request("/b", None, None), request("/c", None, None)];
+    assert_eq!(statuses(&copy, requests).await, [200, 429]);
+}
+
+#[tokio::test]
+async fn responses_carry_the_fields_of_every_other_server() {
+    let layer = RateLimitLayer::per_minute(nonzero!(1)).by_ip();
+    let service = layer.layer(service_fn(hello));
+    let allowed = service.clone().oneshot(request("/", Some("10.0.0.1:1"), None)).await.expect("a response");
+    assert!(allowed.headers().contains_key("ratelimit"), "{:?}", allowed.headers());
+    let denied = service.oneshot(request("/", Some("10.0.0.1:1"), None)).await.expect("a response");
+    assert_eq!(
+        (denied.status().as_u16(), &denied.headers()["retry-after"]),
+        (429, &"60".parse().expect("text"))
+    );
+}
