@@ -69,3 +69,12 @@ pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]
 pub use remote::{OnFailure, Remote, RemoteError, RemoteSettings, RemoteTls};
 pub use tollgate_http::response::ResponseConfig;
+
+/// Compiles the examples of the README and the user guide.
+#[cfg(all(doctest, feature = "in-process"))]
+mod documentation {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/sdk/rust.md")]
+    struct Guide;
+}

@@ -1,9 +1,9 @@
-//! An axum service whose callers are limited in its own process: by address, and by endpoint.
+//! An axum service that limits its callers in process: by address and by endpoint.
 //!
 //!     cargo run -p example-axum
 //!     for i in 1 2 3 4 5 6; do curl -si -X POST 127.0.0.1:3000/login | grep -iE '^HTTP|ratelimit|retry'; done
 //!
-//! For limits that several processes share, ask a server: `Remote` in place of `InProcess` (docs/sdk.md).
+//! For limits that several processes share, use a server: `Remote` instead of `InProcess` (docs/sdk/rust.md).
 
 use axum::extract::ConnectInfo;
 use axum::http::request::Parts;
