@@ -4,7 +4,7 @@ use crate::server::logging::LogFlag;
 mod format;
 mod publishing;
 
-pub(crate) use format::{FormatFlags, print, say};
+pub(crate) use format::{FormatFlags, print, print_line};
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -12,9 +12,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// The longest deadline of a check, in milliseconds.
-pub(crate) const LONGEST_DEADLINE: u64 = 10_000;
+pub(crate) const MAX_DEADLINE: u64 = 10_000;
 /// The most failures that a breaker remembers.
-pub(crate) const MOST_FAILURES: u64 = 1_000_000;
+pub(crate) const MAX_FAILURES: u64 = 1_000_000;
 /// A day, in milliseconds.
 pub(crate) const DAY: u64 = 86_400_000;
 
@@ -148,10 +148,10 @@ pub(crate) struct ServeFlags {
     #[arg(long, env = "TOLLGATE_STORE_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) store_password_file: Option<PathBuf>,
     /// The longest that a check waits for the store, in milliseconds; 10 unless set.
-    #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=LONGEST_DEADLINE))]
+    #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=MAX_DEADLINE))]
     pub(crate) store_deadline_ms: Option<u64>,
     /// So many failures of a Redis server within the window open its breaker: it is left alone; 5 unless set.
-    #[arg(long, env = "TOLLGATE_STORE_BREAKER_FAILURES", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_FAILURES))]
+    #[arg(long, env = "TOLLGATE_STORE_BREAKER_FAILURES", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_FAILURES))]
     pub(crate) store_breaker_failures: Option<u64>,
     /// The window in which those failures are counted, in milliseconds; 10000 unless set.
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_WINDOW_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]

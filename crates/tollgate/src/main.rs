@@ -17,7 +17,7 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let _farewell = logging::Farewell;
+    let _farewell = logging::FlushOnPanic;
     let outcome = match cli::Cli::parse().command {
         cli::Command::Serve(flags) => serve::run(&flags),
         cli::Command::Gateway(flags) => gateway::run(&flags),
@@ -34,6 +34,6 @@ fn main() -> ExitCode {
         cli::Command::Why(flags) => why::why(&flags),
         cli::Command::Top(flags) => top::run(&flags),
     };
-    logging::end(outcome.as_ref().err());
+    logging::flush(outcome.as_ref().err());
     outcome.unwrap_or(ExitCode::FAILURE)
 }

@@ -1,6 +1,6 @@
 //! Long files of one JSON text a line, to a server and from it, without ever holding one whole.
 
-use crate::admin_client::{Client, Sent, Told};
+use crate::admin_client::{AdminResponse, Client, RequestBody};
 use anyhow::Context;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
@@ -15,10 +15,10 @@ use std::io::{Read, Write};
 use std::path::Path;
 use tokio::sync::mpsc;
 
-const PIECE: usize = 256 * 1024;
+const CHUNK: usize = 256 * 1024;
 
 /// Sends a file, or the standard input for `-`.
-pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Result<Told> {
+pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Result<AdminResponse> {
     let source: Box<dyn Read + Send> = if file == Path::new("-") {
         Box::new(std::io::stdin())
     } else {
@@ -27,15 +27,15 @@ pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Re
     let body = streamed(source);
     let headers = [(CONTENT_TYPE, "application/x-ndjson")];
     let answer = client.send(Method::POST, path, &headers, body).await?;
-    client.told(answer).await
+    client.read_response(answer).await
 }
 
 /// A thread reads, so that a slow source does not hold the connection up.
-fn streamed(mut source: Box<dyn Read + Send>) -> Sent {
+fn streamed(mut source: Box<dyn Read + Send>) -> RequestBody {
     let (sender, receiver) = mpsc::channel::<std::io::Result<Bytes>>(4);
     std::thread::spawn(move || {
         loop {
-            let mut piece = BytesMut::zeroed(PIECE);
+            let mut piece = BytesMut::zeroed(CHUNK);
             let read = match source.read(&mut piece) {
                 Ok(0) => return,
                 Ok(read) => Ok(piece.split_to(read).freeze()),
@@ -60,7 +60,7 @@ pub(crate) async fn receive(client: &Client, path: &str, mut out: impl Write) ->
     let nothing = Empty::new().map_err(|never: Infallible| match never {}).boxed_unsync();
     let answer = client.send(Method::GET, path, &[], nothing).await?;
     if !answer.status().is_success() {
-        return Err(client.told(answer).await?.problem());
+        return Err(client.read_response(answer).await?.problem());
     }
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {

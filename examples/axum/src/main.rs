@@ -13,7 +13,7 @@ use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use tollgate_http::identity::{ApiKeyConfig, IdentityConfig, IdentityResolver, RequestView};
-use tollgate_sdk::{Ask, InProcess, TollgateLayer};
+use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
 
 const RULES: &str = "
 domain: shop
@@ -43,7 +43,7 @@ fn app() -> Result<Router, Box<dyn Error>> {
             .resolve_direct(&asked, time.clock().now())
             .expect("without keys and tokens nothing is ambiguous");
         let attributes = caller.attributes();
-        Some(Ask::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))
+        Some(CheckRequest::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))
     });
     Ok(Router::new()
         .route("/login", post(async || "welcome\n"))

@@ -57,7 +57,7 @@ fn server() -> Router {
     let roles = [Role::Viewer, Role::Operator, Role::Admin];
     router(Arc::new(AdminState {
         control: None,
-        desk: None,
+        rule_manager: None,
         rules: Box::new(move || Arc::clone(&rules)),
         usage: Arc::new(Process),
         status: Arc::new(Process),

@@ -35,7 +35,7 @@ pub(crate) fn print(value: &impl Serialize) -> anyhow::Result<()> {
 }
 
 /// Prints a line, for people. A closed output ends the command with an error, and not with a panic.
-pub(crate) fn say(text: impl Display) -> anyhow::Result<()> {
+pub(crate) fn print_line(text: impl Display) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{text}")?)
 }
 

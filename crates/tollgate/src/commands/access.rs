@@ -13,22 +13,22 @@ use tollgate_core::{Span, SystemClock};
 
 /// What becomes of a database that is not there.
 #[derive(Clone, Copy)]
-enum Missing {
-    Made,
-    Refused,
+enum IfMissing {
+    Create,
+    Fail,
 }
 
-fn with<T>(
+fn with_control<T>(
     db: &str,
-    missing: Missing,
+    missing: IfMissing,
     act: impl AsyncFnOnce(Arc<ControlPlane>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let clock = Arc::new(SystemClock::new());
         let control = match missing {
-            Missing::Made => ControlPlane::connect(db, clock).await,
-            Missing::Refused => ControlPlane::connect_existing(db, clock).await,
+            IfMissing::Create => ControlPlane::connect(db, clock).await,
+            IfMissing::Fail => ControlPlane::connect_existing(db, clock).await,
         };
         let control = control.context("--db")?;
         let done = act(Arc::clone(&control)).await;
@@ -52,7 +52,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
                 !name.is_empty() && name.len() <= 128 && !name.chars().any(char::is_control),
                 "--name: write 1 to 128 bytes without control characters"
             );
-            let made = with(&db.db, Missing::Made, async |control| {
+            let made = with_control(&db.db, IfMissing::Create, async |control| {
                 Ok(control.create_token(name, *role, lasts, &operator()).await?)
             })?;
             // The password is not told; whoever has no other way to it sets PGPASSWORD.
@@ -62,7 +62,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
             (told, made.secret)
         }
         TokenCommand::List { db } => {
-            let tokens = with(&db.db, Missing::Refused, async |control| Ok(control.tokens().await?))?;
+            let tokens = with_control(&db.db, IfMissing::Fail, async |control| Ok(control.tokens().await?))?;
             let mut text = format!("{:16}  {:8}  {:24}  {:24}  name", "id", "role", "expires", "revoked");
             for token in &tokens {
                 let (expires, revoked) = (
@@ -75,7 +75,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
             (json!(tokens), text)
         }
         TokenCommand::Revoke { db, id } => {
-            with(&db.db, Missing::Refused, async |control| {
+            with_control(&db.db, IfMissing::Fail, async |control| {
                 Ok(control.revoke_token(id, &operator()).await?)
             })?;
             (json!({"revoked": id}), format!("revoked {id}"))
@@ -98,7 +98,7 @@ pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
 }
 
 fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let verified = with(db, Missing::Refused, async |control| Ok(control.verify_audit().await?))?;
+    let verified = with_control(db, IfMissing::Fail, async |control| Ok(control.verify_audit().await?))?;
     let (whole, told, text) = match verified {
         AuditVerification::Intact { entries, head } => (
             true,
@@ -120,7 +120,7 @@ fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 fn export(db: &str, after: i64, file: Option<&Path>) -> anyhow::Result<ExitCode> {
-    with(db, Missing::Refused, async |control| {
+    with_control(db, IfMissing::Fail, async |control| {
         let mut out = admin_client::output(file)?;
         let mut seq = after;
         loop {

@@ -24,7 +24,7 @@ enum EmergencyCommand {
         #[command(flatten)]
         target: TargetFlags,
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Decide by a part of each limit.
     Tighten {
@@ -37,14 +37,14 @@ enum EmergencyCommand {
         #[arg(long, value_name = "PART")]
         factor: f64,
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Let somebody pass, uncounted.
     Exempt {
         #[command(flatten)]
         target: TargetFlags,
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Leave a rule out.
     DisableRule {
@@ -52,17 +52,17 @@ enum EmergencyCommand {
         #[arg(value_name = "RULE")]
         rule: String,
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// The kill switch: let everything pass, uncounted.
     AllowAll {
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Count and tell, but deny nothing.
     ShadowAll {
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// What is on.
     List,
@@ -100,7 +100,7 @@ struct TargetFlags {
 }
 
 #[derive(Debug, Args)]
-struct About {
+struct MeasureFlags {
     /// Why, for those who ask later.
     #[arg(long, value_name = "TEXT")]
     reason: String,
@@ -136,7 +136,7 @@ impl TargetFlags {
 
 impl EmergencyCommand {
     /// What is sent to decide it; nothing for those that are about what is on already.
-    fn draft(&self) -> Option<Value> {
+    fn spec(&self) -> Option<Value> {
         let (action, target, factor, about) = match self {
             Self::Block { target, about } => ("block", target.target(), None, about),
             Self::Tighten { target, factor, about, .. } => ("tighten", target.target(), Some(factor), about),
@@ -157,24 +157,24 @@ impl EmergencyCommand {
 pub(crate) fn emergency(flags: &EmergencyFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
     admin_client::run(&flags.admin, async |client| {
-        if let Some(draft) = flags.command.draft() {
-            show(json, &client.ask(Method::POST, PATH, Some(&draft)).await?)?;
+        if let Some(draft) = flags.command.spec() {
+            show(json, &client.request(Method::POST, PATH, Some(&draft)).await?)?;
             return Ok(ExitCode::SUCCESS);
         }
         match &flags.command {
             EmergencyCommand::Renew { id, lasts } => {
                 let path = format!("{PATH}/{}/renew", encoded(id));
                 let body = json!({"ttl_seconds": lasts});
-                show(json, &client.ask(Method::POST, &path, Some(&body)).await?)?;
+                show(json, &client.request(Method::POST, &path, Some(&body)).await?)?;
             }
             EmergencyCommand::End { id } => {
-                client.ask(Method::DELETE, &format!("{PATH}/{}", encoded(id)), None).await?;
+                client.request(Method::DELETE, &format!("{PATH}/{}", encoded(id)), None).await?;
                 if json {
                     print(&json!({"ended": id}))?;
                 }
             }
             _ => {
-                let on = client.ask(Method::GET, PATH, None).await?;
+                let on = client.request(Method::GET, PATH, None).await?;
                 if json {
                     print(&on)?;
                 } else {

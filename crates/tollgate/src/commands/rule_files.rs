@@ -1,6 +1,6 @@
 //! `tollgate check`, `schema` and `explain`: what rule files say, without serving them.
 
-use crate::cli::{CheckFlags, ExplainFlags, ProfileName, print, say};
+use crate::cli::{CheckFlags, ExplainFlags, ProfileName, print, print_line};
 use crate::config;
 use crate::config::rule_sources;
 use anyhow::{Context, bail};
@@ -16,21 +16,20 @@ pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
         Ok(rules) if flags.format.is_json() => {
             let told = json!({
                 "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
-                "errors": [], "warnings": remarks(rules.warnings()),
+                "errors": [], "warnings": diagnostics(rules.warnings()),
             });
             print(&told).map(|()| ExitCode::SUCCESS)
         }
         Err(errors) if flags.format.is_json() => {
-            let told =
-                json!({"ok": false, "files": sources.len(), "errors": remarks(errors.all()), "warnings": []});
+            let told = json!({"ok": false, "files": sources.len(), "errors": diagnostics(errors.all()), "warnings": []});
             print(&told).map(|()| ExitCode::FAILURE)
         }
         Ok(rules) => {
             for warning in rules.warnings() {
-                say(format_args!("{warning}\n"))?;
+                print_line(format_args!("{warning}\n"))?;
             }
             let (files, warnings) = (sources.len(), rules.warnings().len());
-            say(format_args!(
+            print_line(format_args!(
                 "{} in {}: no errors, {}",
                 counted(rules.rules().len(), "rule"),
                 counted(files, "file"),
@@ -39,14 +38,14 @@ pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(errors) => {
-            say(errors)?;
+            print_line(errors)?;
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
 /// As the admin API tells them.
-fn remarks(all: &[Diagnostic]) -> Vec<RuleDiagnostic> {
+fn diagnostics(all: &[Diagnostic]) -> Vec<RuleDiagnostic> {
     all.iter().map(RuleDiagnostic::from).collect()
 }
 
@@ -55,7 +54,7 @@ fn counted(number: usize, noun: &str) -> String {
 }
 
 pub(crate) fn schema() -> anyhow::Result<ExitCode> {
-    say(tollgate_rules::schema().trim_end())?;
+    print_line(tollgate_rules::schema().trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -80,7 +79,7 @@ pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     if flags.format.is_json() {
         print(&explained(&explanation))?;
     } else {
-        say(explanation)?;
+        print_line(explanation)?;
     }
     Ok(ExitCode::SUCCESS)
 }

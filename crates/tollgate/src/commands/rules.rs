@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// So many requests say something about whom rules would deny.
-const ENOUGH: u64 = 100;
+const MIN_SAMPLES: u64 = 100;
 
 #[derive(Debug, Args)]
 pub(crate) struct RulesFlags {
@@ -78,11 +78,11 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
         RulesCommand::Diff { paths } => diff(&client, flags.admin.is_json(), paths).await,
         RulesCommand::Rollback { rev, reason } => {
             let path = format!("/admin/v1/rules/{rev}/rollback");
-            let made = client.ask(Method::POST, &path, Some(&json!({"reason": reason}))).await?;
+            let made = client.request(Method::POST, &path, Some(&json!({"reason": reason}))).await?;
             done(flags.admin.is_json(), &made, &format!("it says what revision {rev} said"))
         }
         RulesCommand::Approve { rev } => {
-            let made = client.ask(Method::POST, &format!("/admin/v1/rules/{rev}/approve"), None).await?;
+            let made = client.request(Method::POST, &format!("/admin/v1/rules/{rev}/approve"), None).await?;
             done(flags.admin.is_json(), &made, "approved")
         }
         RulesCommand::List => list(&client, flags.admin.is_json()).await,
@@ -131,7 +131,7 @@ fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
 
 async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<ExitCode> {
     let sent = json!({"files": files(paths)?});
-    let told = client.ask(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
+    let told = client.request(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
     if json {
         print(&told)?;
     } else {
@@ -190,7 +190,7 @@ fn report(told: &Value) -> anyhow::Result<()> {
             percent("newly_allowed_share"),
             percent("callers_affected_share"),
         )?;
-        if rehearsal["weight"].as_u64().is_some_and(|weight| weight < ENOUGH) {
+        if rehearsal["weight"].as_u64().is_some_and(|weight| weight < MIN_SAMPLES) {
             writeln!(out, "that is too little to say whom they would deny")?;
         }
         let rows = rehearsal["top"].as_array().into_iter().flatten().map(|one| {
@@ -213,7 +213,7 @@ fn report(told: &Value) -> anyhow::Result<()> {
 }
 
 async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
-    let told = client.ask(Method::GET, "/admin/v1/rules", None).await?;
+    let told = client.request(Method::GET, "/admin/v1/rules", None).await?;
     if json {
         print(&told)?;
         return Ok(ExitCode::SUCCESS);
@@ -237,7 +237,7 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
 async fn show(client: &Client, json: bool, rev: &str) -> anyhow::Result<ExitCode> {
     let known = rev == "current" || rev.parse::<i64>().is_ok();
     anyhow::ensure!(known, "`{rev}` is no revision; write a number that `list` shows, or current");
-    let told = client.ask(Method::GET, &format!("/admin/v1/rules/{rev}"), None).await?;
+    let told = client.request(Method::GET, &format!("/admin/v1/rules/{rev}"), None).await?;
     if json {
         print(&told)?;
         return Ok(ExitCode::SUCCESS);

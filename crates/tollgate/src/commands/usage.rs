@@ -16,7 +16,7 @@ pub(crate) struct UsageFlags {
     #[command(subcommand)]
     command: Option<UsageCommand>,
     #[command(flatten)]
-    of: Option<Of>,
+    of: Option<UsageTarget>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -24,7 +24,7 @@ enum UsageCommand {
     /// Give back all that a caller has used.
     Reset {
         #[command(flatten)]
-        of: Of,
+        of: UsageTarget,
         /// Only of this rule's limits.
         #[arg(long, value_name = "RULE")]
         rule: Option<String>,
@@ -61,7 +61,7 @@ enum UsageCommand {
 
 /// Whose limits, and which requests meet them.
 #[derive(Debug, Args)]
-struct Of {
+struct UsageTarget {
     #[arg(value_name = "API_KEY")]
     api_key: String,
     /// What requests say beside the key, for rules that ask for more; may be repeated.
@@ -72,7 +72,7 @@ struct Of {
     domain: Option<String>,
 }
 
-impl Of {
+impl UsageTarget {
     fn path(&self, what: &str) -> String {
         let domain = self.domain.iter().map(|domain| format!("domain={}", encoded(domain)));
         let attributes =
@@ -89,13 +89,13 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
         let told = match (&flags.command, &flags.of) {
             (Some(UsageCommand::Reset { of, rule, reason }), _) => {
                 let body = json!({"rule": rule, "reason": reason});
-                client.ask(Method::POST, &of.path("/reset"), Some(&body)).await?
+                client.request(Method::POST, &of.path("/reset"), Some(&body)).await?
             }
             (Some(UsageCommand::Grant { api_key, rule, units, reason, days }), _) => {
                 let path = format!("/admin/v1/usage/{}/grant", encoded(api_key));
                 let body =
                     json!({"rule": rule, "units": units, "reason": reason, "ttl_seconds": days * 86_400});
-                let granted = client.ask(Method::POST, &path, Some(&body)).await?;
+                let granted = client.request(Method::POST, &path, Some(&body)).await?;
                 if json {
                     print(&granted)?;
                 } else {
@@ -109,7 +109,7 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
             }
             (Some(UsageCommand::Revoke { api_key, id }), _) => {
                 let path = format!("/admin/v1/usage/{}/grant/{}", encoded(api_key), encoded(id));
-                client.ask(Method::DELETE, &path, None).await?;
+                client.request(Method::DELETE, &path, None).await?;
                 if json {
                     print(&json!({"revoked": id}))?;
                 } else {
@@ -117,7 +117,7 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                 }
                 return Ok(ExitCode::SUCCESS);
             }
-            (None, Some(of)) => client.ask(Method::GET, &of.path(""), None).await?,
+            (None, Some(of)) => client.request(Method::GET, &of.path(""), None).await?,
             (None, None) => anyhow::bail!("whose? write an API key"),
         };
         if json {

@@ -10,7 +10,7 @@ use tollgate_control::ControlPlane;
 use tollgate_observe::{Mask, MaskStyle, MaskedAttributes, NodeInfo, Output, Telemetry, TelemetryConfig};
 
 /// Decisions in memory, at the most.
-const MOST_KEPT: usize = 1_000_000;
+const MAX_RECORDS: usize = 1_000_000;
 
 /// `decision_log` in the file of `--config`; what is left out is as in `docs/observe.md`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -49,8 +49,8 @@ pub(crate) fn decision_log(flags: &ServeFlags, file: DecisionLog) -> anyhow::Res
     }
     if let Some(keep) = log.keep {
         anyhow::ensure!(
-            (1..=MOST_KEPT).contains(&keep),
-            "`decision_log.keep`: write a number from 1 to {MOST_KEPT}, not {keep}"
+            (1..=MAX_RECORDS).contains(&keep),
+            "`decision_log.keep`: write a number from 1 to {MAX_RECORDS}, not {keep}"
         );
     }
     if let Some(files) = log.files {

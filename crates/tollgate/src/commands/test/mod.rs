@@ -7,7 +7,7 @@ mod expect;
 mod file;
 mod runner;
 
-use crate::cli::{TestFlags, print, say};
+use crate::cli::{TestFlags, print, print_line};
 use anyhow::Context;
 use serde_json::json;
 use std::path::Path;
@@ -22,11 +22,11 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
             _ if json => told.push(json!({
                 "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
             })),
-            Ok(()) => say(format_args!("ok      {}: {name}", path.display()))?,
+            Ok(()) => print_line(format_args!("ok      {}: {name}", path.display()))?,
             Err(difference) => {
-                say(format_args!("FAILED  {}: {name}", path.display()))?;
+                print_line(format_args!("FAILED  {}: {name}", path.display()))?;
                 for line in difference.lines() {
-                    say(format_args!("          {line}"))?;
+                    print_line(format_args!("          {line}"))?;
                 }
             }
         }
@@ -50,7 +50,7 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     if json {
         print(&json!({"passed": passed, "failed": failed, "cases": told}))?;
     } else {
-        say(format_args!("{passed} passed, {failed} failed"))?;
+        print_line(format_args!("{passed} passed, {failed} failed"))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -10,12 +10,12 @@ pub(crate) type Pair = (Cow<'static, str>, String);
 /// What a request is to the rules, and what it costs.
 ///
 /// ```
-/// use tollgate_sdk::Ask;
-/// let ask = Ask::attributes([("user", "ann")]).and("tier", "pro").costing(3);
+/// use tollgate_sdk::CheckRequest;
+/// let ask = CheckRequest::attributes([("user", "ann")]).with_attribute("tier", "pro").with_cost(3);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
-    pub(crate) form: Form,
+pub struct CheckRequest {
+    pub(crate) form: CheckForm,
     pub(crate) cost: u64,
     /// The trace that it is part of.
     pub(crate) traceparent: Option<HeaderValue>,
@@ -23,18 +23,18 @@ pub struct Ask {
 
 /// The two forms that a request comes in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum CheckForm {
     Attributes(Vec<Pair>),
     Descriptors(Vec<Vec<Pair>>),
 }
 
-impl Ask {
+impl CheckRequest {
     /// A bag of attributes: every rule whose keys it has applies. Every bag has `global: aggregate`, whatever it says.
     #[must_use]
     pub fn attributes<K: Into<Cow<'static, str>>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
-        Self { form: Form::Attributes(pairs_of(pairs)), cost: 1, traceparent: None }
+        Self { form: CheckForm::Attributes(attribute_pairs(pairs)), cost: 1, traceparent: None }
     }
 
     /// Descriptors, each of which meets one rule, as Envoy has it.
@@ -46,7 +46,7 @@ impl Ask {
         V: Into<String>,
     {
         Self {
-            form: Form::Descriptors(descriptors.into_iter().map(pairs_of).collect()),
+            form: CheckForm::Descriptors(descriptors.into_iter().map(attribute_pairs).collect()),
             cost: 1,
             traceparent: None,
         }
@@ -54,11 +54,11 @@ impl Ask {
 
     /// With one more attribute; for descriptors, one more entry of the last.
     #[must_use]
-    pub fn and(mut self, key: impl Into<Cow<'static, str>>, value: impl Into<String>) -> Self {
+    pub fn with_attribute(mut self, key: impl Into<Cow<'static, str>>, value: impl Into<String>) -> Self {
         let pair = (key.into(), value.into());
         match &mut self.form {
-            Form::Attributes(pairs) => pairs.push(pair),
-            Form::Descriptors(all) => match all.last_mut() {
+            CheckForm::Attributes(pairs) => pairs.push(pair),
+            CheckForm::Descriptors(all) => match all.last_mut() {
                 Some(last) => last.push(pair),
                 None => all.push(vec![pair]),
             },
@@ -68,14 +68,14 @@ impl Ask {
 
     /// At another cost than one. Zero only looks.
     #[must_use]
-    pub const fn costing(mut self, units: u64) -> Self {
+    pub const fn with_cost(mut self, units: u64) -> Self {
         self.cost = units;
         self
     }
 
     /// As part of the trace that this `traceparent` names. The layer finds it in a request by itself.
     #[must_use]
-    pub fn traced(mut self, traceparent: HeaderValue) -> Self {
+    pub fn with_traceparent(mut self, traceparent: HeaderValue) -> Self {
         self.traceparent = Some(traceparent);
         self
     }
@@ -85,7 +85,7 @@ impl Ask {
     }
 }
 
-fn pairs_of<K: Into<Cow<'static, str>>, V: Into<String>>(
+fn attribute_pairs<K: Into<Cow<'static, str>>, V: Into<String>>(
     pairs: impl IntoIterator<Item = (K, V)>,
 ) -> Vec<Pair> {
     pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect()
