@@ -45,7 +45,7 @@ pub enum ProxyError {
 /// use tollgate_http::proxy_protocol::read;
 /// let bytes = b"PROXY TCP4 198.51.100.7 192.0.2.1 56324 443\r\nGET / HTTP/1.1\r\n";
 /// let proxied = read(bytes)?.expect("the line is whole");
-/// assert_eq!(proxied.ends.unwrap().0.to_string(), "198.51.100.7:56324");
+/// assert_eq!(proxied.addresses.unwrap().0.to_string(), "198.51.100.7:56324");
 /// assert!(bytes[proxied.length..].starts_with(b"GET / "));
 /// assert_eq!(read(b"PROXY TC")?, None);
 /// # Ok::<(), tollgate_http::proxy_protocol::ProxyError>(())

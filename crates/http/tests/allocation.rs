@@ -16,7 +16,7 @@ fn an_answer_allocates_its_values_and_nothing_for_their_parts() {
     let rules = ["global", "per-tenant", "per-key", "per-endpoint"];
     let window = Window::Span(Span::from_secs(60));
     let policies =
-        || rules.map(|rule| Policy::new(rule, 1_000_000, window).remaining_fraction(123_456).until(42));
+        || rules.map(|rule| Policy::new(rule, 1_000_000, window).with_remaining(123_456).with_reset(42));
     let settings = ResponseConfig::default();
     let legacy = ResponseConfig { legacy: LegacyHeaders::Epoch, ..ResponseConfig::default() };
     for (settings, values) in [(&settings, 2), (&legacy, 6)] {

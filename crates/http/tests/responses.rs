@@ -65,8 +65,8 @@ proptest! {
     ) {
         const LARGEST: u64 = 999_999_999_999_999;
         let policies = limits.iter().map(|(rule, quota, window, left, reset, over)| {
-            let policy = Policy::new(rule, *quota, *window).remaining_fraction(*left).until(*reset);
-            if *over { policy.over() } else { policy }
+            let policy = Policy::new(rule, *quota, *window).with_remaining(*left).with_reset(*reset);
+            if *over { policy.denied() } else { policy }
         });
         let facts = DecisionSummary::from_policies(policies);
         let headers = headers(&ResponseConfig::default(), &facts, Timestamp::ZERO);
@@ -236,8 +236,8 @@ proptest! {
         ruled in prop_oneof![Just(Disposition::Denied), Just(Disposition::Unavailable)],
     ) {
         let policies = limits.iter().map(|(rule, quota, window, left, over)| {
-            let policy = Policy::new(rule, *quota, *window).remaining_fraction(*left);
-            if *over { policy.over() } else { policy }
+            let policy = Policy::new(rule, *quota, *window).with_remaining(*left);
+            if *over { policy.denied() } else { policy }
         });
         let denied_by = limits.first().map(|limit| limit.0.as_str());
         let decision = id.map(tollgate_engine::DecisionId);

@@ -299,9 +299,9 @@ fn summary(statuses: &[DescriptorStatus], passes: bool) -> DecisionSummary<'_> {
             .map_or(0, |reset| u64::try_from(reset.seconds).unwrap_or(0) + u64::from(reset.nanos > 0));
         let name = if limit.name.is_empty() { "default" } else { &limit.name };
         let policy = Policy::new(name, u64::from(limit.requests_per_unit), window)
-            .remaining_fraction(u64::from(status.limit_remaining))
-            .until(reset);
-        Some(if status.code == OVER_LIMIT { policy.over() } else { policy })
+            .with_remaining(u64::from(status.limit_remaining))
+            .with_reset(reset);
+        Some(if status.code == OVER_LIMIT { policy.denied() } else { policy })
     });
     let mut facts = DecisionSummary::from_policies(policies);
     if !passes {

@@ -4,34 +4,34 @@
 //! | file | what |
 //! |---|---|
 //! | `config` | the settings |
-//! | `pocket` | one grant: units, and until when each is good |
-//! | `entry` | one key's lease: what is in hand, what is known, what to ask for |
+//! | `units` | one grant: units, and until when each is good |
+//! | `key_lease` | one key's lease: what is in hand, what is known, what to ask for |
 //! | `table` | names to leases |
-//! | `errands` | asking for units and giving them back, beside the traffic |
-//! | `figures` | what leases tell about themselves |
+//! | `tasks` | asking for units and giving them back, beside the traffic |
+//! | `stats` | what leases tell about themselves |
 //!
 //! A request is settled near first: local counters, then leases; what is left is asked of the store behind, in one call.
 //! If any of it refuses, what the nearer ones gave is put back: all or none, as everywhere. A key without anything in hand
 //! is asked about like any other, and a lease is fetched beside it.
 
 mod config;
-mod entry;
-mod errands;
-mod figures;
-mod pocket;
+mod key_lease;
+mod stats;
 mod table;
+mod tasks;
+mod units;
 
 pub use config::LeaseConfig;
-pub use errands::Errand;
-pub use figures::LeaseFigures;
+pub use stats::LeaseStats;
 pub use table::HotKey;
+pub use tasks::LeaseTask;
 
-use crate::hotkey::HotKeys;
+use crate::hot_key::HotKeys;
 use crate::memory::{KeyHasher, MemoryStore};
-use entry::{Receipt, Said};
-use figures::{Counts, add};
+use key_lease::{SpendReceipt, SpendResult};
 use smallvec::SmallVec;
-use table::Table;
+use stats::{Counts, add};
+use table::LeaseTable;
 use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Measures, Mode, Outcome,
     Outcomes, Permit, StoreError, Timestamp,
@@ -41,13 +41,13 @@ use tollgate_core::{
 ///
 /// `S` decides what is not leased; `A` is the authority that leases are asked of: the same counters, without what
 /// remembers denials in between.
-pub struct Leased<S, A, C> {
+pub struct LeasedStore<S, A, C> {
     inner: S,
     authority: A,
     clock: C,
     hasher: KeyHasher,
     config: LeaseConfig,
-    table: Table,
+    table: LeaseTable,
     hot: Option<HotKeys>,
     /// Counters of this node alone, for rules that ask for them.
     local: Option<MemoryStore<C>>,
@@ -56,18 +56,18 @@ pub struct Leased<S, A, C> {
 
 /// What the nearer ones said to a request.
 #[derive(Default)]
-struct Near {
+struct LocalOutcomes {
     /// One for each charge; `None` for those that the store is to be asked about.
-    each: SmallVec<[Option<Outcome>; 4]>,
+    outcomes: SmallVec<[Option<Outcome>; 4]>,
     /// What was spent: charge, name, receipt.
-    spent: SmallVec<[(u64, Receipt); 4]>,
+    spent: SmallVec<[(u64, SpendReceipt); 4]>,
     /// Some required charge was denied.
-    refused: bool,
+    denied: bool,
     /// The charges that this node's own counters have taken.
-    taken_here: SmallVec<[usize; 4]>,
+    spent_locally: SmallVec<[usize; 4]>,
 }
 
-impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
+impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     /// Leases in front of `inner`, asked of `authority`, on this node's monotonic clock.
     pub fn new(inner: S, authority: A, clock: C, config: LeaseConfig) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             clock,
             hasher: KeyHasher::random(),
             hot: config.hot.map(HotKeys::new),
-            table: Table::new(config.most),
+            table: LeaseTable::new(config.max_keys),
             config,
             local: None,
             counts: Counts::default(),
@@ -101,8 +101,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     }
 
     /// What leases tell about themselves. Looks at every lease; not for every request.
-    pub fn figures(&self) -> LeaseFigures {
-        self.counts.told(self.table.figures(self.clock.now()))
+    pub fn stats(&self) -> LeaseStats {
+        self.counts.to_stats(self.table.stats(self.clock.now()))
     }
 
     /// The keys that have the most traffic at this node, hottest first.
@@ -120,35 +120,36 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
 
     /// Settles what can be settled here. With `only_whole`, gives up at the first charge that cannot.
     #[inline]
-    fn settle(&self, charges: &[Charge<'_>], only_whole: bool, now: Timestamp) -> Option<Near> {
-        let mut near = Near { each: SmallVec::from_elem(None, charges.len()), ..Near::default() };
+    fn settle(&self, charges: &[Charge<'_>], only_whole: bool, now: Timestamp) -> Option<LocalOutcomes> {
+        let mut near =
+            LocalOutcomes { outcomes: SmallVec::from_elem(None, charges.len()), ..LocalOutcomes::default() };
         if charges.iter().any(is_local) {
             self.settle_locally(charges, &mut near);
         }
         for (at, charge) in charges.iter().enumerate() {
-            if near.refused && charge.enforcement != Enforcement::Independent || near.each[at].is_some() {
+            if near.denied && charge.enforcement != Enforcement::Independent || near.outcomes[at].is_some() {
                 continue;
             }
             let said = if Self::is_leasable(charge) {
                 let name = self.hasher.name(&charge.key);
-                (name, self.table.take(name, charge, now))
+                (name, self.table.spend(name, charge, now))
             } else {
-                (0, Said::Nothing)
+                (0, SpendResult::Empty)
             };
             match said {
-                (name, Said::Spent(outcome, receipt)) => {
-                    near.each[at] = Some(outcome);
+                (name, SpendResult::Spent(outcome, receipt)) => {
+                    near.outcomes[at] = Some(outcome);
                     near.spent.push((name, receipt));
                 }
-                (_, Said::Denied(outcome)) => {
-                    near.each[at] = Some(outcome);
-                    near.refused |= charge.enforcement == Enforcement::Required;
+                (_, SpendResult::Denied(outcome)) => {
+                    near.outcomes[at] = Some(outcome);
+                    near.denied |= charge.enforcement == Enforcement::Required;
                 }
-                (_, Said::Nothing) if only_whole => {
+                (_, SpendResult::Empty) if only_whole => {
                     self.undo(charges, &mut near);
                     return None;
                 }
-                (_, Said::Nothing) => {}
+                (_, SpendResult::Empty) => {}
             }
         }
         Some(near)
@@ -156,35 +157,35 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
 
     /// Charges this node's own counters, all or none of them.
     #[cold]
-    fn settle_locally(&self, charges: &[Charge<'_>], near: &mut Near) {
+    fn settle_locally(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
         let Some(local) = &self.local else { return };
         let here: SmallVec<[usize; 4]> = (0..charges.len()).filter(|at| is_local(&charges[*at])).collect();
         let own: SmallVec<[Charge<'_>; 4]> = here.iter().map(|at| charges[*at]).collect();
         let outcomes = local.apply(&own);
-        near.refused |= outcomes.admission == Admission::Refused;
+        near.denied |= outcomes.admission == Admission::Refused;
         for (at, outcome) in here.into_iter().zip(outcomes.each) {
-            near.each[at] = Some(outcome);
+            near.outcomes[at] = Some(outcome);
             let bound = charges[at].enforcement != Enforcement::Independent;
             if bound && outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed() {
-                near.taken_here.push(at);
+                near.spent_locally.push(at);
             }
         }
     }
 
     /// Puts back what a request took here that is not admitted, and tells what remains without it.
     #[cold]
-    fn undo(&self, charges: &[Charge<'_>], near: &mut Near) {
+    fn undo(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
         for (name, receipt) in &near.spent {
-            self.table.put_back(*name, *receipt);
+            self.table.unspend(*name, *receipt);
         }
         let Some(local) = &self.local else { return };
         let alone = |at: usize, cost| Charge { enforcement: Enforcement::Independent, cost, ..charges[at] };
-        for at in near.taken_here.iter().rev() {
+        for at in near.spent_locally.iter().rev() {
             let _ = local.apply(&[alone(*at, charges[*at].cost.reversed())]);
         }
-        for at in near.taken_here.drain(..) {
+        for at in near.spent_locally.drain(..) {
             let left = local.apply(&[alone(at, Cost::LOOK)]).each[0];
-            if let Some(outcome) = &mut near.each[at] {
+            if let Some(outcome) = &mut near.outcomes[at] {
                 *outcome = Outcome { verdict: outcome.verdict, ..left };
             }
         }
@@ -192,30 +193,30 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
 
     /// What to say of a request that was settled here alone.
     #[inline]
-    fn whole(&self, charges: &[Charge<'_>], mut near: Near, now: Timestamp) -> Outcomes {
-        if near.refused {
+    fn complete(&self, charges: &[Charge<'_>], mut near: LocalOutcomes, now: Timestamp) -> Outcomes {
+        if near.denied {
             self.undo(charges, &mut near);
         }
-        let admission = if near.refused { Admission::Refused } else { Admission::Admitted };
-        let each = near.each.iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
+        let admission = if near.denied { Admission::Refused } else { Admission::Admitted };
+        let each = near.outcomes.iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
         Outcomes { admission, at: now, each }
     }
 
     /// Asks the store about the rest, and puts all together.
-    async fn ask(
+    async fn charge_authority(
         &self,
         charges: &[Charge<'_>],
-        mut near: Near,
+        mut near: LocalOutcomes,
         now: Timestamp,
     ) -> Result<Outcomes, StoreError> {
         // What is refused already is not taken elsewhere; what only counts still counts.
         let asked = |at: &usize| {
-            near.each[*at].is_none()
-                && (!near.refused || charges[*at].enforcement == Enforcement::Independent)
+            near.outcomes[*at].is_none()
+                && (!near.denied || charges[*at].enforcement == Enforcement::Independent)
         };
         let rest: SmallVec<[usize; 4]> = (0..charges.len()).filter(asked).collect();
         if rest.is_empty() {
-            return Ok(self.whole(charges, near, now));
+            return Ok(self.complete(charges, near, now));
         }
         let wanted: SmallVec<[Charge<'_>; 4]> = rest.iter().map(|at| charges[*at]).collect();
         add(&self.counts.central, rest.len() as u64);
@@ -223,27 +224,27 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 self.undo(charges, &mut near);
-                return Err(at_places(error, &rest, charges.len()));
+                return Err(at_indexes(error, &rest, charges.len()));
             }
         };
         let heard = self.clock.now();
         for (charge, outcome) in wanted.iter().zip(&outcomes.each) {
             if Self::is_leasable(charge) {
-                self.hear(charge, outcome, now, heard);
+                self.record_outcomes(charge, outcome, now, heard);
             }
         }
         let mut whole = near;
         for (at, outcome) in rest.into_iter().zip(outcomes.each) {
-            whole.each[at] = Some(outcome);
+            whole.outcomes[at] = Some(outcome);
         }
-        whole.refused |= outcomes.admission == Admission::Refused;
-        let told = self.whole(charges, whole, now);
+        whole.denied |= outcomes.admission == Admission::Refused;
+        let told = self.complete(charges, whole, now);
         Ok(Outcomes { at: outcomes.at, ..told })
     }
 
     /// Debits in the store behind. A bucket of which leases may be out is not refunded: that would move its time back
     /// into slots that others hold, and they could be spent twice. What is not refunded comes back with time.
-    async fn debit_there(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+    async fn debit_authority(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) =
             charges.iter().partition(|charge| is_guarded(charge));
         for charge in refunds {
@@ -278,7 +279,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         looks.iter_mut().filter(|charge| is_guarded(charge)).for_each(|charge| charge.cost = Cost::LOOK);
         let now = self.clock.now();
         let Some(near) = self.settle(&looks, false, now) else { return self.inner.charge(&looks).await };
-        let mut told = self.ask(&looks, near, now).await?;
+        let mut told = self.charge_authority(&looks, near, now).await?;
         if told.admission == Admission::Admitted {
             for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_guarded(charge)) {
                 self.refund(charge).await?;
@@ -289,7 +290,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     }
 
     /// Learns from an answer of the store, and fetches a lease where one is due.
-    fn hear(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
+    fn record_outcomes(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
         let name = self.hasher.name(&charge.key);
         let units = charge.cost.units();
         let promotes = charge.mode == Mode::Adaptive;
@@ -298,7 +299,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         } else {
             self.table.seen(name, now, self.config.worth(charge.limit))
         };
-        if self.table.hear(name, charge, outcome, asked, due, &self.config, now) && promotes {
+        if self.table.record_outcome(name, charge, outcome, asked, due, &self.config, now) && promotes {
             add(&self.counts.promoted, 1);
         }
     }
@@ -318,7 +319,7 @@ fn is_guarded(charge: &Charge<'_>) -> bool {
 }
 
 /// An error about some of a request's charges, as one about all of them.
-fn at_places(error: StoreError, rest: &[usize], all: usize) -> StoreError {
+fn at_indexes(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     match error {
         StoreError::Partial { failed, why } => {
             let failed = failed.into_iter().filter_map(|at| rest.get(at).copied()).collect();
@@ -329,14 +330,14 @@ fn at_places(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     }
 }
 
-impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased<S, A, C> {
+impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for LeasedStore<S, A, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         if charges.iter().any(is_guarded) {
             return self.charge_and_refund(charges).await;
         }
         let now = self.clock.now();
         match self.settle(charges, false, now) {
-            Some(near) => self.ask(charges, near, now).await,
+            Some(near) => self.charge_authority(charges, near, now).await,
             None => self.inner.charge(charges).await,
         }
     }
@@ -348,10 +349,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             && Self::is_leasable(charge)
         {
             let now = self.clock.now();
-            let (outcome, denied) = match self.table.take(self.hasher.name(&charge.key), charge, now) {
-                Said::Spent(outcome, _) => (outcome, false),
-                Said::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required),
-                Said::Nothing => return false,
+            let (outcome, denied) = match self.table.spend(self.hasher.name(&charge.key), charge, now) {
+                SpendResult::Spent(outcome, _) => (outcome, false),
+                SpendResult::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required),
+                SpendResult::Empty => return false,
             };
             outcomes.admission = if denied { Admission::Refused } else { Admission::Admitted };
             outcomes.at = now;
@@ -368,17 +369,17 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
         }
         let now = self.clock.now();
         let Some(near) = self.settle(charges, true, now) else { return false };
-        *outcomes = self.whole(charges, near, now);
+        *outcomes = self.complete(charges, near, now);
         true
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let Some(local) = &self.local else { return self.debit_there(charges).await };
+        let Some(local) = &self.local else { return self.debit_authority(charges).await };
         let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| is_local(charge));
         if !here.is_empty() {
             local.debit(&here).await?;
         }
-        self.debit_there(&there).await
+        self.debit_authority(&there).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {

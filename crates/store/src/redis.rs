@@ -3,42 +3,42 @@
 //! | file | what |
 //! |---|---|
 //! | `config` | where the servers are; who we are to them |
-//! | `names` | what a counter is called: bundle, name, slot |
-//! | `request` | a request's charges, by the place where they live |
+//! | `key_encoding` | what a counter is called: bundle, name, slot |
+//! | `shard_request` | a request's charges, by the place where they live |
 //! | `lua/`, `script` | the scripts that decide and write |
-//! | `wire`, `call` | requests as the argument of one script call, and back |
-//! | `entry`, `replay` | what the bundles held, and what the charges come to: told by `Limit::step` itself |
-//! | `loss` | what is assumed of counters that a server may have forgotten |
-//! | `lane` | one connection: batches without a timer |
-//! | `node`, `topology` | servers with their breakers, and which has which slot |
-//! | `asking` | one part of a request: retries within the deadline |
+//! | `script_args`, `script_call` | requests as the argument of one script call, and back |
+//! | `decode_state`, `recompute` | what the bundles held, and what the charges come to: told by `Limit::step` itself |
+//! | `data_loss` | what is assumed of counters that a server may have forgotten |
+//! | `pipeline` | one connection: batches without a timer |
+//! | `shard`, `topology` | servers with their breakers, and which has which slot |
+//! | `dispatch` | one part of a request: retries within the deadline |
 //!
 //! `docs/redis.md` has every byte, what happens on each failure, and the figures. A library's own cluster client was
 //! rejected: it retries what may have been done, and waits where a check must not.
 
-mod asking;
-mod call;
 mod config;
-mod entry;
-mod lane;
-mod loss;
-mod names;
-mod node;
-mod replay;
-mod request;
+mod data_loss;
+mod decode_state;
+mod dispatch;
+mod key_encoding;
+mod pipeline;
+mod recompute;
 mod script;
+mod script_args;
+mod script_call;
+mod shard;
+mod shard_request;
 mod topology;
-mod wire;
 
 pub use config::{RedisConfig, RedisConfigError};
-pub use node::ShardStatus;
+pub use shard::ShardStatus;
 
-use asking::Asked;
 use config::Kind;
-use lane::{Answer, Work};
-use node::Shared;
-use request::{Place, Request};
+use dispatch::DispatchError;
+use pipeline::{Command, ShardReply};
 use script::Scripts;
+use shard::Shared;
+use shard_request::{KeyLayout, ShardRequest};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,7 +83,7 @@ impl RedisStore {
             scripts: Arc::new(Scripts::new()),
             told,
             clock,
-            disagreements: Arc::default(),
+            mismatches: Arc::default(),
         });
         Self { topology: Topology::start(Arc::clone(&shared)), shared }
     }
@@ -96,8 +96,8 @@ impl RedisStore {
 
     /// Decisions on which a script and the step disagreed. Always zero, but for a bug.
     #[must_use]
-    pub fn disagreements(&self) -> usize {
-        let counted: &AtomicUsize = &self.shared.disagreements;
+    pub fn mismatches(&self) -> usize {
+        let counted: &AtomicUsize = &self.shared.mismatches;
         counted.load(Ordering::Relaxed)
     }
 
@@ -105,12 +105,12 @@ impl RedisStore {
     ///
     /// # Errors
     /// As [`CounterStore::charge`].
-    pub async fn charge_within(
+    pub async fn charge_with_deadline(
         &self,
         charges: &[Charge<'_>],
         left: Duration,
     ) -> Result<Outcomes, StoreError> {
-        let mut parts = request::from_charges(charges, self.place(), &self.shared.config.hashing);
+        let mut parts = shard_request::from_charges(charges, self.layout(), &self.shared.config.hashing);
         let until = self.until(left);
         match parts.len() {
             0 => Ok(Outcomes {
@@ -121,8 +121,10 @@ impl RedisStore {
             1 => {
                 let (slot, request) = parts.remove(0);
                 let layout = order(&request);
-                let answer =
-                    self.ask(Work::Charge, slot, request, until).await.map_err(|error| error.error)?;
+                let answer = self
+                    .dispatch(Command::Charge, slot, request, until)
+                    .await
+                    .map_err(|error| error.error)?;
                 Ok(outcomes(answer.admission, [(layout.as_slice(), &answer)].into_iter()))
             }
             _ => self.charge_apart(parts, until).await,
@@ -132,13 +134,14 @@ impl RedisStore {
     /// Charges in several slots: asked at once, and given back where the request is refused.
     async fn charge_apart(
         &self,
-        parts: SmallVec<[(u16, Request); 1]>,
+        parts: SmallVec<[(u16, ShardRequest); 1]>,
         until: Instant,
     ) -> Result<Outcomes, StoreError> {
         let mut asked = Vec::new();
         for (slot, request) in parts {
             let (store, kept) = (self.clone(), request.clone());
-            let task = tokio::spawn(async move { store.ask(Work::Charge, slot, request, until).await });
+            let task =
+                tokio::spawn(async move { store.dispatch(Command::Charge, slot, request, until).await });
             asked.push((slot, kept, task));
         }
         let (mut answers, mut failed, mut why) = (Vec::new(), Vec::new(), None);
@@ -146,21 +149,21 @@ impl RedisStore {
             match task.await {
                 Ok(Ok(answer)) => answers.push((slot, request, answer)),
                 Ok(Err(asked)) => {
-                    failed.extend(request.wants.iter().map(|want| want.index));
+                    failed.extend(request.charges.iter().map(|want| want.index));
                     why = Some(asked.error);
                 }
                 Err(_) => {
-                    failed.extend(request.wants.iter().map(|want| want.index));
+                    failed.extend(request.charges.iter().map(|want| want.index));
                     why = Some(StoreError::Unavailable("a lane has ended".to_owned()));
                 }
             }
         }
         let each = answers.iter().flat_map(|(_, request, answer)| {
             request
-                .wants
+                .charges
                 .iter()
                 .map(|want| want.enforcement)
-                .zip(answer.told.iter().map(|told| &told.outcome))
+                .zip(answer.recomputed.iter().map(|told| &told.outcome))
         });
         let admission = Outcomes::admission(each);
         if admission == Admission::Refused || why.is_some() {
@@ -171,23 +174,23 @@ impl RedisStore {
             let alone = answers.is_empty();
             return Err(if alone { why } else { StoreError::Partial { failed, why: Box::new(why) } });
         }
-        let layouts: Vec<(Layout, &Answer)> =
+        let layouts: Vec<(Layout, &ShardReply)> =
             answers.iter().map(|(_, request, answer)| (order(request), answer)).collect();
         Ok(outcomes(admission, layouts.iter().map(|(layout, answer)| (layout.as_slice(), *answer))))
     }
 
     /// Gives back what was taken where the request was admitted. It goes on in the background if the caller cannot
     /// wait; until then the counters have less, never more.
-    async fn give_back(&self, answers: &[(u16, Request, Answer)], until: Instant) {
+    async fn give_back(&self, answers: &[(u16, ShardRequest, ShardReply)], until: Instant) {
         let mut tasks = Vec::new();
         for (slot, request, answer) in answers {
-            let takes = request.wants.iter().any(|want| want.enforcement != Enforcement::Independent);
+            let takes = request.charges.iter().any(|want| want.enforcement != Enforcement::Independent);
             if answer.admission == Admission::Admitted && takes {
-                let work = Work::GiveBack { taken: answer.now, priors: answer.priors.clone() };
+                let work = Command::Undo { taken: answer.now, priors: answer.priors.clone() };
                 let (store, slot) = (self.clone(), *slot);
-                let request = Request { loss: answer.loss, ..request.clone() };
+                let request = ShardRequest { loss: answer.loss, ..request.clone() };
                 let patient = Instant::now() + 10 * self.shared.config.deadline;
-                tasks.push(tokio::spawn(async move { store.ask(work, slot, request, patient).await }));
+                tasks.push(tokio::spawn(async move { store.dispatch(work, slot, request, patient).await }));
             }
         }
         for task in tasks {
@@ -200,22 +203,28 @@ impl RedisStore {
     /// Debits and releases: each place on its own.
     async fn settle(
         &self,
-        work: Work,
-        parts: SmallVec<[(u16, Request); 1]>,
+        work: Command,
+        parts: SmallVec<[(u16, ShardRequest); 1]>,
         until: Instant,
     ) -> Result<(), StoreError> {
         for (slot, request) in parts {
-            self.ask(work.clone(), slot, request, until).await.map_err(|asked| asked.error)?;
+            self.dispatch(work.clone(), slot, request, until).await.map_err(|asked| asked.error)?;
         }
         Ok(())
     }
 
-    async fn ask(&self, work: Work, slot: u16, request: Request, until: Instant) -> Result<Answer, Asked> {
-        asking::ask(&self.shared, &self.topology, work, slot, request, until).await
+    async fn dispatch(
+        &self,
+        work: Command,
+        slot: u16,
+        request: ShardRequest,
+        until: Instant,
+    ) -> Result<ShardReply, DispatchError> {
+        dispatch::send_with_retry(&self.shared, &self.topology, work, slot, request, until).await
     }
 
-    fn place(&self) -> Place {
-        if self.shared.config.kind == Kind::Cluster { Place::Slots } else { Place::One }
+    fn layout(&self) -> KeyLayout {
+        if self.shared.config.kind == Kind::Cluster { KeyLayout::Slots } else { KeyLayout::Single }
     }
 
     fn until(&self, left: Duration) -> Instant {
@@ -226,13 +235,13 @@ impl RedisStore {
 /// Which charge of the caller's each want is.
 type Layout = SmallVec<[(usize, Enforcement); 4]>;
 
-fn order(request: &Request) -> Layout {
-    request.wants.iter().map(|want| (want.index, want.enforcement)).collect()
+fn order(request: &ShardRequest) -> Layout {
+    request.charges.iter().map(|want| (want.index, want.enforcement)).collect()
 }
 
 fn outcomes<'a>(
     admission: Admission,
-    answers: impl Iterator<Item = (&'a [(usize, Enforcement)], &'a Answer)>,
+    answers: impl Iterator<Item = (&'a [(usize, Enforcement)], &'a ShardReply)>,
 ) -> Outcomes {
     let mut at = Timestamp::MAX;
     let mut each: SmallVec<[(usize, Outcome); 4]> = answers
@@ -240,7 +249,7 @@ fn outcomes<'a>(
         .flat_map(|(layout, answer)| {
             layout
                 .iter()
-                .zip(&answer.told)
+                .zip(&answer.recomputed)
                 .map(move |((index, enforcement), told)| (*index, told.settle(admission, *enforcement)))
         })
         .collect();
@@ -250,23 +259,23 @@ fn outcomes<'a>(
 
 impl CounterStore for RedisStore {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.charge_within(charges, Duration::MAX).await
+        self.charge_with_deadline(charges, Duration::MAX).await
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let parts = request::from_charges(charges, self.place(), &self.shared.config.hashing);
-        self.settle(Work::Debit, parts, self.until(Duration::MAX)).await
+        let parts = shard_request::from_charges(charges, self.layout(), &self.shared.config.hashing);
+        self.settle(Command::Debit, parts, self.until(Duration::MAX)).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        let parts = request::from_permits(permits, self.place(), &self.shared.config.hashing);
-        self.settle(Work::Release, parts, self.until(Duration::MAX)).await
+        let parts = shard_request::from_permits(permits, self.layout(), &self.shared.config.hashing);
+        self.settle(Command::Release, parts, self.until(Duration::MAX)).await
     }
 
     async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        let parts = request::from_give_back(back, self.place(), &self.shared.config.hashing);
+        let parts = shard_request::from_return(back, self.layout(), &self.shared.config.hashing);
         self.settle(
-            Work::Return { taken: back.taken, full_at: back.full_at },
+            Command::Return { taken: back.taken, full_at: back.full_at },
             parts,
             self.until(Duration::MAX),
         )

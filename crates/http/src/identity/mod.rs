@@ -26,7 +26,7 @@
 //! let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
 //! headers.insert("x-forwarded-for", "198.51.100.7".parse()?);
 //! let asked = RequestView::new("203.0.113.9".parse()?, &Method::GET, &uri, &headers);
-//! let caller = who.direct(&asked, Timestamp::ZERO)?;
+//! let caller = who.resolve_direct(&asked, Timestamp::ZERO)?;
 //! assert_eq!(caller.get("remote_address"), Some("203.0.113.9")); // the peer is nobody that we trust
 //! assert_eq!(caller.get("endpoint"), Some("GET /users/{id}"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())

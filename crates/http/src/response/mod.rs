@@ -5,7 +5,7 @@
 //! use tollgate_core::{Span, Timestamp};
 //! use tollgate_engine::Window;
 //!
-//! let minute = Policy::new("per-key", 100, Window::Span(Span::from_secs(60))).left(0).until(12).over();
+//! let minute = Policy::new("per-key", 100, Window::Span(Span::from_secs(60))).with_remaining(0).with_reset(12).denied();
 //! let facts = DecisionSummary { disposition: Disposition::Denied, retry_after: 12, ..DecisionSummary::from_policies([minute]) };
 //! let answer = ResponseConfig::default().respond(&facts, Timestamp::ZERO);
 //! assert_eq!(answer.status(), 429);

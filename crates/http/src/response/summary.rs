@@ -62,21 +62,21 @@ impl<'a> Policy<'a> {
 
     /// With so many units left.
     #[must_use]
-    pub const fn remaining_fraction(mut self, units: u64) -> Self {
+    pub const fn with_remaining(mut self, units: u64) -> Self {
         self.remaining = units;
         self
     }
 
     /// With so many seconds to go.
     #[must_use]
-    pub const fn until(mut self, seconds: u64) -> Self {
+    pub const fn with_reset(mut self, seconds: u64) -> Self {
         self.reset = seconds;
         self
     }
 
     /// Denying this request.
     #[must_use]
-    pub const fn over(mut self) -> Self {
+    pub const fn denied(mut self) -> Self {
         self.is_over = true;
         self
     }

@@ -17,7 +17,7 @@ pub struct LeaseConfig {
     /// A lease that has not been used for so long goes back.
     pub idle: Span,
     /// Leases kept at once; further keys are asked about in the store.
-    pub most: usize,
+    pub max_keys: usize,
     /// Nodes that are active at once, as far as known: limits with a smaller burst are not leased.
     pub nodes: u32,
     /// Units a second at this node from which on a key of a central rule is leased by itself; `None` for never.
@@ -33,7 +33,7 @@ impl Default for LeaseConfig {
             ttl: Span::from_secs(10),
             horizon: Span::from_secs(2),
             idle: Span::from_secs(2),
-            most: 65_536,
+            max_keys: 65_536,
             nodes: 1,
             hot: Some(1_000),
             cool: Span::from_secs(5),
@@ -43,8 +43,8 @@ impl Default for LeaseConfig {
 
 impl LeaseConfig {
     /// Units of this limit that may be out at once; `None` where it is too small to be leased.
-    pub(super) fn most_out(&self, limit: &Limit) -> Option<u64> {
-        let most = self.part_of(limit.capacity());
+    pub(super) fn max_outstanding(&self, limit: &Limit) -> Option<u64> {
+        let most = self.share_of(limit.capacity());
         (limit.is_leasable() && most >= 2 && limit.capacity() >= u64::from(self.nodes)).then_some(most)
     }
 
@@ -54,7 +54,7 @@ impl LeaseConfig {
         let most = self.ttl.min(self.idle).as_micros();
         let good = match limit.measures() {
             Measures::Bucket { k, interval, .. } => {
-                let units = self.part_of(limit.capacity());
+                let units = self.share_of(limit.capacity());
                 u64::try_from(u128::from(units) * u128::from(interval) / u128::from(k.max(1))).unwrap_or(most)
             }
             _ => most,
@@ -63,7 +63,7 @@ impl LeaseConfig {
     }
 
     /// This share of so many units.
-    pub(super) fn part_of(&self, units: u64) -> u64 {
+    pub(super) fn share_of(&self, units: u64) -> u64 {
         (units as f64 * self.share.clamp(0.0, 1.0)) as u64
     }
 

@@ -5,7 +5,7 @@
 //! deadline, and none is needed for a slot that stays where it is.
 
 use super::config::Kind;
-use super::node::{Node, ShardStatus, Shared, open, split};
+use super::shard::{Shard, ShardStatus, Shared, open, split};
 use redis::Value;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,12 +14,12 @@ use tokio::sync::{Notify, watch};
 
 /// Where slots are.
 #[derive(Clone, Default)]
-pub(super) struct Slots(Vec<Option<Arc<Node>>>);
+pub(super) struct Slots(Vec<Option<Arc<Shard>>>);
 
 /// The servers.
 pub(super) struct Topology {
     shared: Arc<Shared>,
-    nodes: Mutex<HashMap<String, Arc<Node>>>,
+    shards: Mutex<HashMap<String, Arc<Shard>>>,
     slots: watch::Sender<Slots>,
     stale: Notify,
 }
@@ -32,7 +32,7 @@ impl Topology {
     pub(super) fn start(shared: Arc<Shared>) -> Arc<Self> {
         let topology = Arc::new(Self {
             shared,
-            nodes: Mutex::default(),
+            shards: Mutex::default(),
             slots: watch::Sender::new(Slots::default()),
             stale: Notify::new(),
         });
@@ -64,14 +64,14 @@ impl Topology {
     }
 
     /// The server at an address.
-    pub(super) fn at(&self, address: &str) -> Arc<Node> {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(Node::new(address.to_owned(), &self.shared));
+    pub(super) fn at(&self, address: &str) -> Arc<Shard> {
+        let mut nodes = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Shard::new(address.to_owned(), &self.shared));
         Arc::clone(nodes.entry(address.to_owned()).or_insert_with(new))
     }
 
     /// The server of a slot; waits until one is known.
-    pub(super) async fn of(&self, slot: u16) -> Option<Arc<Node>> {
+    pub(super) async fn shard_of(&self, slot: u16) -> Option<Arc<Shard>> {
         let known = |slots: &Slots| slots.0.get(usize::from(slot)).and_then(Clone::clone);
         if let Some(node) = known(&self.slots.borrow()) {
             return Some(node);
@@ -83,7 +83,7 @@ impl Topology {
 
     /// Waits until this server is known to have slots: by then it is also known whether it took them over from one that
     /// failed.
-    pub(super) async fn serves(&self, node: &Arc<Node>) {
+    pub(super) async fn serves(&self, node: &Arc<Shard>) {
         let has = |slots: &Slots| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
         if has(&self.slots.borrow()) {
             return;
@@ -104,7 +104,7 @@ impl Topology {
 
     pub(super) fn status(&self) -> Vec<ShardStatus> {
         let now = self.shared.clock.now();
-        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let nodes = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         let mut status: Vec<ShardStatus> = nodes.values().map(|node| node.status(now)).collect();
         status.sort_by(|one, other| one.address.cmp(&other.address));
         status
@@ -117,7 +117,7 @@ impl Topology {
         addresses.dedup();
         addresses.extend(self.shared.config.hosts.iter().map(|(host, port)| format!("{host}:{port}")));
         for address in addresses {
-            let asked = tokio::time::timeout(self.shared.config.connect_timeout, self.ask(&address)).await;
+            let asked = tokio::time::timeout(self.shared.config.connect_timeout, self.query(&address)).await;
             match asked {
                 Ok(Ok(ranges)) if !ranges.is_empty() => return self.learn(&ranges),
                 Ok(Ok(_)) => {}
@@ -130,7 +130,7 @@ impl Topology {
     }
 
     /// (first, last, address) of every range of slots.
-    async fn ask(&self, address: &str) -> redis::RedisResult<Vec<(usize, usize, String)>> {
+    async fn query(&self, address: &str) -> redis::RedisResult<Vec<(usize, usize, String)>> {
         let (host, port) = split(address)?;
         let mut connection = open(self.shared.config.at(&host, port)?).await?;
         let answer: Vec<Value> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
@@ -150,14 +150,14 @@ impl Topology {
         }
         // A server that lost all its slots at once has been replaced, not resharded: its successor may know less.
         let serves =
-            |slots: &Slots, node: &Arc<Node>| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
-        let mut gone: Vec<&Arc<Node>> = before.0.iter().flatten().collect();
+            |slots: &Slots, node: &Arc<Shard>| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
+        let mut gone: Vec<&Arc<Shard>> = before.0.iter().flatten().collect();
         gone.dedup_by(|one, other| Arc::ptr_eq(one, other));
         gone.retain(|node| !serves(&slots, node));
         for (was, is) in before.0.iter().zip(&slots.0) {
             match (was, is) {
                 (Some(was), Some(is)) if gone.iter().any(|node| Arc::ptr_eq(node, was)) => {
-                    is.took_over(self.shared.now());
+                    is.record_failover(self.shared.now());
                 }
                 (Some(was), Some(is)) if !Arc::ptr_eq(was, is) => is.takes_slots_of(was),
                 _ => {}

@@ -93,5 +93,5 @@ async fn what_refused_requests_took_is_all_there_again() {
     let store = RedisStore::connect(cluster.config());
     let (admitted, left) = contend(&store, Algorithm::Gcra, names).await;
     assert!((LIMIT - 1..=LIMIT).contains(&(admitted + left)), "{admitted} admitted, {left} left");
-    assert_eq!(store.disagreements(), 0);
+    assert_eq!(store.mismatches(), 0);
 }

@@ -11,9 +11,9 @@ use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Outcomes,
     OwnedPart, Part, PermitId, Quota, Scope, Span, SystemClock,
 };
-use tollgate_store::{DenyCache, HotKey, LeaseConfig, Leased, RedisConfig, RedisStore};
+use tollgate_store::{DenyCache, HotKey, LeaseConfig, LeasedStore, RedisConfig, RedisStore};
 
-type Node = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
+type Node = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
 /// A node with somebody who looks after its leases, until dropped.
 struct Tended {
@@ -37,14 +37,14 @@ fn start(redis: RedisConfig) -> Tended {
     let clock = SystemClock::new();
     let redis = RedisStore::connect(redis);
     let config = LeaseConfig { idle: Span::from_millis(200), nodes: 3, ..LeaseConfig::default() };
-    let node = Arc::new(Leased::new(DenyCache::new(redis.clone(), clock, 1_024), redis, clock, config));
+    let node = Arc::new(LeasedStore::new(DenyCache::new(redis.clone(), clock, 1_024), redis, clock, config));
     let own = Arc::clone(&node);
     let tender = tokio::spawn(async move {
         loop {
-            let _ = tokio::time::timeout(Duration::from_millis(50), own.called()).await;
-            for errand in own.errands() {
+            let _ = tokio::time::timeout(Duration::from_millis(50), own.task_ready()).await;
+            for errand in own.due_tasks() {
                 let node = Arc::clone(&own);
-                tokio::spawn(async move { node.run(errand, id()).await });
+                tokio::spawn(async move { node.run_task(errand, id()).await });
             }
         }
     });
@@ -99,7 +99,7 @@ async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
         .collect();
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let (calm, calmly): (Vec<_>, _) =
-        (nodes.iter().map(|tended| tended.node.figures()).collect(), began.elapsed());
+        (nodes.iter().map(|tended| tended.node.stats()).collect(), began.elapsed());
     while Instant::now() < until {
         server.signal("-STOP");
         tokio::time::sleep(Duration::from_millis(120)).await;
@@ -142,7 +142,7 @@ async fn a_window_is_never_passed_and_idle_units_go_back() {
     };
     let mut admitted = drive(60).await;
     // Nobody asks any more: all that was in hand is back, and the store has counted just what was let through.
-    wait_until("leases to go back", || nodes.iter().all(|tended| tended.node.figures().leases == 0));
+    wait_until("leases to go back", || nodes.iter().all(|tended| tended.node.stats().leases == 0));
     let redis = RedisStore::connect(patient(&server.url()));
     let key = CounterKey { scope: &traffic.scope, parts: &[Part::Text("hot")] };
     let look = [Charge::new(key, &traffic.limit, Cost::LOOK)];
@@ -180,7 +180,7 @@ async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
             for driver in each.map(tokio::spawn).collect::<Vec<_>>() {
                 driver.await.expect("a driver");
             }
-            let (figures, hot) = (tended.node.figures(), tended.node.hot_keys(10));
+            let (figures, hot) = (tended.node.stats(), tended.node.hot_keys(10));
             if !becomes_hot {
                 assert_eq!(figures.promoted, 0, "{figures:?}");
                 break;
@@ -195,7 +195,7 @@ async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
         }
         if becomes_hot {
             wait_until("the key to cool", || {
-                tended.node.figures().demoted > 0 || tended.node.figures().leases == 0
+                tended.node.stats().demoted > 0 || tended.node.stats().leases == 0
             });
         }
     }

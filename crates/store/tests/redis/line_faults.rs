@@ -69,7 +69,7 @@ async fn suffers(fault: Fault, effect: Effect) {
     assert_eq!(counted(&server), LIMIT, "{fault:?}: what the server has let through, answered or not");
     // A check that was not answered has taken one at most, and none is taken twice.
     assert!(tenant.admitted >= LIMIT - failed, "{fault:?}: {} admitted", tenant.admitted);
-    assert_eq!(store.disagreements(), 0);
+    assert_eq!(store.mismatches(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,19 +153,19 @@ async fn by_itself_a_check_waits_ten_milliseconds() {
         LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(86_400))).build().expect("a limit");
     let (scope, parts) = (Scope::new("deadline"), [Part::Text("alice")]);
     let charge = [Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE)];
-    while store.charge_within(&charge, Duration::MAX).await.is_err() {}
+    while store.charge_with_deadline(&charge, Duration::MAX).await.is_err() {}
     proxy.set(Fault::StallAnswers);
     tokio::time::pause();
     for (own, millis) in [(Duration::MAX, 10), (Duration::from_millis(4), 4), (Duration::from_secs(9), 10)] {
         let started = Instant::now();
-        assert_eq!(store.charge_within(&charge, own).await, Err(StoreError::Timeout));
+        assert_eq!(store.charge_with_deadline(&charge, own).await, Err(StoreError::Timeout));
         let waited = started.elapsed();
         // Timers go by whole milliseconds.
         assert!((millis..=millis + 1).contains(&waited.as_millis()), "{waited:?} of {millis} ms");
     }
     tokio::time::resume();
     proxy.set(Fault::None);
-    while store.charge_within(&charge, Duration::MAX).await.is_err() {
+    while store.charge_with_deadline(&charge, Duration::MAX).await.is_err() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

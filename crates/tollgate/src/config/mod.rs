@@ -305,7 +305,7 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     }
     let window = within("store_breaker_window_ms", file.store_breaker_window_ms, DAY)?;
     if let Some(window) = flags.store_breaker_window_ms.or(window) {
-        redis.breaker.within = Span::from_millis(window);
+        redis.breaker.window = Span::from_millis(window);
     }
     let open = within("store_breaker_open_ms", file.store_breaker_open_ms, DAY)?;
     if let Some(open) = flags.store_breaker_open_ms.or(open) {
@@ -337,7 +337,7 @@ fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig
         }
     }
     if let Some(most) = within("leases.most", file.most, 1 << 24)? {
-        leases.most = usize::try_from(most)?;
+        leases.max_keys = usize::try_from(most)?;
     }
     if let Some(hot) = flags.hot_per_second.or(file.hot_per_second) {
         leases.hot = (hot > 0).then_some(hot);

@@ -8,7 +8,9 @@
 use serde_json::{Value, json};
 use tollgate_core::{Charge, CounterStore, GiveBack, Outcome, Outcomes, Permit, StoreError, SystemClock};
 use tollgate_observe::MetricsWriter;
-use tollgate_store::{BreakerState, DenyCache, LeaseConfig, Leased, MemoryFigures, MemoryStore, RedisStore};
+use tollgate_store::{
+    BreakerState, DenyCache, LeaseConfig, LeasedStore, MemoryFigures, MemoryStore, RedisStore,
+};
 
 /// Denials that are remembered, 64 bytes each.
 const DENIALS: usize = 65_536;
@@ -20,7 +22,7 @@ pub(crate) enum Store {
 }
 
 /// Counters in Redis, with what stands in front of them.
-pub(crate) type RedisStack = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
+pub(crate) type RedisStack = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
 impl Store {
     pub(crate) fn redis(
@@ -30,7 +32,7 @@ impl Store {
         clock: SystemClock,
     ) -> Self {
         let remembered = DenyCache::new(redis.clone(), clock, DENIALS);
-        Self::Redis(Leased::new(remembered, redis.clone(), clock, leases).with_local(local))
+        Self::Redis(LeasedStore::new(remembered, redis.clone(), clock, leases).with_local(local))
     }
 
     /// The leases, where there are any.
@@ -72,8 +74,8 @@ impl Store {
             Self::Redis(far) => {
                 redis_metrics(far.inner().inner(), page);
                 let help = "Requests denied by a denial that is remembered, without asking the store.";
-                page.counter("ratelimit_deny_cache_denials_total", help, far.inner().answered());
-                crate::server::leases::metrics(&far.figures(), page);
+                page.counter("ratelimit_deny_cache_denials_total", help, far.inner().hits());
+                crate::server::leases::metrics(&far.stats(), page);
             }
         }
     }
@@ -175,7 +177,7 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
         let at = shard.lost_writes_at.map_or(0, tollgate_core::Timestamp::as_secs);
         family.add(&[("shard", &shard.address)], at);
     }
-    let disagreements = redis.disagreements() as u64;
+    let disagreements = redis.mismatches() as u64;
     let help = "Decisions on which a script and this program differed; anything but 0 is a bug.";
     page.counter("ratelimit_redis_disagreements_total", help, disagreements);
 }

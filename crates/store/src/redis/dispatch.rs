@@ -8,9 +8,9 @@
 //! | sent, and no answer | it may have been done: failed, never sent again |
 //! | the deadline | failed at once, whatever the connection does |
 
-use super::lane::{Answer, Failed, Failure, Job, Work};
-use super::node::{Node, Shared, Trouble};
-use super::request::Request;
+use super::pipeline::{Command, FailedJob, Failure, Job, ShardReply};
+use super::shard::{ErrorKind, Shard, Shared};
+use super::shard_request::ShardRequest;
 use super::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use tollgate_core::{AfterLoss, Clock, StoreError};
 
 /// Why a part was not answered.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct DispatchError {
     pub(super) error: StoreError,
 }
 
-impl From<StoreError> for Asked {
+impl From<StoreError> for DispatchError {
     fn from(error: StoreError) -> Self {
         Self { error }
     }
@@ -34,20 +34,20 @@ impl From<StoreError> for Asked {
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Sends a part to its server and waits for the answer, until the deadline.
-pub(super) async fn ask(
+pub(super) async fn send_with_retry(
     shared: &Arc<Shared>,
     topology: &Arc<Topology>,
-    work: Work,
+    work: Command,
     slot: u16,
-    request: Request,
+    request: ShardRequest,
     until: Instant,
-) -> Result<Answer, Asked> {
+) -> Result<ShardReply, DispatchError> {
     let mut request = Box::new(request);
-    let (mut redirect, mut asking, mut unsent): (Option<Arc<Node>>, bool, u32) = (None, false, 0);
+    let (mut redirect, mut asking, mut unsent): (Option<Arc<Shard>>, bool, u32) = (None, false, 0);
     loop {
         let node = match redirect.take() {
             Some(node) => node,
-            None => match timeout_at(until, topology.of(slot)).await {
+            None => match timeout_at(until, topology.shard_of(slot)).await {
                 Ok(Some(node)) => node,
                 _ => {
                     return Err(
@@ -56,58 +56,58 @@ pub(super) async fn ask(
                 }
             },
         };
-        let Some(ticket) = node.breaker.admit(shared.clock.now()) else {
-            node.errors.count(Trouble::Open);
+        let Some(ticket) = node.breaker.try_acquire(shared.clock.now()) else {
+            node.errors.count(ErrorKind::Open);
             return Err(unavailable(&node, "too many failures; it is left alone for a while").into());
         };
         let (reply, answer) = oneshot::channel();
-        let job = Job { work: work.clone(), request, slot, asking: std::mem::take(&mut asking), reply };
+        let job = Job { command: work.clone(), request, slot, asking: std::mem::take(&mut asking), reply };
         if node.send(job).is_err() {
-            node.errors.count(Trouble::Busy);
-            node.failed(ticket, Trouble::Busy, shared.clock.now());
+            node.errors.count(ErrorKind::Busy);
+            node.record_failure(ticket, ErrorKind::Busy, shared.clock.now());
             return Err(unavailable(&node, "too many checks wait for it").into());
         }
         let failed = match timeout_at(until, answer).await {
             Ok(Ok(Ok(answer))) => {
-                node.answered(ticket);
-                node.shows(answer.now, shared.clock.now());
+                node.record_success(ticket);
+                node.record_clock(answer.now, shared.clock.now());
                 return Ok(answer);
             }
             Ok(Ok(Err(failed))) => failed,
             Ok(Err(_)) => return Err(unavailable(&node, "its lane has ended").into()),
             Err(_) => {
-                node.errors.count(Trouble::Timeout);
-                node.failed(ticket, Trouble::Timeout, shared.clock.now());
+                node.errors.count(ErrorKind::Timeout);
+                node.record_failure(ticket, ErrorKind::Timeout, shared.clock.now());
                 topology.suspect();
                 return Err(StoreError::Timeout.into());
             }
         };
-        let Failed { why, request: back } = failed;
+        let FailedJob { failure: why, request: back } = failed;
         request = back;
         match why {
             Failure::Moved(address) => {
-                node.answered(ticket);
+                node.record_success(ticket);
                 topology.suspect();
                 let target = topology.at(&whole(&address, &node.address));
                 // A server without slots so far may be the heir of one that failed: whoever cares waits to hear.
-                let cares = request.wants.iter().any(|want| want.after_loss == AfterLoss::UsedUp);
+                let cares = request.charges.iter().any(|want| want.after_loss == AfterLoss::UsedUp);
                 if cares && timeout_at(until, topology.serves(&target)).await.is_err() {
                     return Err(StoreError::Timeout.into());
                 }
                 redirect = Some(target);
             }
             Failure::Ask(address) => {
-                node.answered(ticket);
+                node.record_success(ticket);
                 asking = true;
                 redirect = Some(topology.at(&whole(&address, &node.address)));
             }
             Failure::Elsewhen(now) => {
-                node.answered(ticket);
+                node.record_success(ticket);
                 request.near = Some(now);
             }
             Failure::Unsent(why) => {
-                node.errors.count(Trouble::Connection);
-                node.failed(ticket, Trouble::Connection, shared.clock.now());
+                node.errors.count(ErrorKind::Connection);
+                node.record_failure(ticket, ErrorKind::Connection, shared.clock.now());
                 topology.suspect();
                 unsent += 1;
                 if unsent > 1 {
@@ -115,16 +115,16 @@ pub(super) async fn ask(
                 }
             }
             Failure::Lost(why) => {
-                node.errors.count(Trouble::Connection);
-                node.failed(ticket, Trouble::Connection, shared.clock.now());
+                node.errors.count(ErrorKind::Connection);
+                node.record_failure(ticket, ErrorKind::Connection, shared.clock.now());
                 topology.suspect();
                 return Err(unavailable(&node, &why).into());
             }
             Failure::Refused(why) => {
-                node.errors.count(Trouble::Refused);
+                node.errors.count(ErrorKind::Refused);
                 topology.suspect();
                 if !passes(&why) || Instant::now() + PAUSE >= until {
-                    node.failed(ticket, Trouble::Refused, shared.clock.now());
+                    node.record_failure(ticket, ErrorKind::Refused, shared.clock.now());
                     return Err(unavailable(&node, &why).into());
                 }
                 drop(ticket);
@@ -144,7 +144,7 @@ fn passes(why: &str) -> bool {
         .any(|code| why.starts_with(code))
 }
 
-fn unavailable(node: &Node, why: &str) -> StoreError {
+fn unavailable(node: &Shard, why: &str) -> StoreError {
     StoreError::Unavailable(format!("{}: {why}", node.address))
 }
 
