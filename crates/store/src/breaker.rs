@@ -70,8 +70,8 @@ pub enum Transition {
 /// use tollgate_store::{Breaker, BreakerConfig, BreakerState};
 /// let breaker = Breaker::new(BreakerConfig { failures: 1, ..BreakerConfig::default() });
 /// let now = Timestamp::from_secs(1_000);
-/// breaker.admit(now).expect("closed").failed(now);
-/// assert!(breaker.admit(now).is_none());
+/// breaker.try_acquire(now).expect("closed").record_failure(now);
+/// assert!(breaker.try_acquire(now).is_none());
 /// assert_eq!(breaker.state(now + Span::from_secs(30)), BreakerState::HalfOpen);
 /// ```
 #[derive(Debug)]
