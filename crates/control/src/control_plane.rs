@@ -87,7 +87,7 @@ impl ControlPlane {
         Ok(control)
     }
 
-    /// The same without reading: for those who decide nothing, or who read later, by [`Control::catch_up`].
+    /// The same without reading: for those who decide nothing, or who read later, by [`ControlPlane::catch_up`].
     ///
     /// # Errors
     /// [`ControlError`] if the database cannot be used.

@@ -63,7 +63,7 @@ impl ControlPlane {
         row.map(|row| row.quota(now)).transpose()
     }
 
-    /// The whole id of a caller with whom something is agreed, by the word that it begins with ([`KeyHash::first_word`]).
+    /// The whole id of a caller with whom something is agreed, by the word that it begins with ([`KeyHash::short_id`]).
     ///
     /// # Errors
     /// [`ControlError`] if the database does not answer.
