@@ -132,7 +132,8 @@ impl Client {
             None | Some("http") => (None, 80),
             Some("https") => {
                 let host = bare(authority.host()).to_owned();
-                let name = ServerName::try_from(host).with_context(|| format!("{authority}: invalid host name"))?;
+                let name =
+                    ServerName::try_from(host).with_context(|| format!("{authority}: invalid host name"))?;
                 (Some((TlsConnector::from(Arc::new(trusting()?)), name)), 443)
             }
             Some(other) => anyhow::bail!("unsupported scheme {other}://"),
@@ -181,9 +182,9 @@ impl Client {
         headers: &[(HeaderName, &str)],
         body: Sent,
     ) -> anyhow::Result<Response<Incoming>> {
-        let mut sender = timely(self.connect()).await.with_context(|| {
-            format!("{}: cannot connect; set --admin to the admin URL", self.authority)
-        })?;
+        let mut sender = timely(self.connect())
+            .await
+            .with_context(|| format!("{}: cannot connect; set --admin to the admin URL", self.authority))?;
         let mut request = Request::new(body);
         *request.method_mut() = method;
         *request.uri_mut() = path.parse().with_context(|| format!("invalid path `{path}`"))?;
@@ -202,7 +203,8 @@ impl Client {
     /// All of an answer.
     pub(crate) async fn told(&self, answer: Response<Incoming>) -> anyhow::Result<Told> {
         let (head, body) = answer.into_parts();
-        let bytes = body.collect().await.context("connection closed before the response was complete")?.to_bytes();
+        let bytes =
+            body.collect().await.context("connection closed before the response was complete")?.to_bytes();
         let body = if bytes.is_empty() {
             Value::Null
         } else {

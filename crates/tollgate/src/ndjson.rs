@@ -72,7 +72,8 @@ pub(crate) async fn receive(client: &Client, path: &str, file: Option<&Path>) ->
     let progress = Progress::bytes("exporting", None).unless_on_screen(file);
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {
-        let frame = frame.context("connection closed before the response was complete; the output is truncated")?;
+        let frame =
+            frame.context("connection closed before the response was complete; the output is truncated")?;
         if let Some(data) = frame.data_ref() {
             out.write_all(data)?;
             progress.advance(data.len() as u64);

@@ -40,7 +40,7 @@ fn on_the_standard_output_there_is_json_alone() {
     let output = eventually("a line", || Some(gateway.output()).filter(|output| output.ends_with('\n')));
     let told: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     assert!(told.len() == 1 && told[0]["path"] == "/a", "{output}");
-    assert!(gateway.log().contains("stands before your API"), "{}", gateway.log());
+    assert!(gateway.log().contains("gateway is listening"), "{}", gateway.log());
 }
 
 /// Attempts at smuggling, and broken clients, must be seen: by HTTP/1 and HTTP/2, and those that are merely slow.

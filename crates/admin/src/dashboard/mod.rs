@@ -15,6 +15,12 @@ type Files<'f> = &'f [(&'static str, &'static [u8])];
 /// Those of this build, as `build.rs` found them.
 static FILES: Files<'static> = include!(concat!(env!("OUT_DIR"), "/dashboard.rs"));
 
+/// Returns whether this build has the dashboard.
+#[must_use]
+pub const fn is_built() -> bool {
+    !FILES.is_empty()
+}
+
 static NOT_BUILT: &str = include_str!("not_built.html");
 
 /// Nothing but what this server sends, and in no other page's frame.

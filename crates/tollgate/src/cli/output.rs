@@ -50,7 +50,11 @@ impl<W: Write> Write for Output<W> {
 }
 
 fn closed(error: Error) -> Error {
-    if error.kind() == ErrorKind::BrokenPipe { Error::new(ErrorKind::BrokenPipe, OutputClosed) } else { error }
+    if error.kind() == ErrorKind::BrokenPipe {
+        Error::new(ErrorKind::BrokenPipe, OutputClosed)
+    } else {
+        error
+    }
 }
 
 /// The standard output, for bytes that must arrive unchanged.

@@ -16,7 +16,12 @@ pub(crate) struct PublishingFlags {
     #[arg(long, env = "TOLLGATE_SNAPSHOT", value_name = "FILE|off")]
     snapshot: Option<PathBuf>,
     /// Fraction of recent requests that new rules may newly deny without --confirm [default: 0.05].
-    #[arg(long, alias = "rules-confirm-over", env = "TOLLGATE_RULES_CONFIRM_THRESHOLD", value_name = "FRACTION")]
+    #[arg(
+        long,
+        alias = "rules-confirm-over",
+        env = "TOLLGATE_RULES_CONFIRM_THRESHOLD",
+        value_name = "FRACTION"
+    )]
     rules_confirm_threshold: Option<f64>,
     /// Fraction of recent requests that new rules may newly deny without a second person's approval [default: 0.5].
     #[arg(
@@ -27,7 +32,12 @@ pub(crate) struct PublishingFlags {
     )]
     rules_approval_threshold: Option<f64>,
     /// Increase of a caller's denials, as a factor, that rolls published rules back; 0 disables this [default: 10].
-    #[arg(long, alias = "rules-rollback-rise", env = "TOLLGATE_RULES_ROLLBACK_FACTOR", value_name = "FACTOR")]
+    #[arg(
+        long,
+        alias = "rules-rollback-rise",
+        env = "TOLLGATE_RULES_ROLLBACK_FACTOR",
+        value_name = "FACTOR"
+    )]
     rules_rollback_factor: Option<f64>,
     /// Time that the increase must last before the rollback, in milliseconds [default: 60000].
     #[arg(long, alias = "rules-rollback-for-ms", env = "TOLLGATE_RULES_ROLLBACK_SUSTAIN_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=super::DAY))]
@@ -87,7 +97,12 @@ impl PublishingFlags {
         let fractions = [
             (
                 "--rules-confirm-threshold",
-                setting(self.rules_confirm_threshold, "CONFIRM_OVER", "CONFIRM_THRESHOLD", file.confirm_threshold)?,
+                setting(
+                    self.rules_confirm_threshold,
+                    "CONFIRM_OVER",
+                    "CONFIRM_THRESHOLD",
+                    file.confirm_threshold,
+                )?,
                 &mut rails.confirm_over,
             ),
             (
@@ -165,8 +180,7 @@ fn setting<T: std::str::FromStr>(
     if flag.is_some() {
         return Ok(flag);
     }
-    let former =
-        deprecated_variable(&format!("TOLLGATE_RULES_{old}"), &format!("TOLLGATE_RULES_{new}"))?;
+    let former = deprecated_variable(&format!("TOLLGATE_RULES_{old}"), &format!("TOLLGATE_RULES_{new}"))?;
     Ok(former.or(file))
 }
 

@@ -125,9 +125,18 @@ mod tests {
         ] {
             assert_eq!(at(text).as_deref(), Some(meant), "{text}");
         }
-        for wrong in
-            ["", "2", "d", "2 d", "-2d", "soon", "2026-13-01", "2026-12-32", "31.12.2026", "2026-12-31T18:00[Asia/Tokyo]"]
-        {
+        for wrong in [
+            "",
+            "2",
+            "d",
+            "2 d",
+            "-2d",
+            "soon",
+            "2026-13-01",
+            "2026-12-32",
+            "31.12.2026",
+            "2026-12-31T18:00[Asia/Tokyo]",
+        ] {
             assert_eq!(at(wrong), None, "{wrong}");
         }
     }

@@ -102,7 +102,10 @@ pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
         AuditCommand::List { db, max_results, actor, action } => {
             let wanted = |entry: &AuditEntry| {
                 let of_action = |action: &str| {
-                    entry.action.strip_prefix(action).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+                    entry
+                        .action
+                        .strip_prefix(action)
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
                 };
                 actor.as_deref().is_none_or(|actor| entry.actor == actor)
                     && action.as_deref().is_none_or(of_action)
@@ -152,7 +155,11 @@ fn list(
             [entry.seq.to_string(), at, actor, action, target, reason(entry)]
         })
         .collect();
-    admin_client::table_or(["seq", "time", "actor", "action", "target", "reason"], &rows, "no audit entries")?;
+    admin_client::table_or(
+        ["seq", "time", "actor", "action", "target", "reason"],
+        &rows,
+        "no audit entries",
+    )?;
     if more {
         eprintln!("more results; use --max-results");
     }

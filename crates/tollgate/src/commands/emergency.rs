@@ -210,5 +210,9 @@ fn table(measures: &[Value]) -> anyhow::Result<()> {
         [cell(&one["id"]), what, whom, cell(&one["expires_at"]), cell(&one["author"]), cell(&one["reason"])]
     };
     let rows: Vec<_> = measures.iter().map(row).collect();
-    admin_client::table_or(["id", "action", "target", "expires", "author", "reason"], &rows, "no active measures")
+    admin_client::table_or(
+        ["id", "action", "target", "expires", "author", "reason"],
+        &rows,
+        "no active measures",
+    )
 }

@@ -91,8 +91,9 @@ struct SetFlags {
 
 /// `DESCRIPTOR=COUNT/PERIOD burst N`: a descriptor may have `=` in it, a limit has none.
 fn parse_limit(text: &str) -> Result<Value, String> {
-    let wrong =
-        || format!("`{text}` is not a limit; use 500/minute or `api_key/endpoint=POST /orders=20/30s burst 5`");
+    let wrong = || {
+        format!("`{text}` is not a limit; use 500/minute or `api_key/endpoint=POST /orders=20/30s burst 5`")
+    };
     let (descriptor, limit) = text.rsplit_once('=').unwrap_or(("default", text));
     let (limit, burst) = match limit.split_once(" burst ") {
         Some((limit, burst)) => (limit, Some(burst.trim().parse::<u64>().map_err(|_| wrong())?)),

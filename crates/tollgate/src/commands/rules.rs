@@ -167,8 +167,7 @@ fn report(told: &Value) -> anyhow::Result<()> {
         let percent = |name: &str| impact[name].as_f64().unwrap_or(0.0) * 100.0;
         let nodes = impact["nodes"].as_array().map_or(1, Vec::len);
         let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
-        let names =
-            |name: &str| impact[name].as_array().into_iter().flatten().map(cell).collect::<Vec<_>>();
+        let names = |name: &str| impact[name].as_array().into_iter().flatten().map(cell).collect::<Vec<_>>();
         let missing = names("nodes_missing");
         if !missing.is_empty() {
             writeln!(out, "excludes {} (no response)", missing.join(", "))?;
@@ -230,7 +229,11 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
             ["rev", "revision", "status", "created_at", "author", "reason"].map(|name| cell(&one[name]))
         })
         .collect();
-    admin_client::table_or(["rev", "rules hash", "status", "created", "author", "reason"], &rows, "no published revisions")?;
+    admin_client::table_or(
+        ["rev", "rules hash", "status", "created", "author", "reason"],
+        &rows,
+        "no published revisions",
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 

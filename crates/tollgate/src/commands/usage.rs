@@ -140,14 +140,7 @@ fn tables(told: &Value) -> anyhow::Result<()> {
         let reset =
             one["reset_ms"].as_u64().map_or_else(|| "-".to_owned(), |ms| format!("{} s", ms.div_ceil(1_000)));
         // The name that `why`, `top` and the metrics have for the rule.
-        [
-            cell(&one["rule"]),
-            limit,
-            cell(&one["used"]),
-            cell(&one["remaining"]),
-            reset,
-            cell(&one["source"]),
-        ]
+        [cell(&one["rule"]), limit, cell(&one["used"]), cell(&one["remaining"]), reset, cell(&one["source"])]
     };
     let rows: Vec<_> = list("limits").iter().map(limit).collect();
     let titles = ["rule", "limit", "used", "remaining", "reset in", "source"];

@@ -50,30 +50,30 @@ impl Settings {
         match changed {
             Err(error) => {
                 let error = format!("{}: {error:#}", self.path.display());
-                tracing::error!("the changed settings cannot be used; the last good ones stay: {error}");
+                tracing::error!("configuration reload failed; keeping previous settings: {error}");
                 self.status.refused(Part::Settings, error);
             }
             Ok(config) => {
                 for ((name, before), (_, now)) in self.started.fixed().iter().zip(&config.fixed()) {
                     if before != now {
                         tracing::warn!(
-                            "`{name}` has changed in {}: that takes a restart",
+                            "`{name}` changed in {}; it takes effect after a restart",
                             self.path.display()
                         );
                     }
                 }
                 // What is passed on goes by these already.
                 let told = [
-                    ("who", self.started.who == config.who),
-                    ("answers", self.started.answers == config.answers),
+                    ("identity", self.started.who == config.who),
+                    ("responses", self.started.answers == config.answers),
                 ];
                 for (name, _) in told.iter().filter(|(_, same)| !same && self.asked_elsewhere) {
                     tracing::warn!(
-                        "`{name}` has changed in {}: programs that ask (`http`, `grpc`) are answered by it after a restart",
+                        "`{name}` changed in {}; for the protocol servers (`http`, `grpc`) it takes effect after a restart",
                         self.path.display()
                     );
                 }
-                tracing::info!("the settings of {} act", self.path.display());
+                tracing::info!("configuration reloaded from {}", self.path.display());
                 self.status.accepted(Part::Settings);
             }
         }

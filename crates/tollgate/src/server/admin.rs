@@ -10,7 +10,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,16 +110,28 @@ impl Operators {
         }
     }
 
-    /// What a person who starts the server reads of it.
-    pub(crate) fn greeting(&self) -> Option<String> {
-        let address = self.listener.as_ref()?.local_addr().ok()?;
+    /// Lines of the start banner.
+    pub(crate) fn greeting(&self) -> Vec<String> {
+        let Some(address) = self.listener.as_ref().and_then(|listener| listener.local_addr().ok()) else {
+            return Vec::new();
+        };
         let kept = self.control.as_ref().map_or("", |control| control.kind());
         let about = if kept.is_empty() {
             "metrics, decisions; --db for rules and quotas".to_owned()
         } else {
             format!("metrics, decisions, rules, quotas, audit; {kept}")
         };
-        Some(format!("  admin {address}  ({about})"))
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        // An address that a browser on this machine can open.
+        let mut page = address;
+        match page.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => page.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => page.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        let missing =
+            if tollgate_admin::has_dashboard() { "" } else { "  (not in this build; run `make run`)" };
+        vec![format!("  admin {address}  ({about})"), format!("  dashboard: {scheme}://{page}/{missing}")]
     }
 
     /// Lets operators in, and follows what those decide who come in elsewhere.

@@ -107,14 +107,14 @@ async fn serve(
     Ok(())
 }
 
-/// What a person who starts it reads.
+/// The start banner.
 fn greeting(
     config: &Config,
     addresses: &[(std::net::SocketAddr, bool)],
     fronts: &Fronts,
     operators: &Operators,
 ) -> Vec<String> {
-    let mut lines = vec![format!("tollgate {} stands before your API", env!("CARGO_PKG_VERSION"))];
+    let mut lines = vec![format!("tollgate {} gateway is listening", env!("CARGO_PKG_VERSION"))];
     for (address, tls) in addresses {
         let scheme = if *tls { "https" } else { "http" };
         lines.push(format!("  gateway {scheme}://{address}"));
@@ -122,7 +122,7 @@ fn greeting(
     lines.extend(fronts.greeting());
     lines.extend(operators.greeting());
     let rules = if config.rules.is_empty() {
-        "the sample that is compiled in".to_owned()
+        "built-in sample".to_owned()
     } else {
         config.rules.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     };

@@ -32,7 +32,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     let logs = logging::start(flags)?;
     let config = Config::new(flags)?;
     if config.gateway.is_some() {
-        anyhow::bail!("the file of --config has a `gateway` section: start it with `tollgate gateway`");
+        anyhow::bail!("the file of --config has a `gateway` section; run `tollgate gateway`");
     }
     open_files::raise();
     let runtime = runtime()?;
@@ -46,10 +46,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     // Before the files are loaded: a change in between must not be missed.
     let said = rule_sources::said(&config.rules);
     let Built { limiter, status, fronts, operators, sending } = build(&config, Unsaid::Usual).await?;
-    anyhow::ensure!(
-        !fronts.is_empty(),
-        "--grpc, --http and --resp are all off: nobody could ask; leave one of them on"
-    );
+    anyhow::ensure!(!fronts.is_empty(), "enable at least one of --grpc, --http, --resp");
     let told_to_stop = told_to_stop()?;
     logs.greet(config.stdout(), &greeting(&config, &fronts, &operators));
     let tokens = fronts.tokens();
@@ -117,7 +114,7 @@ pub(crate) fn told_to_stop() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// What a person who starts the server reads.
+/// The start banner.
 fn greeting(config: &Config, fronts: &Fronts, operators: &Operators) -> Vec<String> {
     let mut lines = vec![format!("tollgate {} is listening", env!("CARGO_PKG_VERSION"))];
     lines.extend(fronts.greeting());
@@ -128,7 +125,7 @@ fn greeting(config: &Config, fronts: &Fronts, operators: &Operators) -> Vec<Stri
         };
         let log_in = check(r#""api_key":"abc","endpoint":"POST /login""#);
         lines.extend([
-            "  rules: the sample that is compiled in; --rules PATH for your own".to_owned(),
+            "  rules: built-in sample; use --rules PATH for your own".to_owned(),
             "\nTry:".to_owned(),
             format!("  {}", check(r#""api_key":"abc""#)),
             format!("  for i in 1 2 3 4 5 6; do {log_in}; echo; done"),

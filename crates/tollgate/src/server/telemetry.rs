@@ -37,18 +37,13 @@ pub(crate) struct DecisionLog {
 
 /// Flags over the file, held to bounds.
 pub(crate) fn decision_log(flags: &ServeFlags, file: DecisionLog) -> anyhow::Result<DecisionLog> {
-    let former = || {
-        deprecated_variable("TOLLGATE_DECISION_LOG_ALLOWED", "TOLLGATE_DECISION_LOG_ALLOWED_SAMPLE")
-    };
+    let former =
+        || deprecated_variable("TOLLGATE_DECISION_LOG_ALLOWED", "TOLLGATE_DECISION_LOG_ALLOWED_SAMPLE");
     let allowed_sample = match flags.decision_log_allowed_sample {
         None => former()?.or(file.allowed_sample),
         flag => flag,
     };
-    let log = DecisionLog {
-        output: flags.decision_log.clone().or(file.output),
-        allowed_sample,
-        ..file
-    };
+    let log = DecisionLog { output: flags.decision_log.clone().or(file.output), allowed_sample, ..file };
     if let Some(fraction) = log.allowed_sample {
         anyhow::ensure!(
             (0.0..=1.0).contains(&fraction),
