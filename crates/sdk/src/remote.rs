@@ -216,7 +216,7 @@ impl Remote {
 
     fn undecided(&self, status: &Status) -> Decided {
         if !self.away.swap(true, Ordering::Relaxed) {
-            tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate does not decide");
+            tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate server unavailable");
         }
         match self.settings.on_failure {
             OnFailure::Open => Decided::pass(),

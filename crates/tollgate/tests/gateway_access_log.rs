@@ -89,6 +89,6 @@ fn the_end_waits_for_the_last_lines() {
     gateway.signal("TERM");
     assert!(gateway.wait().success());
     let log = gateway.log();
-    assert!(log.contains("the access log did not take its last lines in time"), "{log}");
+    assert!(log.contains("access log lines lost at shutdown"), "{log}");
     drop(reader);
 }

@@ -49,7 +49,7 @@ fn what_the_gateway_decides_is_seen() {
     for line in [
         &decided("allow", 3),
         &decided("deny", 2),
-        "ratelimit_check_duration_seconds_count{front=\"gateway\"} 5\n",
+        "ratelimit_check_duration_seconds_count{protocol=\"gateway\"} 5\n",
         "ratelimit_node_info{node=\"gw-1\",region=\"eu-west-1\",version=",
         "\ngateway_connections ",
     ] {

@@ -90,7 +90,7 @@ fn what_is_published_acts_and_is_remembered() {
     // Files act no more, here and after a start.
     node.rules.write("rules.yaml", rules("1/hour"));
     eventually("a word about it", || {
-        node.server.log().contains("published rules act: publish them").then_some(())
+        node.server.log().contains("published rules are active; publish them").then_some(())
     });
     let acts = revision(&node);
     node.server.signal("TERM");

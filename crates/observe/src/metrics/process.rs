@@ -6,16 +6,16 @@ use crate::metrics::exposition::MetricsWriter;
 pub(crate) fn write(page: &mut MetricsWriter) {
     let Some(figures) = ProcStats::read() else { return };
     let mut counter = |name, help, value: f64| page.counters(name, help).add(&[], value);
-    counter("process_cpu_seconds_total", "Processor time in user and system mode.", figures.cpu_seconds);
-    page.gauge("process_resident_memory_bytes", "Memory that is in the machine's.", figures.resident);
-    page.gauge("process_virtual_memory_bytes", "Memory that is mapped.", figures.mapped);
-    page.gauge("process_start_time_seconds", "When it started, since 1970.", figures.started);
-    page.gauge("process_threads", "Threads.", figures.threads);
+    counter("process_cpu_seconds_total", "User and system CPU time in seconds.", figures.cpu_seconds);
+    page.gauge("process_resident_memory_bytes", "Resident memory in bytes.", figures.resident);
+    page.gauge("process_virtual_memory_bytes", "Virtual memory in bytes.", figures.mapped);
+    page.gauge("process_start_time_seconds", "Start time since the Unix epoch in seconds.", figures.started);
+    page.gauge("process_threads", "Number of threads.", figures.threads);
     if let Some(open) = figures.open_files {
-        page.gauge("process_open_fds", "Open file descriptors.", open);
+        page.gauge("process_open_fds", "Number of open file descriptors.", open);
     }
     if let Some(most) = figures.max_files {
-        page.gauge("process_max_fds", "File descriptors that it may open.", most);
+        page.gauge("process_max_fds", "Maximum number of open file descriptors.", most);
     }
 }
 

@@ -112,7 +112,7 @@ impl Telemetry {
                 family.add(&labels("deny", Origin::Store.name(), "true"), sums[SHADOW_DENY]);
             }
         }
-        let help = "Requests that a rule's limits were asked about, whoever decided in the end.";
+        let help = "Number of requests checked against a rule's limits, whichever rule decided.";
         let mut family = page.counters("ratelimit_rule_checks_total", help);
         for (name, sums) in &counts {
             for (verdict, count) in
@@ -124,37 +124,38 @@ impl Telemetry {
                 }
             }
         }
-        let help = "The part of its tightest limit that a caller had left after a decision, by tier.";
+        let help = "Fraction of its tightest limit that a caller had left after a decision, by tier.";
         let mut family = page.histograms("ratelimit_remaining", help);
         let bounds: Vec<f64> = (1..=TENTHS).map(|tenth| tenth as f64 / TENTHS as f64).collect();
         for (tier, sums) in self.tiers() {
             let counts = [&sums[..TENTHS], &[0]].concat();
             family.histogram(&[("tier", &tier)], &bounds, &counts, sums[TENTHS] as f64 / 1_000.0);
         }
-        let help = "The time from when a request had been read until it was decided, by front.";
+        let help = "Seconds from the parsed request to its decision, by protocol.";
         let mut family = page.histograms("ratelimit_check_duration_seconds", help);
         for (front, latency) in PROTOCOLS.iter().zip(self.latency()) {
             if latency.counts.iter().any(|count| *count > 0) {
                 let (bounds, counts, sum) = latency.coarse();
-                family.histogram(&[("front", front)], &bounds, &counts, sum);
+                family.histogram(&[("protocol", front)], &bounds, &counts, sum);
             }
         }
-        let help = "Callers that have been at 80% or more of a limit of their own for five minutes.";
+        let help = "Number of callers at 80% or more of a limit for five minutes.";
         page.gauge("ratelimit_near_limit_keys", help, self.top().near_keys());
-        page.gauge("ratelimit_decision_log_entries", "Decisions in memory, to be searched.", self.log.len());
+        page.gauge("ratelimit_decision_log_entries", "Number of decisions in memory.", self.log.len());
         let logged = self.log.logged();
-        page.counter("ratelimit_decision_log_decisions_total", "Decisions that were logged.", logged);
+        page.counter("ratelimit_decision_log_decisions_total", "Number of logged decisions.", logged);
         let (written, unwritten) = self.log.sink.as_ref().map_or((0, 0), crate::sink::Sink::counts);
-        let help = "Lines of the decision log that were written out.";
+        let help = "Number of decision log lines written.";
         page.counter("ratelimit_decision_log_written_total", help, written);
-        let help = "Decisions that did not get into the log: for want of room in memory, or of an output that takes them.";
+        let help =
+            "Number of decisions missing from the log, because memory was full or the output too slow.";
         let mut family = page.counters("ratelimit_decision_log_dropped_total", help);
         family.add(&[("where", "memory")], self.dropped());
         family.add(&[("where", "output")], unwritten);
         if let Some(traces) = &self.spans {
             traces.write(page);
         }
-        page.gauges("ratelimit_node_info", "What this node is.").add(
+        page.gauges("ratelimit_node_info", "Name, region and version of this node.").add(
             &[
                 ("node", &self.node.node),
                 ("region", self.node.region.as_deref().unwrap_or("")),

@@ -181,9 +181,9 @@ impl SpanBuffer {
 
     pub(crate) fn write(&self, page: &mut MetricsWriter) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let help = "Spans that were made of requests whose trace is sampled.";
+        let help = "Number of spans made for sampled traces.";
         page.counter("ratelimit_trace_spans_total", help, count(&self.made));
-        let help = "Spans that the collector has taken.";
+        let help = "Number of spans that the collector has accepted.";
         page.counter("ratelimit_trace_spans_sent_total", help, count(&self.sent));
         let help =
             "Spans that nobody will see: for want of room in memory, or of a collector that takes them.";
@@ -237,7 +237,7 @@ impl SpanDetail {
                     text("ratelimit.revision", revision),
                     text("ratelimit.decision_id", &id.to_string()),
                 ];
-                for (key, value) in [("ratelimit.rule", &**rule), ("ratelimit.front", front)] {
+                for (key, value) in [("ratelimit.rule", &**rule), ("ratelimit.protocol", front)] {
                     attributes.extend((!value.is_empty()).then(|| text(key, value)));
                 }
                 ("ratelimit check".to_owned(), kind, attributes)

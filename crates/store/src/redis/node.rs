@@ -165,7 +165,7 @@ impl Node {
     /// It answered, whatever it said.
     pub(super) fn answered(&self, ticket: Ticket<'_>) {
         if ticket.succeeded() == Turned::Closed {
-            tracing::info!(shard = self.address, "Redis answers again: the breaker is closed");
+            tracing::info!(shard = self.address, "circuit breaker closed");
         }
     }
 
@@ -175,7 +175,7 @@ impl Node {
             tracing::warn!(
                 shard = self.address,
                 error = Trouble::NAMES[trouble as usize],
-                "too many failures: the breaker is open, and until Redis answers again rules decide by their `on_error`"
+                "circuit breaker open; rules decide by their on_error"
             );
         }
     }
@@ -225,7 +225,7 @@ fn connect(address: String, shared: Arc<Shared>, memory: Arc<Memory>) -> Connect
             let mut known = memory.process.lock().unwrap_or_else(PoisonError::into_inner);
             if known.is_some() && *known != process {
                 memory.lose(shared.now());
-                tracing::warn!(address, "another Redis process answers: writes may have been lost");
+                tracing::warn!(address, "shard changed process; recent writes may be lost");
             }
             *known = process;
             drop(known);

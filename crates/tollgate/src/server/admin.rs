@@ -244,9 +244,7 @@ async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<Contro
         Ok(read) => {
             read??;
         }
-        Err(_) => tracing::info!(
-            "there are many quotas: reading goes on, and the node is not ready until all are read"
-        ),
+        Err(_) => tracing::info!("loading quotas continues; the node is not ready until all are loaded"),
     }
     Ok(control)
 }
@@ -266,13 +264,13 @@ pub(crate) fn details(control: &ControlPlane) -> Value {
 
 /// What `/metrics` says of it.
 pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut MetricsWriter) {
-    let help = "Published rules that this node has rolled back by itself.";
+    let help = "Number of automatic rollbacks of published rules by this node.";
     page.counter("ratelimit_rules_rollbacks_total", help, desk.rollbacks());
-    let help = "Agreements with single callers that this node knows of.";
+    let help = "Number of quotas on this node.";
     page.gauge("ratelimit_quotas", help, control.quota_table().len());
-    let help = "The last change of operators that acts on this node.";
+    let help = "Control revision that is active on this node.";
     page.gauge("ratelimit_control_revision", help, control.revision());
-    let help = "For how long this node has not been sure to know every change.";
+    let help = "Staleness of the control-plane state on this node, in seconds.";
     page.gauge("ratelimit_control_age_seconds", help, control.staleness_millis() as f64 / 1_000.0);
     let lag = control.lag();
     let (mut bounds, mut counts, mut below) = (Vec::new(), Vec::new(), 0);
@@ -282,7 +280,7 @@ pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut Met
         below = upto;
     }
     counts.push(lag.count().saturating_sub(below));
-    let help = "From when an operator's change was made to when it acts on this node.";
+    let help = "Seconds from an operator's change to the moment it takes effect on this node.";
     let sum = lag.sum_millis() as f64 / 1_000.0;
     page.histograms("ratelimit_propagation_seconds", help).histogram(&[], &bounds, &counts, sum);
 }

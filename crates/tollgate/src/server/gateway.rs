@@ -81,7 +81,7 @@ async fn serve(
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop.await;
-    tracing::info!("draining: no new connections, requests under way are answered");
+    tracing::info!("draining; requests in flight are finished");
     status.drain();
     let _ = stop.send(true);
     // Each bounds its own drain.
@@ -99,7 +99,7 @@ async fn serve(
     leases::say_farewell(&limiter).await;
     status.end().await;
     if let Ok(lost @ 1..) = tokio::task::spawn_blocking(move || served.end(FAREWELL)).await {
-        tracing::warn!(lost, "the access log did not take its last lines in time");
+        tracing::warn!(lost, "access log lines lost at shutdown");
     }
     if let Some(sending) = sending {
         sending.end().await;

@@ -67,7 +67,7 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
     let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
 
     told_to_stop.await;
-    tracing::info!("draining: no new connections, requests under way are answered");
+    tracing::info!("draining; requests in flight are finished");
     status.drain();
     let _ = stop.send(true);
     match fronts.end().await {
