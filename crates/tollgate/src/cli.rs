@@ -25,7 +25,7 @@ pub(crate) const DAY: u64 = 86_400_000;
 
 /// Distributed rate limiter: decides for every request whether it may pass.
 #[derive(Debug, Parser)]
-#[command(name = "tollgate", version, about, arg_required_else_help = true)]
+#[command(name = "tollgate", version, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -328,9 +328,7 @@ fn decisions_go_on_without_the_collector() {
     eventually("a batch to be given up", || {
         (dropped(&server.get("/metrics").text(), "collector") >= 1.0).then_some(())
     });
-    eventually("it to be said", || {
-        server.log().contains("unavailable; dropping spans").then_some(())
-    });
+    eventually("it to be said", || server.log().contains("unavailable; dropping spans").then_some(()));
     let mut collector = Collector::start_with(&[&free.port().to_string()]);
     collector.wait_for(1);
     let text = eventually("every span to be sent or counted", || {

@@ -12,6 +12,9 @@ use std::sync::Arc;
 use tollgate_control::{Actor, AuditEntry, AuditVerification, ControlPlane, redact_password};
 use tollgate_core::{Span, SystemClock};
 
+/// The longest validity of a token, in days; the range of --days.
+const MAX_DAYS: u64 = 36_500;
+
 /// What to do about a database that does not exist.
 #[derive(Clone, Copy)]
 enum Missing {
@@ -48,7 +51,15 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
     let (told, text) = match &flags.command {
         TokenCommand::Create { db, name, role, days, until } => {
             let lasts = match until {
-                Some(until) => Some(until.seconds_from(now()?)?),
+                Some(until) => {
+                    let seconds = until.seconds_from(now()?)?;
+                    // As --days: the store of expiries has no room for more.
+                    anyhow::ensure!(
+                        seconds <= MAX_DAYS * 86_400,
+                        "--until {until}: must be within {MAX_DAYS} days"
+                    );
+                    Some(seconds)
+                }
                 None => Some(u64::from(*days) * 86_400).filter(|seconds| *seconds > 0),
             };
             let lasts = lasts.map(Span::from_secs);

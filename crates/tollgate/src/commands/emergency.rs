@@ -68,6 +68,7 @@ enum EmergencyCommand {
     List,
     /// Extend a measure.
     Renew {
+        /// Measure ID from `emergency list`.
         #[arg(value_name = "ID")]
         id: String,
         #[command(flatten)]
@@ -75,6 +76,7 @@ enum EmergencyCommand {
     },
     /// End a measure now.
     End {
+        /// Measure ID from `emergency list`.
         #[arg(value_name = "ID")]
         id: String,
     },

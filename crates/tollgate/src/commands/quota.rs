@@ -23,6 +23,7 @@ pub(crate) struct QuotaFlags {
 enum QuotaCommand {
     /// Show a caller's quota.
     Get {
+        /// API key of the caller.
         #[arg(value_name = "API_KEY")]
         api_key: String,
     },
@@ -42,6 +43,7 @@ enum QuotaCommand {
     },
     /// Delete a quota (the rules apply again).
     Delete {
+        /// API key of the caller.
         #[arg(value_name = "API_KEY")]
         api_key: String,
         /// Fail unless the quota is at this revision.
@@ -50,6 +52,7 @@ enum QuotaCommand {
     },
     /// Import quotas from NDJSON (`-` for stdin), skipping and reporting invalid lines; exits 1 if any.
     Import {
+        /// NDJSON file as `quota export` writes it, or - for standard input.
         #[arg(value_name = "FILE|-")]
         file: PathBuf,
     },
@@ -63,6 +66,7 @@ enum QuotaCommand {
 
 #[derive(Debug, Args)]
 struct SetFlags {
+    /// API key of the caller.
     #[arg(value_name = "API_KEY")]
     api_key: String,
     /// Tier of the caller, such as pro.

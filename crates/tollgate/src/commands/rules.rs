@@ -48,6 +48,7 @@ enum RulesCommand {
     },
     /// Publish an earlier revision again.
     Rollback {
+        /// Revision number from `rules list`.
         #[arg(value_name = "REV")]
         rev: i64,
         /// Reason, recorded in the audit log.
@@ -56,6 +57,7 @@ enum RulesCommand {
     },
     /// Approve a pending revision (not your own).
     Approve {
+        /// Revision number from `rules list`.
         #[arg(value_name = "REV")]
         rev: i64,
     },
@@ -63,6 +65,7 @@ enum RulesCommand {
     List,
     /// Show a revision; `current` is the active one.
     Show {
+        /// Revision number from `rules list`.
         #[arg(value_name = "REV")]
         rev: String,
     },

@@ -34,6 +34,7 @@ enum UsageCommand {
     },
     /// Grant extra units, once.
     Grant {
+        /// API key of the caller.
         #[arg(value_name = "API_KEY")]
         api_key: String,
         /// Name of the rule [default: the rule on api_key alone].
@@ -54,6 +55,7 @@ enum UsageCommand {
     },
     /// Revoke the rest of a grant.
     Revoke {
+        /// API key of the caller.
         #[arg(value_name = "API_KEY")]
         api_key: String,
         /// Grant ID from `tollgate usage API_KEY`.
@@ -65,6 +67,7 @@ enum UsageCommand {
 /// The caller, and the other attributes of its requests.
 #[derive(Debug, Args)]
 struct Of {
+    /// API key of the caller.
     #[arg(value_name = "API_KEY")]
     api_key: String,
     /// Further attribute of the caller's requests, for rules that need one; may be repeated.
