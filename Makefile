@@ -1,18 +1,19 @@
-# Each command does its own set-up, and nothing twice: on a Debian machine with a Rust toolchain,
+# Each command installs what it needs, once, on a Debian machine with a Rust toolchain:
 #   make run     builds the server and starts it on its sample rules (make run ARGS="--rules my.yaml")
-#   make demo    drives a little real traffic against it, for two minutes (make demo ARGS="--seconds 600")
-#   make test    every check there is; what CI runs
-#   make bench   the short benchmarks
-#   make sim     leases in virtual time, SEEDS=100000 runs of them
-#   make fuzz    bytes that nobody thought of, for SECONDS=60 at each reader of what strangers send
+#   make demo    sends traffic to it for two minutes (make demo ARGS="--seconds 600")
+#   make test    runs every check; what CI runs
+#   make bench   runs the short benchmarks
+#   make sim     simulates leases in virtual time, SEEDS=100000 runs
+#   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
 #   make fmt     formats the code
 #   make install copies the optimized binary to PREFIX=/usr/local
 #   make dist    builds what is released, into dist/
 #   make docs-test   runs the commands in README and docs/, and compares the references with the binary
 #   make docs-cli    writes docs/cli.md from the command line's own help
 #   make deny    enforces deny.toml: licenses, banned crates, sources
-#   make screenshots   pictures of the dashboard, taken from the real server, into docs/images
-#   make setup   all of the set-up, for working without a network afterwards
+#   make screenshots   takes the screenshots in docs/images from the real server
+#   make package   packs the library crates as for publishing, and builds each from its package
+#   make setup   installs everything, for working without a network afterwards
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -21,16 +22,16 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
-# Turns on the tests that need servers and programs of others; `cargo test` alone needs nothing but Rust.
+# Enables the tests that need other servers and programs; `cargo test` alone needs nothing but Rust.
 EXTERNAL := --features external-tests
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
-# Where what is released and measured lies: as fast as it gets, and slow to build. `make run` is quicker to build (see Cargo.toml).
+# The profile that is released and measured: optimized, and slow to build. `make run` builds faster (see Cargo.toml).
 DIST := $(TARGET)/dist
 
-# Programs nobody here wrote, that the end-to-end tests talk to: Envoy, Traefik, gRPC's own client, OpenTelemetry's messages.
-# They have an environment each, for some of them own the same Python packages.
+# Programs that the end-to-end tests use: Envoy, Traefik, gRPC's own client, OpenTelemetry's messages. Each has its own
+# environment, because some contain the same Python packages.
 VENVS := $(CURDIR)/.venv
 export TOLLGATE_TEST_ENVOY := $(VENVS)/envoy/bin/envoy
 export TOLLGATE_TEST_PYTHON := $(VENVS)/foreign/bin/python
@@ -39,11 +40,11 @@ export TOLLGATE_TEST_TRAEFIK := $(VENVS)/traefik/bin/traefik
 export TOLLGATE_TEST_SCHEMATHESIS := $(VENVS)/schemathesis/bin/schemathesis
 FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/opentelemetry/installed $(VENVS)/traefik/installed $(VENVS)/schemathesis/installed
 
-# Peers that are measured beside us; the second where there is a Go toolchain to build it with.
+# Peers in the benchmarks; the second only if there is a Go toolchain to build it.
 THROTTLECRAB := .tools/bin/throttlecrab-server
 RATELIMIT := $(if $(shell command -v go),.tools/bin/service_cmd)
 
-# The dashboard, which the server embeds. Where there is no Node (or an old one) the server is built without, and says so.
+# The dashboard, which the server embeds. Without Node (or with an old one) the server is built without it, and says so.
 NODE := $(VENVS)/node/bin
 export PATH := $(NODE):$(PATH)
 DASHBOARD_MODULES := dashboard/node_modules/.package-lock.json
@@ -60,7 +61,7 @@ help:
 
 .PHONY: run
 run: toolchain
-	@# What cargo has to download comes while the page is built.
+	@# Cargo downloads dependencies while the page is built.
 	@$(CARGO) fetch --locked --quiet --target "$$(rustc --print host-tuple)" & $(if $(DASHBOARD),$(MAKE) --silent --no-print-directory $(DASHBOARD);) wait
 	$(CARGO) build --release --locked -p tollgate
 	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} exec $(RELEASE) serve $(ARGS)
@@ -82,7 +83,7 @@ dist: toolchain $(DASHBOARD)
 	  tar -C dist -czf "dist/$$name.tar.gz" "$$name" && rm -rf "dist/$$name" && \
 	  (cd dist && sha256sum "$$name.tar.gz" > "$$name.tar.gz.sha256") && echo "dist/$$name.tar.gz"
 
-# Against a server that runs; on loopback only.
+# Needs a running server; on loopback only.
 .PHONY: demo
 demo:
 	@scripts/setup packages python3=python3
@@ -111,20 +112,20 @@ deny: toolchain
 unit: toolchain test-tools $(FOREIGN) $(DASHBOARD)
 	$(CARGO) test --workspace $(EXTERNAL) --locked --no-fail-fast
 
-# The counter table under every order of its threads' steps. The flags are others than the tests', so are the files.
+# The counter table under every interleaving of its threads (loom). Its flags differ from the tests', so it has its own files.
 .PHONY: model
 model: toolchain
 	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_DIST_LTO=off \
 	  $(CARGO) test -p tollgate-store --profile dist --locked --lib --target-dir $(TARGET)/loom model
 
-# Leases in virtual time, with everything failing. `make test` runs 2,000 seeds; this is for the night.
+# Leases in virtual time, with failures injected. `make test` runs 2,000 seeds; this is for nightly runs.
 SEEDS ?= 100000
 .PHONY: sim
 sim: toolchain
 	$(CARGO) build --profile dist --locked -p tollgate-sim
 	$(DIST)/tollgate-sim --seeds $(SEEDS)
 
-# The rules that we show to users say what we say they do.
+# The example rules are valid and pass their tests.
 .PHONY: examples
 examples: $(DEBUG)
 	@for file in $(EXAMPLE_RULES); do echo "check $$file"; $(DEBUG) check "$$file"; done
@@ -135,19 +136,25 @@ examples: $(DEBUG)
 docs-test: $(DEBUG) test-tools $(FOREIGN)
 	@scripts/docs test --binary $(DEBUG)
 
+# The library crates as others get them: each is built from its own package, in the order of their dependencies.
+LIBRARY := core rules store engine http sdk
+.PHONY: package
+package: toolchain
+	$(CARGO) package --allow-dirty $(LIBRARY:%=-p tollgate-%)
+
 .PHONY: docs-cli
 docs-cli: $(DEBUG)
 	@scripts/docs cli --binary $(DEBUG) --write
 
-# Alerts fire on their symptoms, and Grafana's dashboards are ones by its own types (where there is Node to ask it).
+# Alerts fire on their symptoms, and Grafana's dashboards match its own types (if there is Node to check them).
 .PHONY: deploy
 deploy: test-tools
 	promtool check rules deploy/prometheus/alerts.yml
 	cd deploy/prometheus && promtool test rules alerts.test.yml
 	@if command -v npm > /dev/null; then cd deploy/grafana/check && npm install --no-save --silent && node check.mjs; \
-	  else echo "no Node: Grafana's dashboards were not checked"; fi
+	  else echo "no Node: skipping the check of Grafana's dashboards"; fi
 
-# The binary that the tests drive. `unit` has built it: this is for `make examples` on its own.
+# The binary that the tests use. `unit` has built it: this is for `make examples` alone.
 $(DEBUG): toolchain
 	@test -x $@ || $(CARGO) build --workspace $(EXTERNAL) --locked
 
@@ -165,14 +172,14 @@ bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
 	$(DIST)/bench http --short
 	$(DIST)/bench gateway --short
 
-# Ten million requests through the gateway, and eighteen minutes of decisions with every output broken: memory must stay what it was.
+# Ten million requests through the gateway, and eighteen minutes of decisions with every output broken: memory must not grow.
 .PHONY: bench-memory
 bench-memory: toolchain bench-tools
 	$(CARGO) build --profile dist --locked -p tollgate -p bench
 	$(DIST)/bench gateway --memory
 	$(DIST)/bench observe-memory
 
-# Not `npm ci`: it refuses a lock file without the compiled parts for every platform there is, and not all of them can be had.
+# Not `npm ci`: it rejects a lock file without the compiled packages of every platform, and not all of them are available.
 $(DASHBOARD_MODULES): dashboard/package-lock.json dashboard/.npmrc
 	cd dashboard && npm install --no-save --no-fund --no-audit --loglevel=error
 	@touch $@
@@ -180,10 +187,10 @@ $(DASHBOARD_MODULES): dashboard/package-lock.json dashboard/.npmrc
 $(DASHBOARD_PAGE): $(DASHBOARD_MODULES) dashboard/index.html dashboard/vite.config.ts dashboard/svelte.config.js dashboard/tsconfig.json $(shell find dashboard/src -type f)
 	cd dashboard && npm run --silent build -- --logLevel=warn
 
-# With a test beside it, however small, so that it is the binary of `make unit` and not built twice.
+# Together with a test, so that it is the binary of `make unit` and not built twice.
 BUILD_TESTED := $(CARGO) build --workspace $(EXTERNAL) --locked --bin tollgate --test crate_layering
 
-# The dashboard in Debian's chromium, on the real server; its types before that.
+# The dashboard in Debian's Chromium, on the real server; its types first.
 .PHONY: dashboard-test
 dashboard-test: toolchain dashboard-tools
 	@$(MAKE) --no-print-directory $(DASHBOARD_PAGE)
@@ -202,7 +209,7 @@ dashboard-tools:
 	@scripts/setup packages chromium=chromium python3=python3
 	@scripts/setup node $(VENVS)/node
 
-# Needs a nightly compiler, and gets it. What it finds is written to fuzz/artifacts, and makes it fail.
+# Installs a nightly compiler. Findings are written to fuzz/artifacts and fail the run.
 SECONDS ?= 60
 FUZZ_TARGETS := request_head chunks proxy_protocol
 CARGO_FUZZ := .tools/bin/cargo-fuzz
@@ -218,7 +225,7 @@ fuzz: toolchain $(CARGO_FUZZ)
 $(CARGO_FUZZ):
 	$(CARGO) install cargo-fuzz --version 0.13.2 --locked --root .tools --target-dir $(TARGET)/tools
 
-# Many quotas: in, out, and a node that starts with them. A million; LENGTH= for ten.
+# Import, export and startup with a million quotas; LENGTH= for ten million.
 LENGTH ?= --short
 .PHONY: bench-control
 bench-control: toolchain bench-tools
@@ -238,7 +245,7 @@ setup: toolchain test-tools bench-tools dashboard-tools $(THROTTLECRAB) $(RATELI
 toolchain:
 	@scripts/setup toolchain
 
-# The tests of the Redis store, and those behind proxies, start servers of their own.
+# The tests of the Redis store and of proxies start their own servers.
 .PHONY: test-tools
 test-tools:
 	@scripts/setup packages redis-server=redis-server curl=curl openssl=openssl h2load=nghttp2-client redis-benchmark=redis-tools nginx=nginx-light haproxy=haproxy caddy=caddy \

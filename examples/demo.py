@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Drives a little real traffic against a running server, by its sample rules, so that there is something to see.
+"""Sends traffic to a running server with the sample rules, so that the dashboard has something to show.
 
     python3 examples/demo.py [--server 127.0.0.1:8080] [--seconds 120]
 
-About 150 checks a second, on loopback only: callers well within their limit, some over it, two tiers, log-ins that are
-tried too often, callers without a key. It ends by itself.
+About 150 checks per second, on loopback only: callers well within their limit, some over it, two tiers, too many
+logins, callers without a key. It stops after the given time.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 
-# Who asks: a name, how many there are, how often each asks in a second, and what its requests say.
+# Callers: a name, how many there are, requests per second of each, and further attributes.
 CALLERS = [
     ("calm", 12, 2.0, {}),
     ("steady", 3, 9.2, {}),  # near its 10 a second
@@ -30,7 +30,7 @@ NETWORKS = [("10.20.%d.%d" % (net, net * 7 + 1), 0.8) for net in range(1, 5)]  #
 
 
 def callers():
-    """One (attributes, checks a second) for each caller."""
+    """Yields (attributes, checks per second) for each caller."""
     for name, number, rate, more in CALLERS:
         for i in range(number):
             yield {"api_key": "demo-%s-%02d-key" % (name, i + 1), **more}, rate

@@ -1,7 +1,8 @@
 // What needs no browser: comparing texts, colouring YAML, numbers for people.
 import { expect, test } from '@playwright/test';
 import { clock, count, micros, share, span } from '../src/lib/format';
-import { compare } from '../src/lib/diff';
+import { inline, summarize } from '../src/lib/audit-text';
+import { compare, compareWords } from '../src/lib/diff';
 import { keyOf, pieces } from '../src/lib/yaml';
 
 /** The same numbers every time. */
@@ -26,7 +27,31 @@ test('what went and what stayed is the old text, what came and what stayed the n
   expect(compare('a\nb\nc', 'a\nx\nc').map((line) => line.kind)).toEqual(['same', 'gone', 'new', 'same']);
 });
 
-test('colours change no letter of a line', () => {
+test('of two lines only the words are marked that differ', () => {
+  const { before, after } = compareWords('gcra 10/1s burst 20; name per-key', 'gcra 8/1s burst 20; name per-key');
+  const marked = (pieces: typeof before) => pieces.filter((piece) => piece.changed).map((piece) => piece.text);
+  expect([marked(before), marked(after)]).toEqual([['10'], ['8']]);
+  for (let seed = 1; seed <= 200; seed++) {
+    const roll = dice(seed);
+    const text = () => Array.from({ length: roll(12) }, () => 'ab1 ,/'[roll(6)]).join('');
+    const [old, now] = [text(), text()];
+    const sides = compareWords(old, now);
+    const whole = (pieces: typeof before) => pieces.map((piece) => piece.text).join('');
+    expect([whole(sides.before), whole(sides.after)], `seed ${seed}`).toEqual([old, now]);
+  }
+});
+
+test('an audit entry says what changed and why', () => {
+  const entry = { seq: 1, at: '', actor: 'olga', origin: '', action: 'quota.put', target: 'ab', hash: '' };
+  const of = (before: object | string, after: object | string) => summarize({ ...entry, before: typeof before === 'string' ? before : JSON.stringify(before), after: typeof after === 'string' ? after : JSON.stringify(after) });
+  const changed = of({ tier: 'free', key_prefix: 'abc', revision: 1 }, { tier: 'pro', key_prefix: 'abc', revision: 2, reason: 'ticket 1' });
+  expect([changed.changes.map(inline), changed.reason, changed.target]).toEqual([['tier free → pro'], 'ticket 1', 'abc…']);
+  const removed = of({ tier: 'pro', reason: 'ticket 1' }, { reason: 'ticket 2' });
+  expect([removed.changes.map(inline), removed.reason]).toEqual([['tier pro removed'], 'ticket 2']);
+  expect(of('not JSON', '').changes).toEqual([]);
+});
+
+test('highlighting changes no letter of a line', () => {
   const lines = ['', '  # a comment', '  - key: api_key  # each', '    limit: [5/minute, 20/hour]', '- {key: endpoint, value: "a # b", limit: 5/minute}', "name: 'it''s'", 'url: http://x/#y'];
   for (const line of lines) expect(pieces(line).map((piece) => piece.text).join('')).toBe(line);
   const kinds = (line: string, kind: string) => pieces(line).filter((piece) => piece.kind === kind).map((piece) => piece.text);

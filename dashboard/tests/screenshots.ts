@@ -23,7 +23,12 @@ test('pictures', async ({ page, browser }) => {
     // There is a curve to look at.
     await expect.poll(async () => ((await (await fetch(`${server.admin}/admin/v1/stats?seconds=300`)).json()) as { series: { allow: number[] } }).series.allow.filter(Boolean).length, { timeout: 200_000, intervals: [2_000] }).toBeGreaterThan(90);
     await expect(page.getByRole('button', { name: /^Actions for/ }).first()).toBeVisible();
+    // The pointer rests on a chart, which shows the values of that second.
+    const plot = await page.locator('.u-over').first().boundingBox();
+    await page.mouse.move((plot?.x ?? 0) + (plot?.width ?? 0) * 0.6, (plot?.y ?? 0) + 60);
+    await expect(page.getByTestId('crosshair').first()).toBeVisible();
     await page.screenshot({ path: join(IMAGES, 'overview-light.png') });
+    await page.mouse.move(2, 2);
     await page.getByLabel('Theme').selectOption('Dark');
     await page.screenshot({ path: join(IMAGES, 'overview-dark.png') });
     await page.getByLabel('Theme').selectOption('Light');
@@ -39,11 +44,19 @@ test('pictures', async ({ page, browser }) => {
     await expect(page.getByRole('heading', { name: 'Impact preview' })).toBeVisible();
     await page.screenshot({ path: join(IMAGES, 'rules.png') });
 
+    await page.getByRole('button', { name: 'Discard changes' }).click();
+    await fetch(`${server.admin}/admin/v1/rules`, { method: 'POST', body: JSON.stringify({ files: [{ name: 'rules.yaml', text: SAMPLE.replace('limit: 10/second', 'limit: 12/second') }], reason: 'ticket 13: more room for free callers' }) });
+    await open(page, server, 'audit');
+    await page.getByRole('button', { name: /^View diff/ }).first().click();
+    await expect(page.getByRole('dialog').locator('mark').first()).toBeVisible();
+    await page.screenshot({ path: join(IMAGES, 'audit.png') });
+    await page.keyboard.press('Escape');
+
     await open(page, server, 'quotas');
     await expect(page.getByRole('row').filter({ hasText: 'ticket 12' }).first()).toBeVisible();
     await page.screenshot({ path: join(IMAGES, 'quotas.png') });
 
-    const phone = await browser.newPage({ viewport: { width: 360, height: 740 }, colorScheme: 'dark', deviceScaleFactor: 2 });
+    const phone = await browser.newPage({ viewport: { width: 390, height: 844 }, colorScheme: 'dark', deviceScaleFactor: 2 });
     await open(phone, server, 'overview');
     await expect(phone.getByText('p999').first()).toBeVisible();
     await phone.screenshot({ path: join(IMAGES, 'phone.png') });

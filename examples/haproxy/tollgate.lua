@@ -1,9 +1,9 @@
--- Asks Tollgate whether a request may pass. Only what is set here is sent: nothing that a caller writes speaks for it.
+-- Checks a request with Tollgate. Only the headers set here are sent, so that a client cannot forge them.
 local url = "http://127.0.0.1:8080/check"
--- How long to wait for a decision, in milliseconds: longer than Tollgate may hold an answer (`hold_ms`, 5000).
+-- How long to wait for a decision, in milliseconds: longer than the longest delay (`hold_ms`, 5000).
 local timeout = 6000
 
--- The caller's own, which Tollgate tells keys and users by.
+-- The client's headers that identify keys and users.
 local passed_on = { "x-api-key", "authorization" }
 
 core.register_action("tollgate", { "http-req" }, function(txn)

@@ -6,7 +6,7 @@ use tokio::sync::Mutex;
 use tollgate_core::{Span, Timestamp};
 
 /// How long an answer is told again.
-const FRESH: Span = Span::from_secs(1);
+const MAX_AGE: Span = Span::from_secs(1);
 
 pub(crate) struct Coalesced<T>(Mutex<Option<(Timestamp, Arc<T>)>>);
 
@@ -26,7 +26,7 @@ impl<T> Coalesced<T> {
     ) -> (Timestamp, Arc<T>) {
         let mut last = self.0.lock().await;
         // A clock that was set back makes nothing fresh.
-        let is_fresh = |at: Timestamp| now() >= at && now().since(at) < FRESH;
+        let is_fresh = |at: Timestamp| now() >= at && now().since(at) < MAX_AGE;
         if let Some((at, read)) = last.as_ref().filter(|(at, _)| is_fresh(*at)) {
             return (*at, Arc::clone(read));
         }
@@ -44,7 +44,7 @@ mod tests {
     use std::cell::Cell;
 
     #[tokio::test]
-    async fn who_asks_within_a_second_shares_an_answer() {
+    async fn requests_within_a_second_share_a_response() {
         let (shared, clock, reads) = (Coalesced::default(), Cell::new(100), Cell::new(0));
         let ask = || {
             shared.get(|| Timestamp::from_secs(clock.get()), async {

@@ -73,7 +73,7 @@ fn router(admin: Arc<AdminState>) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .layer(from_fn(within_time_limit))
-        .layer(from_fn(from_this_site))
+        .layer(from_fn(same_site_only))
         .with_state(admin)
         .merge(dashboard::routes())
         .layer(map_response(with_security_headers));
@@ -104,7 +104,7 @@ async fn without_empty_segments(mut request: Request) -> Request {
     request
 }
 
-async fn from_this_site(request: Request, next: Next) -> Response {
+async fn same_site_only(request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match reject_cross_site(&parts) {
         Ok(()) => next.run(Request::from_parts(parts, body)).await,

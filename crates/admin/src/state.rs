@@ -13,8 +13,8 @@ use tollgate_rules::Ruleset;
 pub struct AdminState {
     /// The control plane, if there is a database; handlers use [`AdminState::control`].
     pub control: Option<Arc<ControlPlane>>,
-    /// The active rules, and how to publish others; handlers use [`AdminState::desk`].
-    pub desk: Option<Arc<RuleManager>>,
+    /// The active rules, and how to publish others; handlers use [`AdminState::rule_manager`].
+    pub rule_manager: Option<Arc<RuleManager>>,
     /// The active rules, against which requests are checked.
     pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
     /// Reads the counters.
@@ -37,9 +37,9 @@ pub struct AdminState {
 
 impl AdminState {
     /// The active rules, and how to publish others; else what to do to have that.
-    pub(crate) fn desk(&self) -> Result<&Arc<RuleManager>, Problem> {
+    pub(crate) fn rule_manager(&self) -> Result<&Arc<RuleManager>, Problem> {
         self.control()?;
-        self.desk.as_ref().ok_or_else(|| Problem::bad("no rules can be published here"))
+        self.rule_manager.as_ref().ok_or_else(|| Problem::bad("no rules can be published here"))
     }
 
     /// The control plane; else what to do to have one.
@@ -52,7 +52,7 @@ impl AdminState {
     }
 
     /// What observes decisions.
-    pub(crate) fn observe(&self) -> Result<&Arc<Telemetry>, Problem> {
+    pub(crate) fn telemetry(&self) -> Result<&Arc<Telemetry>, Problem> {
         self.status.telemetry().ok_or_else(|| {
             let detail = "this process does not watch its decisions";
             Problem::new(StatusCode::NOT_FOUND, "Decision log disabled", detail)

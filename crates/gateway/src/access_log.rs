@@ -10,7 +10,7 @@ use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_observe::{Output, Sink};
 
 /// What the status of a request is whose caller left before there was an answer; nginx's number for it.
-const LEFT: u16 = 499;
+const OMITTED: u16 = 499;
 
 /// Where lines go.
 pub(crate) struct AccessLog {
@@ -20,8 +20,8 @@ pub(crate) struct AccessLog {
 }
 
 /// What is known of a request.
-pub(crate) struct Entry {
-    pub(crate) began: Timestamp,
+pub(crate) struct AccessRecord {
+    pub(crate) started_at: Timestamp,
     pub(crate) remote: IpAddr,
     /// 0 while there is no answer.
     pub(crate) status: u16,
@@ -38,10 +38,10 @@ pub(crate) struct Entry {
     pub(crate) error: Option<String>,
 }
 
-impl Entry {
+impl AccessRecord {
     pub(crate) const fn new(began: Timestamp, remote: IpAddr) -> Self {
         Self {
-            began,
+            started_at: began,
             remote,
             status: 0,
             method: None,
@@ -59,24 +59,24 @@ impl Entry {
 }
 
 /// A line that is written when it is dropped, whatever becomes of its request.
-pub(crate) struct Line {
+pub(crate) struct AccessLogGuard {
     log: Arc<AccessLog>,
-    pub(crate) entry: Entry,
+    pub(crate) entry: AccessRecord,
     /// Whether the answer has come to its end.
-    pub(crate) is_whole: bool,
+    pub(crate) is_complete: bool,
 }
 
-impl Line {
-    pub(crate) const fn new(log: Arc<AccessLog>, entry: Entry) -> Self {
-        Self { log, entry, is_whole: false }
+impl AccessLogGuard {
+    pub(crate) const fn new(log: Arc<AccessLog>, entry: AccessRecord) -> Self {
+        Self { log, entry, is_complete: false }
     }
 }
 
-impl Drop for Line {
+impl Drop for AccessLogGuard {
     fn drop(&mut self) {
-        let Self { log, entry, is_whole } = self;
+        let Self { log, entry, is_complete: is_whole } = self;
         if entry.status == 0 {
-            entry.status = LEFT;
+            entry.status = OMITTED;
             entry.error = Some("the caller left before the answer".to_owned());
         } else if !*is_whole && entry.error.is_none() {
             entry.error = Some("the caller left before the end of the answer".to_owned());
@@ -101,10 +101,10 @@ impl AccessLog {
     }
 
     /// Hands a line over, or drops it.
-    fn write(&self, entry: &Entry) {
-        let took = self.clock.now().since(entry.began);
+    fn write(&self, entry: &AccessRecord) {
+        let took = self.clock.now().since(entry.started_at);
         let mut line = json!({
-            "time_us": entry.began.as_micros(),
+            "time_us": entry.started_at.as_micros(),
             "remote_address": entry.remote.to_string(),
             "status": entry.status,
             "bytes": entry.bytes,
@@ -135,7 +135,7 @@ impl AccessLog {
     }
 
     /// Waits for so long until all is written: how many lines were not. It takes none after that.
-    pub(crate) fn end(&self, patience: Duration) -> u64 {
+    pub(crate) fn flush(&self, patience: Duration) -> u64 {
         self.sink.flush(patience)
     }
 }

@@ -1,9 +1,9 @@
 //! What the proxy hands on: a request's body from whichever protocol it came by, and an answer's body with everything
 //! that must end when it does.
 
-use crate::finish::Finish;
-use crate::h1::client::UpstreamBody;
-use crate::headers::Guard;
+use crate::completion::Completion;
+use crate::h1::exchange::UpstreamBody;
+use crate::headers::ProtectedHeaders;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
@@ -24,13 +24,13 @@ pub(crate) enum BodyError {
 }
 
 /// A request's body.
-pub(crate) struct Incoming {
-    came_by: CameBy,
+pub(crate) struct ClientBody {
+    source: ClientBodySource,
     /// What is left out behind it.
-    guard: Option<Arc<Guard>>,
+    guard: Option<Arc<ProtectedHeaders>>,
 }
 
-enum CameBy {
+enum ClientBodySource {
     H1(RequestBody),
     H2(StreamBody),
 }
@@ -79,26 +79,26 @@ fn with_trailers(frame: Frame<Bytes>, change: impl FnOnce(&mut HeaderMap)) -> Fr
     }
 }
 
-impl Incoming {
+impl ClientBody {
     pub(crate) fn h1(body: RequestBody) -> Self {
-        Self { came_by: CameBy::H1(body), guard: None }
+        Self { source: ClientBodySource::H1(body), guard: None }
     }
 
     pub(crate) fn h2(body: StreamBody) -> Self {
-        Self { came_by: CameBy::H2(body), guard: None }
+        Self { source: ClientBodySource::H2(body), guard: None }
     }
 
     /// Passes on at most so many bytes, and behind them no fields that are guarded.
-    pub(crate) fn limit(&mut self, bytes: u64, guard: Arc<Guard>) {
+    pub(crate) fn limit(&mut self, bytes: u64, guard: Arc<ProtectedHeaders>) {
         self.guard = Some(guard);
-        match &mut self.came_by {
-            CameBy::H1(body) => body.limit(bytes),
-            CameBy::H2(body) => body.room = bytes,
+        match &mut self.source {
+            ClientBodySource::H1(body) => body.limit(bytes),
+            ClientBodySource::H2(body) => body.room = bytes,
         }
     }
 }
 
-impl Body for Incoming {
+impl Body for ClientBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -106,12 +106,12 @@ impl Body for Incoming {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Self { came_by, guard } = self.get_mut();
+        let Self { source: came_by, guard } = self.get_mut();
         let polled = match came_by {
-            CameBy::H1(body) => Pin::new(body)
+            ClientBodySource::H1(body) => Pin::new(body)
                 .poll_frame(cx)
                 .map(|frame| frame.map(|frame| frame.map_err(BodyError::Message))),
-            CameBy::H2(body) => body.poll(cx),
+            ClientBodySource::H2(body) => body.poll(cx),
         };
         let guarded = |frame| match guard {
             Some(guard) => with_trailers(frame, |trailers| guard.clean(trailers)),
@@ -121,73 +121,73 @@ impl Body for Incoming {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.came_by {
-            CameBy::H1(body) => body.is_end_stream(),
-            CameBy::H2(body) => body.body.is_end_stream(),
+        match &self.source {
+            ClientBodySource::H1(body) => body.is_end_stream(),
+            ClientBodySource::H2(body) => body.body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.came_by {
-            CameBy::H1(body) => body.size_hint(),
-            CameBy::H2(body) => body.body.size_hint(),
+        match &self.source {
+            ClientBodySource::H1(body) => body.size_hint(),
+            ClientBodySource::H2(body) => body.body.size_hint(),
         }
     }
 }
 
 /// Where an answer's body comes from.
-pub(crate) enum Source {
-    Here(Bytes),
+pub(crate) enum ResponseSource {
+    Local(Bytes),
     H1(UpstreamBody),
     H2 { body: StreamBody, _in_flight: crate::pool::InFlight },
 }
 
 /// An answer's body.
-pub(crate) struct Outgoing {
-    pub(crate) source: Source,
+pub(crate) struct ProxiedBody {
+    pub(crate) source: ResponseSource,
     /// What ends when it does.
-    pub(crate) finish: Option<Box<Finish>>,
+    pub(crate) completion: Option<Box<Completion>>,
 }
 
-impl Outgoing {
-    pub(crate) fn here(bytes: Bytes) -> Self {
-        Self { source: Source::Here(bytes), finish: None }
+impl ProxiedBody {
+    pub(crate) fn local(bytes: Bytes) -> Self {
+        Self { source: ResponseSource::Local(bytes), completion: None }
     }
 
     /// For a reader that takes it piece by piece: more must come in time.
     pub(crate) fn start(&mut self) {
-        if let Source::H1(body) = &mut self.source {
+        if let ResponseSource::H1(body) = &mut self.source {
             body.start();
         }
     }
 }
 
-impl ResponseBody for Outgoing {
+impl ResponseBody for ProxiedBody {
     fn take_short(&mut self, max: usize, out: &mut BytesMut) -> bool {
         let before = out.len();
         let is_taken = match &mut self.source {
-            Source::Here(bytes) if bytes.len() <= max => {
+            ResponseSource::Local(bytes) if bytes.len() <= max => {
                 out.extend_from_slice(bytes);
                 true
             }
-            Source::H1(body) => body.take_short(max, out),
-            Source::Here(_) | Source::H2 { .. } => false,
+            ResponseSource::H1(body) => body.take_short(max, out),
+            ResponseSource::Local(_) | ResponseSource::H2 { .. } => false,
         };
-        if let Some(finish) = self.finish.as_mut().filter(|_| is_taken) {
+        if let Some(finish) = self.completion.as_mut().filter(|_| is_taken) {
             finish.count(out.len() - before);
-            finish.whole();
+            finish.completed();
         }
         is_taken
     }
 
     fn skip(mut self) {
-        if let Some(finish) = &mut self.finish {
-            finish.whole();
+        if let Some(finish) = &mut self.completion {
+            finish.completed();
         }
     }
 }
 
-impl Body for Outgoing {
+impl Body for ProxiedBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -197,21 +197,21 @@ impl Body for Outgoing {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         let polled = match &mut this.source {
-            Source::Here(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Source::Here(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Source::H1(body) => body.poll(cx),
-            Source::H2 { body, .. } => body.poll(cx),
+            ResponseSource::Local(bytes) if bytes.is_empty() => Poll::Ready(None),
+            ResponseSource::Local(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            ResponseSource::H1(body) => body.poll(cx),
+            ResponseSource::H2 { body, .. } => body.poll(cx),
         };
-        if let (Poll::Ready(frame), true) = (&polled, this.finish.is_some()) {
+        if let (Poll::Ready(frame), true) = (&polled, this.completion.is_some()) {
             let ends = frame.is_none() || this.is_end_stream();
-            if let Some(finish) = &mut this.finish {
+            if let Some(finish) = &mut this.completion {
                 match frame {
                     Some(Ok(frame)) => finish.count(frame.data_ref().map_or(0, Bytes::len)),
                     Some(Err(error)) => finish.failed(error),
                     None => {}
                 }
                 if ends {
-                    finish.whole();
+                    finish.completed();
                 }
             }
         }
@@ -220,17 +220,17 @@ impl Body for Outgoing {
 
     fn is_end_stream(&self) -> bool {
         match &self.source {
-            Source::Here(bytes) => bytes.is_empty(),
-            Source::H1(body) => body.is_end_stream(),
-            Source::H2 { body, .. } => body.body.is_end_stream(),
+            ResponseSource::Local(bytes) => bytes.is_empty(),
+            ResponseSource::H1(body) => body.is_end_stream(),
+            ResponseSource::H2 { body, .. } => body.body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.source {
-            Source::Here(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Source::H1(body) => body.size_hint(),
-            Source::H2 { body, .. } => body.body.size_hint(),
+            ResponseSource::Local(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            ResponseSource::H1(body) => body.size_hint(),
+            ResponseSource::H2 { body, .. } => body.body.size_hint(),
         }
     }
 }

@@ -43,10 +43,10 @@ pub struct GatewaySection {
     /// What callers may do.
     #[serde(default)]
     #[serde(rename = "clients", alias = "callers")]
-    pub callers: CallerLimits,
+    pub callers: ClientLimits,
     /// Which headers tell upstreams who asked.
     #[serde(default)]
-    pub forward: Forward,
+    pub forward: ForwardedHeader,
     /// One line a request; `-` is the standard output.
     pub access_log: Option<PathBuf>,
 }
@@ -98,7 +98,7 @@ pub struct PoolConfig {
     pub max_connections: Option<usize>,
     /// When an address that fails is passed over.
     #[serde(default)]
-    pub eject: Eject,
+    pub eject: OutlierEjection,
     /// How addresses are asked whether they are well.
     pub health: Option<HealthConfig>,
 }
@@ -139,7 +139,7 @@ pub struct UpstreamTlsConfig {
 /// When an address that fails is passed over.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Eject {
+pub struct OutlierEjection {
     /// After so many failures in a row; 0 never.
     pub after: u32,
     /// For how long.
@@ -147,7 +147,7 @@ pub struct Eject {
     pub for_: Time,
 }
 
-impl Default for Eject {
+impl Default for OutlierEjection {
     fn default() -> Self {
         Self { after: 5, for_: Time::seconds(10) }
     }
@@ -264,7 +264,7 @@ impl RouteConfig {
 /// What callers may do.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct CallerLimits {
+pub struct ClientLimits {
     /// Connections open at once, for each listener; more wait to be accepted.
     pub connections: usize,
     /// From the first byte of a head to its last; of a connection, to its first request.
@@ -288,7 +288,7 @@ pub struct CallerLimits {
     pub drain: Time,
 }
 
-impl Default for CallerLimits {
+impl Default for ClientLimits {
     fn default() -> Self {
         let head = HeadLimits::default();
         Self {
@@ -309,7 +309,7 @@ impl Default for CallerLimits {
 /// Which headers tell upstreams who asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Forward {
+pub enum ForwardedHeader {
     /// `X-Forwarded-For`, `-Proto`, `-Host`.
     #[default]
     XForwarded,

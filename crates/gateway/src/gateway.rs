@@ -1,7 +1,7 @@
 //! The gateway as a whole: bound to its addresses, serving, changed while it serves, drained.
 
+use crate::bound_listener::{self, AbortOnDrop, BoundListener};
 use crate::config::GatewayConfig;
-use crate::door::{self, Door, Task};
 use crate::health;
 use crate::pool::Pool;
 use crate::proxy::Proxy;
@@ -17,31 +17,31 @@ use tollgate_http::server::Drain;
 use tollgate_observe::MetricsWriter;
 
 /// A gateway that listens.
-pub struct Gateway<S: CounterStore + 'static>(Arc<Shared<S>>);
+pub struct Gateway<S: CounterStore + 'static>(Arc<GatewayShared<S>>);
 
 /// A hand on a gateway while it serves: to read its figures, and to change its settings.
-pub struct Handle<S: CounterStore + 'static>(Arc<Shared<S>>);
+pub struct Handle<S: CounterStore + 'static>(Arc<GatewayShared<S>>);
 
-struct Shared<S: CounterStore + 'static> {
+struct GatewayShared<S: CounterStore + 'static> {
     proxy: Arc<Proxy<S>>,
     drain: Arc<Drain>,
-    running: Mutex<Running<S>>,
+    running: Mutex<BackgroundTasks<S>>,
 }
 
 /// What goes on beside requests.
-struct Running<S: CounterStore + 'static> {
+struct BackgroundTasks<S: CounterStore + 'static> {
     stage: Stage,
-    doors: Vec<Door<S>>,
+    listeners: Vec<BoundListener<S>>,
     /// Upstreams that are looked after.
-    tended: Vec<(Arc<Pool>, Task)>,
-    drain_for: Duration,
+    tasks: Vec<(Arc<Pool>, AbortOnDrop)>,
+    drain_timeout: Duration,
 }
 
 #[derive(PartialEq, Eq)]
 enum Stage {
     Bound,
     Serving,
-    Ending,
+    Draining,
 }
 
 impl<S: CounterStore + 'static> Gateway<S> {
@@ -53,16 +53,20 @@ impl<S: CounterStore + 'static> Gateway<S> {
         let proxy = Arc::new(Proxy::new(config, limiter)?);
         let drain = Arc::new(Drain::default());
         let mut doors = Vec::new();
-        door::build(door::plan(config, &proxy, &drain, &doors)?, &mut doors);
-        let running =
-            Running { stage: Stage::Bound, doors, tended: Vec::new(), drain_for: config.callers.drain.0 };
-        Ok(Self(Arc::new(Shared { proxy, drain, running: Mutex::new(running) })))
+        bound_listener::build(bound_listener::plan(config, &proxy, &drain, &doors)?, &mut doors);
+        let running = BackgroundTasks {
+            stage: Stage::Bound,
+            listeners: doors,
+            tasks: Vec::new(),
+            drain_timeout: config.callers.drain.0,
+        };
+        Ok(Self(Arc::new(GatewayShared { proxy, drain, running: Mutex::new(running) })))
     }
 
     /// Where it listens, in the order of the settings; and whether by TLS.
     #[must_use]
     pub fn addresses(&self) -> Vec<(SocketAddr, bool)> {
-        self.0.running().doors.iter().map(|door| (door.address, door.has_tls())).collect()
+        self.0.running().listeners.iter().map(|door| (door.address, door.has_tls())).collect()
     }
 
     /// A hand on it, for while it serves.
@@ -82,9 +86,10 @@ impl<S: CounterStore + 'static> Gateway<S> {
         stop.await;
         let (doors, tended, drain_for) = {
             let mut running = shared.running();
-            running.stage = Stage::Ending;
-            let (doors, tended) = (std::mem::take(&mut running.doors), std::mem::take(&mut running.tended));
-            (doors, tended, running.drain_for)
+            running.stage = Stage::Draining;
+            let (doors, tended) =
+                (std::mem::take(&mut running.listeners), std::mem::take(&mut running.tasks));
+            (doors, tended, running.drain_timeout)
         };
         // Whoever comes from now on finds nobody: the listeners go first.
         for door in doors {
@@ -97,21 +102,21 @@ impl<S: CounterStore + 'static> Gateway<S> {
     }
 }
 
-impl<S: CounterStore + 'static> Shared<S> {
-    fn running(&self) -> MutexGuard<'_, Running<S>> {
+impl<S: CounterStore + 'static> GatewayShared<S> {
+    fn running(&self) -> MutexGuard<'_, BackgroundTasks<S>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts what is not under way yet, and ends what is not wanted any more.
-    fn open(&self, running: &mut Running<S>) {
-        for door in &mut running.doors {
+    fn open(&self, running: &mut BackgroundTasks<S>) {
+        for door in &mut running.listeners {
             door.open();
         }
         let pools = &self.proxy.state().pools;
-        running.tended.retain(|(tended, _)| pools.iter().any(|pool| Arc::ptr_eq(pool, tended)));
+        running.tasks.retain(|(tended, _)| pools.iter().any(|pool| Arc::ptr_eq(pool, tended)));
         for pool in pools {
-            if !running.tended.iter().any(|(tended, _)| Arc::ptr_eq(pool, tended)) {
-                running.tended.push((Arc::clone(pool), Task::spawn(health::watch(Arc::clone(pool)))));
+            if !running.tasks.iter().any(|(tended, _)| Arc::ptr_eq(pool, tended)) {
+                running.tasks.push((Arc::clone(pool), AbortOnDrop::spawn(health::watch(Arc::clone(pool)))));
             }
         }
     }
@@ -124,17 +129,17 @@ impl<S: CounterStore + 'static> Handle<S> {
     /// # Errors
     /// What is wrong with the settings, and where; what acted before still does.
     pub fn reload(&self, config: &GatewayConfig) -> Result<(), String> {
-        let Shared { proxy, drain, .. } = &*self.0;
+        let GatewayShared { proxy, drain, .. } = &*self.0;
         let mut running = self.0.running();
-        if running.stage == Stage::Ending {
+        if running.stage == Stage::Draining {
             return Ok(());
         }
         let state = proxy.read(config)?;
-        let doors = door::plan(config, proxy, drain, &running.doors)?;
+        let doors = bound_listener::plan(config, proxy, drain, &running.listeners)?;
         // Nothing can go wrong from here on.
         proxy.change(state, config.callers.held);
-        door::build(doors, &mut running.doors);
-        running.drain_for = config.callers.drain.0;
+        bound_listener::build(doors, &mut running.listeners);
+        running.drain_timeout = config.callers.drain.0;
         if running.stage == Stage::Serving {
             self.0.open(&mut running);
         }
@@ -144,13 +149,13 @@ impl<S: CounterStore + 'static> Handle<S> {
     /// What reads tokens, for whoever looks after its keys.
     #[must_use]
     pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
-        self.0.proxy.state().tokens.clone()
+        self.0.proxy.state().jwt.clone()
     }
 
     /// Waits for so long until the last lines of the access log are written: how many were not. Nobody is served any more.
     #[must_use]
-    pub fn end(&self, patience: Duration) -> u64 {
-        self.0.proxy.state().log.as_ref().map_or(0, |log| log.end(patience))
+    pub fn shutdown(&self, patience: Duration) -> u64 {
+        self.0.proxy.state().log.as_ref().map_or(0, |log| log.flush(patience))
     }
 
     /// Adds its figures.
@@ -171,8 +176,8 @@ impl<S: CounterStore + 'static> Handle<S> {
         for (at, (name, help)) in each.into_iter().enumerate() {
             let mut family = page.gauges(name, help);
             for pool in &state.pools {
-                for endpoint in &pool.endpoints {
-                    let (usable, in_flight) = endpoint.figures();
+                for endpoint in &pool.backends {
+                    let (usable, in_flight) = endpoint.stats();
                     let value = if at == 0 { usize::from(usable) } else { in_flight };
                     let address = endpoint.address.to_string();
                     family.add(&[("upstream", &pool.name), ("address", &address)], value);

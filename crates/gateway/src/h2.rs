@@ -2,13 +2,13 @@
 
 mod stream;
 
-use crate::body::{Incoming, Outgoing, StreamBody};
-use crate::flow::Flowing;
+use crate::body::{ClientBody, ProxiedBody, StreamBody};
 use crate::headers::Peer;
 use crate::message::{Forwarded, Proxied};
-use crate::pool::{ConnectError, Endpoint};
+use crate::pool::{Backend, ConnectError};
 use crate::problem;
 use crate::proxy::Proxy;
+use crate::stall::TrackedBody;
 use bytes::BytesMut;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -37,7 +37,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What callers may do.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct H2Settings {
     pub(crate) streams: u32,
     pub(crate) header_bytes: u32,
     pub(crate) idle_timeout: Duration,
@@ -50,40 +50,39 @@ pub(crate) struct Settings {
 pub(crate) async fn serve<F, Fut>(
     io: Io,
     first: BytesMut,
-    settings: Settings,
+    settings: H2Settings,
     drain: &Drain,
     handle: F,
     refused: impl Fn(StatusCode, &str),
 ) where
-    F: Fn(Request<Option<Incoming>>) -> Fut,
-    Fut: Future<Output = Response<Outgoing>> + Send + 'static,
+    F: Fn(Request<Option<ClientBody>>) -> Fut,
+    Fut: Future<Output = Response<ProxiedBody>> + Send + 'static,
 {
     let activity = Activity::new();
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
-        let answering =
-            match check(&request) {
-                Err(error) => {
-                    let (status, detail) = (error.status(), error.to_string());
-                    refused(status, &detail);
-                    Err(problem(status, &detail))
-                }
-                Ok(()) => {
-                    let idle = settings.body_timeout;
-                    Ok(handle(request.map(|body| {
-                        (!body.is_end_stream()).then(|| Incoming::h2(StreamBody::new(body, idle)))
-                    })))
-                }
-            };
+        let answering = match check(&request) {
+            Err(error) => {
+                let (status, detail) = (error.status(), error.to_string());
+                refused(status, &detail);
+                Err(problem(status, &detail))
+            }
+            Ok(()) => {
+                let idle = settings.body_timeout;
+                Ok(handle(request.map(|body| {
+                    (!body.is_end_stream()).then(|| ClientBody::h2(StreamBody::new(body, idle)))
+                })))
+            }
+        };
         async move {
             let mut answer = match answering {
                 Ok(answering) => answering.await,
                 Err(refusal) => refusal,
             };
             answer.headers_mut().remove(CONNECTION);
-            Ok::<_, Infallible>(answer.map(stream::looked_after))
+            Ok::<_, Infallible>(answer.map(stream::tracked))
         }
     });
-    let streams = stream::Streams { activity: Arc::clone(&activity), patience: settings.body_timeout };
+    let streams = stream::StreamExecutor { activity: Arc::clone(&activity), timeout: settings.body_timeout };
     let mut builder = hyper::server::conn::http2::Builder::new(streams);
     builder
         .timer(TokioTimer::new())
@@ -118,8 +117,8 @@ pub(crate) async fn serve<F, Fut>(
 pub(crate) async fn respond<S: CounterStore + 'static>(
     proxy: &Proxy<S>,
     peer: &Peer,
-    request: Request<Option<Incoming>>,
-) -> Response<Outgoing> {
+    request: Request<Option<ClientBody>>,
+) -> Response<ProxiedBody> {
     let (parts, body) = request.into_parts();
     let forwarded = Forwarded {
         asked: RequestView::new(peer.address, &parts.method, &parts.uri, &parts.headers),
@@ -145,8 +144,8 @@ pub(crate) async fn respond<S: CounterStore + 'static>(
 }
 
 /// A response to what is no request that could be handled.
-fn problem(status: StatusCode, detail: &str) -> Response<Outgoing> {
-    let mut response = Response::new(Outgoing::here(problem::body(status, detail).into()));
+fn problem(status: StatusCode, detail: &str) -> Response<ProxiedBody> {
+    let mut response = Response::new(ProxiedBody::local(problem::body(status, detail).into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(problem::MEDIA_TYPE));
     response
@@ -177,27 +176,27 @@ fn check(request: &Request<hyper::body::Incoming>) -> Result<(), HeadError> {
 
 /// The connection of an endpoint that speaks HTTP/2: one, shared by all requests.
 #[derive(Default)]
-pub(crate) struct Streams {
-    current: Mutex<Option<Shared>>,
+pub(crate) struct SharedConnection {
+    current: Mutex<Option<ConnectionHandle>>,
     opening: tokio::sync::Mutex<()>,
     opened: AtomicUsize,
 }
 
 /// A handle on a connection, and which of an endpoint's it is.
 #[derive(Clone)]
-pub(crate) struct Shared {
-    pub(crate) send: SendRequest<Flowing<Incoming>>,
+pub(crate) struct ConnectionHandle {
+    pub(crate) send: SendRequest<TrackedBody<ClientBody>>,
     which: usize,
 }
 
-impl Streams {
-    fn current(&self) -> Option<Shared> {
+impl SharedConnection {
+    fn current(&self) -> Option<ConnectionHandle> {
         let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         current.as_ref().filter(|current| !current.send.is_closed()).cloned()
     }
 
     /// The next request opens another connection; those under way stay on this one.
-    pub(crate) fn forget(&self, shared: &Shared) {
+    pub(crate) fn discard(&self, shared: &ConnectionHandle) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.as_ref().is_some_and(|current| current.which == shared.which) {
             *current = None;
@@ -205,7 +204,7 @@ impl Streams {
     }
 
     /// A handle on the connection, opened anew if there is none.
-    pub(crate) async fn open(&self, endpoint: &Endpoint) -> Result<Shared, ConnectError> {
+    pub(crate) async fn open(&self, endpoint: &Backend) -> Result<ConnectionHandle, ConnectError> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
@@ -231,7 +230,7 @@ impl Streams {
             // Requests on it are told of its end by themselves.
             let _ = connection.await;
         });
-        let shared = Shared { send, which: self.opened.fetch_add(1, Ordering::Relaxed) };
+        let shared = ConnectionHandle { send, which: self.opened.fetch_add(1, Ordering::Relaxed) };
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(shared.clone());
         Ok(shared)
     }
@@ -239,7 +238,7 @@ impl Streams {
 
 /// Whether the other side says that it has not looked at a request: its stream was refused, or lies behind the last one
 /// that a connection on its way out still answers.
-pub(crate) fn is_unseen(error: &hyper::Error) -> bool {
+pub(crate) fn is_unprocessed(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<::h2::Error>());
     error.is_canceled()
         || cause.is_some_and(|cause| {
@@ -254,8 +253,8 @@ pub(crate) fn outbound(
     target: &str,
     mut headers: HeaderMap,
     scheme: &str,
-    body: Flowing<Incoming>,
-) -> Result<Request<Flowing<Incoming>>, http::Error> {
+    body: TrackedBody<ClientBody>,
+) -> Result<Request<TrackedBody<ClientBody>>, http::Error> {
     headers.remove(CONNECTION);
     headers.remove(CONTENT_LENGTH);
     let host = headers.remove(HOST);

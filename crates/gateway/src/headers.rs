@@ -6,11 +6,11 @@
 
 mod names;
 
-pub(crate) use names::Guard;
+pub(crate) use names::ProtectedHeaders;
 
-use crate::config::Forward;
+use crate::config::ForwardedHeader;
 use http::header::{CONNECTION, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, TE, UPGRADE};
-use names::{Telling, is_about_one_hop, is_any, is_ours_to_say, telling};
+use names::{ForwardedKind, forwarded_kind, is_any, is_gateway_owned, is_hop_by_hop};
 use smallvec::SmallVec;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -35,18 +35,18 @@ impl Peer {
 }
 
 /// Fields of our own, among those that are passed on: whoever passes others on leaves out those that are here already.
-pub(crate) struct Own<'o, A: ?Sized> {
+pub(crate) struct OwnHeaders<'o, A: ?Sized> {
     pub(crate) out: &'o mut A,
     pub(crate) names: SmallVec<[HeaderName; 8]>,
 }
 
-impl<'o, A: HeaderAppend + ?Sized> Own<'o, A> {
+impl<'o, A: HeaderAppend + ?Sized> OwnHeaders<'o, A> {
     pub(crate) fn new(out: &'o mut A) -> Self {
         Self { out, names: SmallVec::new() }
     }
 }
 
-impl<A: HeaderAppend + ?Sized> HeaderSink for Own<'_, A> {
+impl<A: HeaderAppend + ?Sized> HeaderSink for OwnHeaders<'_, A> {
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
         // What ends a line would begin another field.
         if are_values(value) && !self.names.contains(name) {
@@ -57,10 +57,10 @@ impl<A: HeaderAppend + ?Sized> HeaderSink for Own<'_, A> {
 }
 
 /// The fields of a message that are about one connection.
-struct Hop<'h>(SmallVec<[&'h [u8]; 4]>);
+struct HopByHop<'h>(SmallVec<[&'h [u8]; 4]>);
 
-impl<'h> Hop<'h> {
-    fn of(fields: &'h impl HeaderLookup) -> Self {
+impl<'h> HopByHop<'h> {
+    fn new(fields: &'h impl HeaderLookup) -> Self {
         let named = fields.all(&CONNECTION).flat_map(|value| value.split(|byte| *byte == b','));
         // What is said of the connection itself names no field.
         let is_field = |name: &&[u8]| !is_any(name, &["", "close", "keep-alive"]);
@@ -68,7 +68,7 @@ impl<'h> Hop<'h> {
     }
 
     fn ends(&self, name: &[u8]) -> bool {
-        is_about_one_hop(name) || self.names(name)
+        is_hop_by_hop(name) || self.names(name)
     }
 
     fn names(&self, name: &[u8]) -> bool {
@@ -77,12 +77,12 @@ impl<'h> Hop<'h> {
 }
 
 /// How a caller's fields become those that an upstream gets.
-pub(crate) struct Passing<'a> {
+pub(crate) struct ForwardRules<'a> {
     pub(crate) peer: &'a Peer,
     /// Whether what the peer says of others counts.
     pub(crate) is_trusted: bool,
-    pub(crate) forward: Forward,
-    pub(crate) guard: &'a Arc<Guard>,
+    pub(crate) forward: ForwardedHeader,
+    pub(crate) protected: &'a Arc<ProtectedHeaders>,
     /// The host that the target names, where it does.
     pub(crate) authority: Option<&'a str>,
     /// The host that the upstream is told instead of the caller's.
@@ -92,13 +92,13 @@ pub(crate) struct Passing<'a> {
 }
 
 /// Writes a caller's fields as an upstream gets them.
-pub(crate) fn towards_upstream<A: HeaderAppend + ?Sized>(
+pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
     fields: &impl HeaderLookup,
-    passing: &Passing<'_>,
+    passing: &ForwardRules<'_>,
     out: &mut A,
 ) {
-    let &Passing { peer, is_trusted, forward, guard, authority, host, .. } = passing;
-    let hop = Hop::of(fields);
+    let &ForwardRules { peer, is_trusted, forward, protected: guard, authority, host, .. } = passing;
+    let hop = HopByHop::new(fields);
     let told_host = fields.first(&HOST).or(authority.map(str::as_bytes));
     // The next reader of a message looks for it first.
     if let Some(host) = host.map(HeaderValue::as_bytes).or(told_host) {
@@ -112,14 +112,14 @@ pub(crate) fn towards_upstream<A: HeaderAppend + ?Sized>(
     for (name, value) in fields.each() {
         let is_host = name.len() == 4 && is_any(name, &["host"]);
         let is_followed = passing.traceparent.is_some() && is_any(name, &[TRACEPARENT.as_str()]);
-        if is_host || is_followed || is_about_one_hop(name) || is_ours_to_say(name) {
+        if is_host || is_followed || is_hop_by_hop(name) || is_gateway_owned(name) {
             continue;
         }
         // What rules were told, the upstream is told as well: `Connection` cannot take that away.
-        if guard.is_look_alike(name) || (hop.names(name) && !guard.tells_who(name)) {
+        if guard.is_alias_of_protected(name) || (hop.names(name) && !guard.is_identity(name)) {
             continue;
         }
-        if !is_trusted && guard.is_of_trusted(name) {
+        if !is_trusted && guard.is_trusted_only(name) {
             continue;
         }
         if name.len() == 6 && is_any(name, &[COOKIE.as_str()]) {
@@ -128,13 +128,15 @@ pub(crate) fn towards_upstream<A: HeaderAppend + ?Sized>(
             }
             continue;
         }
-        match telling(name) {
+        match forwarded_kind(name) {
             // We are the last of those whom the list names.
-            Some(Telling::For) if forward != Forward::Forwarded => extend(&mut lists[0], value),
-            Some(Telling::Forwarded) if forward != Forward::XForwarded => extend(&mut lists[1], value),
+            Some(ForwardedKind::For) if forward != ForwardedHeader::Forwarded => extend(&mut lists[0], value),
+            Some(ForwardedKind::Forwarded) if forward != ForwardedHeader::XForwarded => {
+                extend(&mut lists[1], value)
+            }
             other => {
-                told_proto |= other == Some(Telling::Proto);
-                told_other |= other == Some(Telling::Host);
+                told_proto |= other == Some(ForwardedKind::Proto);
+                told_other |= other == Some(ForwardedKind::Host);
                 out.add(name, value);
             }
         }
@@ -144,7 +146,7 @@ pub(crate) fn towards_upstream<A: HeaderAppend + ?Sized>(
         out.add(b"connection", b"te");
     }
     let [x_for, forwarded] = &mut lists;
-    if forward != Forward::Forwarded {
+    if forward != ForwardedHeader::Forwarded {
         if x_for.is_empty() {
             out.add(b"x-forwarded-for", peer.text.as_bytes());
         } else {
@@ -158,7 +160,7 @@ pub(crate) fn towards_upstream<A: HeaderAppend + ?Sized>(
             out.add(b"x-forwarded-host", host);
         }
     }
-    if forward != Forward::XForwarded {
+    if forward != ForwardedHeader::XForwarded {
         let by = match peer.address {
             IpAddr::V4(address) => format!("for={address}"),
             IpAddr::V6(address) => format!("for=\"[{address}]\""),
@@ -196,8 +198,8 @@ fn extend(list: &mut Vec<u8>, value: &[u8]) {
 
 /// Writes an upstream's fields as a caller gets them, but for those that are there already. The length is told by how the
 /// body is sent.
-pub(crate) fn towards_caller(fields: &impl HeaderLookup, own: &mut Own<'_, impl HeaderAppend>) {
-    let hop = Hop::of(fields);
+pub(crate) fn write_client_headers(fields: &impl HeaderLookup, own: &mut OwnHeaders<'_, impl HeaderAppend>) {
+    let hop = HopByHop::new(fields);
     for (name, value) in fields.each() {
         let is_own = |own: &HeaderName| is_any(name, &[own.as_str()]);
         let is_length = name.len() == 14 && is_any(name, &["content-length"]);

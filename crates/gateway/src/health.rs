@@ -12,19 +12,19 @@ const SWEEP: Duration = Duration::from_secs(5);
 pub(crate) async fn watch(pool: Arc<Pool>) {
     let mut asking = tokio::task::JoinSet::new();
     if let Some(health) = &pool.config.health {
-        for at in 0..pool.endpoints.len() {
-            asking.spawn(ask(Arc::clone(&pool), at, health.clone()));
+        for at in 0..pool.backends.len() {
+            asking.spawn(probe_backend(Arc::clone(&pool), at, health.clone()));
         }
     }
     loop {
         tokio::time::sleep(SWEEP).await;
-        for endpoint in &pool.endpoints {
+        for endpoint in &pool.backends {
             endpoint.sweep();
         }
     }
 }
 
-async fn ask(pool: Arc<Pool>, at: usize, health: HealthConfig) {
+async fn probe_backend(pool: Arc<Pool>, at: usize, health: HealthConfig) {
     let (mut well, mut unwell) = (0, 0);
     loop {
         let probe = upstream::probe(&pool, at, &health.path, health.timeout.0);
@@ -34,10 +34,10 @@ async fn ask(pool: Arc<Pool>, at: usize, health: HealthConfig) {
             None => {}
         }
         if well >= health.healthy_after {
-            pool.endpoints[at].found(true);
+            pool.backends[at].set_healthy(true);
         }
         if unwell >= health.unhealthy_after {
-            pool.endpoints[at].found(false);
+            pool.backends[at].set_healthy(false);
         }
         tokio::time::sleep(health.every.0).await;
     }

@@ -4,42 +4,43 @@
 //! | file | answers |
 //! |---|---|
 //! | `config` | what can be said in its file? |
-//! | `state` | what do its settings come to, and what stays when they change? |
-//! | `door`, `listener` | who is accepted, and what do they speak? |
+//! | `proxy_state` | what do its settings come to, and what stays when they change? |
+//! | `bound_listener`, `acceptor` | who is accepted, and what do they speak? |
 //! | `h1`, `h2` | how are messages read and written? |
 //! | `proxy` | what happens to a request, start to end? |
 //! | `message`, `respond` | where do heads lie, and what is the response? |
 //! | `route` | where does it go? |
 //! | `headers` | what is taken out of it and added to it? |
 //! | `upstream`, `pool`, `health` | who answers it, and who instead? |
-//! | `tls`, `body`, `flow` | the means |
-//! | `finish`, `access_log`, `follow`, `problem` | what is said of it and to its caller? |
+//! | `tls`, `body`, `stall` | the means |
+//! | `completion`, `access_log`, `request_span`, `problem` | what is said of it and to its caller? |
 
+mod acceptor;
 mod access_log;
 mod body;
+mod bound_listener;
+mod completion;
 mod config;
-mod door;
-mod finish;
-mod flow;
-mod follow;
 mod gateway;
 mod h1;
 mod h2;
 mod headers;
 mod health;
-mod listener;
 mod message;
 mod pool;
 mod problem;
 mod proxy;
+mod proxy_state;
+mod request_span;
 mod respond;
 mod route;
-mod state;
+mod stall;
 mod tls;
 mod upstream;
 
 pub use config::{
-    CallerLimits, Eject, Forward, GatewayConfig, GatewaySection, HealthConfig, ListenerConfig, PoolConfig,
-    RouteConfig, ServerTlsConfig, Size, Time, UpstreamProtocol, UpstreamTlsConfig,
+    ClientLimits, ForwardedHeader, GatewayConfig, GatewaySection, HealthConfig, ListenerConfig,
+    OutlierEjection, PoolConfig, RouteConfig, ServerTlsConfig, Size, Time, UpstreamProtocol,
+    UpstreamTlsConfig,
 };
 pub use gateway::{Gateway, Handle};

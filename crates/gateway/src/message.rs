@@ -1,10 +1,10 @@
 //! A request and its response as the proxy sees them, whichever protocol they come by and go by: heads in the bytes of HTTP/1,
 //! or in maps of HTTP/2. The same rules read and write both, so that the fast path, from bytes to bytes, is no second proxy.
 
-use crate::body::Outgoing;
-use crate::finish::Finish;
+use crate::body::ProxiedBody;
+use crate::completion::Completion;
 use crate::h1::tunnel::Tunnel;
-use crate::headers::{self, Own, Passing};
+use crate::headers::{self, ForwardRules, OwnHeaders};
 use crate::upstream::WriteFields;
 use bytes::BytesMut;
 use http::{HeaderMap, Method, StatusCode};
@@ -65,16 +65,16 @@ pub(crate) enum Proxied {
         status: StatusCode,
         /// The length that the upstream stated.
         stated_length: Option<u64>,
-        body: Outgoing,
+        body: ProxiedBody,
     },
     /// No more HTTP follows.
-    Tunnel(Box<Tunnel>, Option<Box<Finish>>),
+    Tunnel(Box<Tunnel>, Option<Box<Completion>>),
 }
 
 /// The fields of a request on their way to its upstream.
 pub(crate) struct UpstreamFields<'a, F> {
     pub(crate) fields: &'a F,
-    pub(crate) passing: &'a Passing<'a>,
+    pub(crate) passing: &'a ForwardRules<'a>,
     pub(crate) decision: Option<&'a Decision>,
     pub(crate) upgrade: Option<&'a [u8]>,
 }
@@ -83,9 +83,9 @@ impl<F: HeadForm> WriteFields for UpstreamFields<'_, F> {
     const ARE_BYTES: bool = F::ARE_BYTES;
 
     fn write(&self, out: &mut impl HeaderAppend) {
-        headers::towards_upstream(self.fields, self.passing, out);
+        headers::write_upstream_headers(self.fields, self.passing, out);
         if let Some(decision) = self.decision.filter(|decision| is_marked(decision)) {
-            response::write_markers(&DecisionSummary::from_decision(decision), &mut Own::new(out));
+            response::write_markers(&DecisionSummary::from_decision(decision), &mut OwnHeaders::new(out));
         }
         if let Some(upgrade) = self.upgrade {
             out.add(b"connection", b"upgrade");

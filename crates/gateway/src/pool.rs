@@ -4,14 +4,14 @@
 //! without a herd running to the emptiest. An endpoint is passed over while its health check fails, and for a while
 //! after it has failed several requests in a row; when all are passed over, all are tried, for a guess beats a refusal.
 
-mod kept;
+mod idle;
 
-pub(crate) use kept::Place;
+pub(crate) use idle::ConnectionPermit;
 
 use crate::config::{PoolConfig, UpstreamProtocol};
-use crate::h1::client::Connection;
+use crate::h1::exchange::UpstreamConnection;
 use crate::tls::ClientTls;
-use kept::Kept;
+use idle::IdleConnections;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use tollgate_http::server::Io;
 pub(crate) struct Pool {
     pub(crate) name: String,
     pub(crate) config: PoolConfig,
-    pub(crate) endpoints: Vec<Arc<Endpoint>>,
+    pub(crate) backends: Vec<Arc<Backend>>,
     /// What the file of its authorities held.
     authorities: Option<Vec<u8>>,
     /// Draws pairs of endpoints.
@@ -31,7 +31,7 @@ pub(crate) struct Pool {
 }
 
 /// One address of an upstream.
-pub(crate) struct Endpoint {
+pub(crate) struct Backend {
     pub(crate) address: String,
     tls: Option<ClientTls>,
     connect: Duration,
@@ -40,13 +40,13 @@ pub(crate) struct Endpoint {
     in_flight: AtomicUsize,
     /// Requests whose head was copied from the client's bytes into those of an idle connection, of all endpoints.
     fast_path: Arc<AtomicU64>,
-    kept: Kept,
+    idle: IdleConnections,
     /// What the health check found last.
     healthy: AtomicBool,
     failures: AtomicU32,
     ejected_until: Mutex<Option<Instant>>,
     ejected: AtomicBool,
-    pub(crate) streams: crate::h2::Streams,
+    pub(crate) streams: crate::h2::SharedConnection,
 }
 
 /// Why there is no connection.
@@ -63,7 +63,7 @@ pub(crate) enum ConnectError {
 
 /// Which connection will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum ConnectionPreference {
     /// One that waits, or a new one.
     Any,
     /// A new one: those that wait may be closed.
@@ -73,10 +73,10 @@ pub(crate) enum Wanted {
 }
 
 /// A request under way at an endpoint.
-pub(crate) struct InFlight(Arc<Endpoint>);
+pub(crate) struct InFlight(Arc<Backend>);
 
 impl InFlight {
-    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+    pub(crate) fn backend(&self) -> &Arc<Backend> {
         &self.0
     }
 }
@@ -91,8 +91,8 @@ impl Pool {
     pub(crate) fn new(name: &str, config: &PoolConfig, fast_path: &Arc<AtomicU64>) -> Result<Self, String> {
         let tls = config.tls.as_ref().map(|tls| ClientTls::new(tls, config.protocol)).transpose()?;
         let endpoint = |address: &String| {
-            let tls = tls.as_ref().map(|tls| tls.towards(address)).transpose()?;
-            Ok(Arc::new(Endpoint::new(address, config, tls, Arc::clone(fast_path))))
+            let tls = tls.as_ref().map(|tls| tls.for_address(address)).transpose()?;
+            Ok(Arc::new(Backend::new(address, config, tls, Arc::clone(fast_path))))
         };
         if config.addresses.is_empty() {
             return Err("`addresses` is empty; write at least one host:port".to_owned());
@@ -105,18 +105,18 @@ impl Pool {
         let authorities = authorities(config);
         let endpoints = config.addresses.iter().map(endpoint).collect::<Result<Vec<_>, String>>()?;
         let (name, config, drawn) = (name.to_owned(), config.clone(), AtomicU64::new(0));
-        Ok(Self { name, config, endpoints, authorities, drawn })
+        Ok(Self { name, config, backends: endpoints, authorities, drawn })
     }
 
     /// Whether these settings would make the same one.
-    pub(crate) fn is_by(&self, name: &str, config: &PoolConfig) -> bool {
+    pub(crate) fn matches_config(&self, name: &str, config: &PoolConfig) -> bool {
         self.name == name && self.config == *config && self.authorities == authorities(config)
     }
 
     /// Takes over what is known of addresses that stay when the settings change: a sick one is not asked anew.
     pub(crate) fn inherit(&self, former: &Self) {
-        for own in &self.endpoints {
-            if let Some(known) = former.endpoints.iter().find(|known| known.address == own.address) {
+        for own in &self.backends {
+            if let Some(known) = former.backends.iter().find(|known| known.address == own.address) {
                 own.inherit(known, self.config.health.is_some());
             }
         }
@@ -124,30 +124,30 @@ impl Pool {
 
     /// Who gets the next request; `tried` have failed it already.
     pub(crate) fn pick(&self, tried: &[usize]) -> Option<(usize, InFlight)> {
-        if let ([only], []) = (&self.endpoints[..], tried) {
+        if let ([only], []) = (&self.backends[..], tried) {
             return Some((0, only.enter()));
         }
-        let usable = |at: &usize| !tried.contains(at) && self.endpoints[*at].is_usable();
+        let usable = |at: &usize| !tried.contains(at) && self.backends[*at].is_usable();
         let mut candidates: smallvec::SmallVec<[usize; 16]> =
-            (0..self.endpoints.len()).filter(usable).collect();
+            (0..self.backends.len()).filter(usable).collect();
         if candidates.is_empty() {
-            candidates = (0..self.endpoints.len()).filter(|at| !tried.contains(at)).collect();
+            candidates = (0..self.backends.len()).filter(|at| !tried.contains(at)).collect();
         }
         if candidates.is_empty() {
-            candidates = (0..self.endpoints.len()).collect();
+            candidates = (0..self.backends.len()).collect();
         }
-        let load = |at: usize| self.endpoints[at].in_flight.load(Ordering::Relaxed);
+        let load = |at: usize| self.backends[at].in_flight.load(Ordering::Relaxed);
         let draw = mix(self.drawn.fetch_add(1, Ordering::Relaxed));
         let count = candidates.len();
         let first = candidates[(draw as u32 as usize) % count];
         let second = candidates[((draw >> 32) as usize) % count];
         let at = if load(second) < load(first) { second } else { first };
-        Some((at, self.endpoints[at].enter()))
+        Some((at, self.backends[at].enter()))
     }
 
     /// A request for this endpoint and no other.
     pub(crate) fn at(&self, at: usize) -> InFlight {
-        self.endpoints[at].enter()
+        self.backends[at].enter()
     }
 
     pub(crate) fn protocol(&self) -> UpstreamProtocol {
@@ -167,7 +167,7 @@ const fn mix(count: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-impl Endpoint {
+impl Backend {
     fn new(address: &str, config: &PoolConfig, tls: Option<ClientTls>, fast_path: Arc<AtomicU64>) -> Self {
         Self {
             address: address.to_owned(),
@@ -177,12 +177,12 @@ impl Endpoint {
             eject_for: config.eject.for_.0,
             in_flight: AtomicUsize::new(0),
             fast_path,
-            kept: Kept::new(config),
+            idle: IdleConnections::new(config),
             healthy: AtomicBool::new(true),
             failures: AtomicU32::new(0),
             ejected_until: Mutex::new(None),
             ejected: AtomicBool::new(false),
-            streams: crate::h2::Streams::default(),
+            streams: crate::h2::SharedConnection::default(),
         }
     }
 
@@ -219,14 +219,14 @@ impl Endpoint {
     }
 
     /// It answered.
-    pub(crate) fn succeeded(&self) {
+    pub(crate) fn record_success(&self) {
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
     /// It did not answer, or with an error that is its own.
-    pub(crate) fn failed(&self) {
+    pub(crate) fn record_failure(&self) {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         if self.eject_after > 0 && failures >= self.eject_after && !self.ejected.load(Ordering::Relaxed) {
             let until = Instant::now() + self.eject_for;
@@ -237,7 +237,7 @@ impl Endpoint {
     }
 
     /// What a health check found.
-    pub(crate) fn found(&self, healthy: bool) {
+    pub(crate) fn set_healthy(&self, healthy: bool) {
         if self.healthy.swap(healthy, Ordering::Relaxed) != healthy {
             if healthy {
                 tracing::info!(endpoint = self.address, "backend healthy");
@@ -247,7 +247,7 @@ impl Endpoint {
         }
     }
 
-    pub(crate) fn figures(&self) -> (bool, usize) {
+    pub(crate) fn stats(&self) -> (bool, usize) {
         let fine = self.healthy.load(Ordering::Relaxed) && !self.ejected.load(Ordering::Relaxed);
         (fine, self.in_flight.load(Ordering::Relaxed))
     }
@@ -258,37 +258,40 @@ impl Endpoint {
     }
 
     /// A connection that waits, if one is still good and may be used now.
-    pub(crate) fn take_waiting(&self) -> Option<Box<Connection>> {
-        self.kept.take()
+    pub(crate) fn take_idle(&self) -> Option<Box<UpstreamConnection>> {
+        self.idle.take()
     }
 
     /// Keeps a connection for the next request.
-    pub(crate) fn put_back(&self, connection: Box<Connection>) {
-        self.kept.put(connection);
+    pub(crate) fn put_back(&self, connection: Box<UpstreamConnection>) {
+        self.idle.put(connection);
     }
 
     /// Closes what has waited for too long.
     pub(crate) fn sweep(&self) {
-        self.kept.sweep();
+        self.idle.sweep();
     }
 
     /// A connection for one request.
-    pub(crate) async fn connection(&self, wanted: Wanted) -> Result<Box<Connection>, ConnectError> {
-        if let (Wanted::Any, Some(waiting)) = (wanted, self.kept.take()) {
+    pub(crate) async fn connection(
+        &self,
+        wanted: ConnectionPreference,
+    ) -> Result<Box<UpstreamConnection>, ConnectError> {
+        if let (ConnectionPreference::Any, Some(waiting)) = (wanted, self.idle.take()) {
             return Ok(waiting);
         }
-        let patience = if wanted == Wanted::Spare { Duration::ZERO } else { self.connect };
-        let place = self.kept.place(patience).await;
+        let patience = if wanted == ConnectionPreference::Spare { Duration::ZERO } else { self.connect };
+        let place = self.idle.permit(patience).await;
         let mut place = place.ok_or_else(|| ConnectError::Full(self.address.clone()))?;
         // Come free in the meantime. Where a new one is wanted, it is opened in the stead of this.
-        if let Some(mut free) = self.kept.take_with(&mut place) {
-            if wanted == Wanted::Any {
+        if let Some(mut free) = self.idle.take_with(&mut place) {
+            if wanted == ConnectionPreference::Any {
                 return Ok(free);
             }
-            place = free.place.take();
+            place = free.permit.take();
         }
         // The wait for a place was ours to bear: the endpoint has its whole time.
-        Ok(Box::new(Connection::new(self.open(Instant::now() + self.connect).await?, place)))
+        Ok(Box::new(UpstreamConnection::new(self.open(Instant::now() + self.connect).await?, place)))
     }
 
     /// A bare stream, for whatever protocol.

@@ -17,6 +17,6 @@ pub(crate) fn body(status: StatusCode, detail: &str) -> String {
 }
 
 /// A whole response.
-pub(crate) fn answer(status: StatusCode, detail: &str) -> RawResponse {
+pub(crate) fn response(status: StatusCode, detail: &str) -> RawResponse {
     RawResponse::new(status, MEDIA_TYPE, body(status, detail))
 }

@@ -2,16 +2,16 @@
 //!
 //! Deciding comes before a byte of the body is read and before any connection to an upstream: a denial costs neither.
 
-use crate::access_log::{Entry, Line};
-use crate::body::Incoming;
+use crate::access_log::{AccessLogGuard, AccessRecord};
+use crate::body::ClientBody;
 use crate::config::GatewayConfig;
-use crate::follow::Followed;
-use crate::headers::{self, Passing, Peer};
+use crate::headers::{self, ForwardRules, Peer};
 use crate::message::{Forwarded, HeadForm, Proxied, ResponseSink, UpstreamFields};
+use crate::proxy_state::ProxyState;
+use crate::request_span::RequestSpan;
 use crate::respond::Record;
 use crate::route::Route;
-use crate::state::State;
-use crate::upstream::{self, Failure, Received, Sent};
+use crate::upstream::{self, Failure, Received, UpstreamRequest};
 use arc_swap::ArcSwap;
 use http::StatusCode;
 use http_body::Body;
@@ -28,14 +28,14 @@ use tollgate_http::traceparent;
 /// Everything that requests share.
 pub(crate) struct Proxy<S: CounterStore + 'static> {
     limiter: Arc<Limiter<S>>,
-    state: ArcSwap<State>,
+    state: ArcSwap<ProxyState>,
     /// Requests that `action: delay` holds back.
     pub(crate) delayed: DelayQueue,
     clock: SystemClock,
 }
 
 /// What is known of a request by the time that it is decided.
-struct Checked<'p> {
+struct CheckedRequest<'p> {
     route: &'p Arc<Route>,
     decision: Option<Decision>,
     held: Option<Held>,
@@ -54,23 +54,23 @@ enum CheckFailure {
 
 impl<S: CounterStore + 'static> Proxy<S> {
     pub(crate) fn new(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
-        let state = State::new(config, &limiter.rules(), None)?;
+        let state = ProxyState::new(config, &limiter.rules(), None)?;
         let delayed = DelayQueue::new(config.callers.held);
         Ok(Self { limiter, state: ArcSwap::from_pointee(state), delayed, clock: SystemClock::new() })
     }
 
     /// What acts now.
-    pub(crate) fn state(&self) -> Arc<State> {
+    pub(crate) fn state(&self) -> Arc<ProxyState> {
         self.state.load_full()
     }
 
     /// Reads other settings, of which nothing acts yet.
-    pub(crate) fn read(&self, config: &GatewayConfig) -> Result<State, String> {
-        State::new(config, &self.limiter.rules(), Some(&self.state.load()))
+    pub(crate) fn read(&self, config: &GatewayConfig) -> Result<ProxyState, String> {
+        ProxyState::new(config, &self.limiter.rules(), Some(&self.state.load()))
     }
 
     /// From now on requests go by these.
-    pub(crate) fn change(&self, state: State, most_waiting: usize) {
+    pub(crate) fn change(&self, state: ProxyState, most_waiting: usize) {
         self.state.store(Arc::new(state));
         self.delayed.set_max(most_waiting);
     }
@@ -81,24 +81,24 @@ impl<S: CounterStore + 'static> Proxy<S> {
         &self,
         peer: &Peer,
         request: &Forwarded<'_, F>,
-        body: Option<Incoming>,
+        body: Option<ClientBody>,
         out: &mut A,
         timeout: &mut LazyTimeout,
     ) -> Proxied {
         let state = &*self.state();
         let (now, asked) = (self.clock.now(), &request.asked);
         let mut record = Record::<S>::new(state, asked, peer, self.clock, now);
-        let Checked { route, decision, held, remote, is_trusted, trace } =
+        let CheckedRequest { route, decision, held, remote, is_trusted, trace } =
             match self.check(state, asked, now).await {
                 Ok(checked) => checked,
                 Err(failure) => {
                     if let Some(line) = &mut record.line {
-                        line.entry.remote = state.routes.nobody().address(peer.address, asked.headers);
+                        line.entry.remote = state.routes.fallback_site().address(peer.address, asked.headers);
                     }
                     return record.problem(&failure.into(), None, out);
                 }
             };
-        record.span = trace.map(|trace| Followed::new(&self.limiter, trace, request.method, route));
+        record.span = trace.map(|trace| RequestSpan::new(&self.limiter, trace, request.method, route));
         record.add_decision(route, decision.as_ref(), remote);
         let facts = decision.as_ref().map(DecisionSummary::from_decision);
         if let (Some(decision), Some(facts)) = (&decision, &facts)
@@ -116,35 +116,35 @@ impl<S: CounterStore + 'static> Proxy<S> {
             }
             record.held = Some(Box::new(guard));
         }
-        let mut passing = state.passing(peer, is_trusted, route, asked.authority);
+        let mut passing = state.forward_rules(peer, is_trusted, route, asked.authority);
         passing.traceparent = trace.as_ref().map(traceparent::format);
         let received =
-            pass_on::<_, A>(state, request, body, route, decision.as_ref(), &passing, timeout).await;
+            forward::<_, A>(state, request, body, route, decision.as_ref(), &passing, timeout).await;
         match received {
-            Ok(received) => record.pass_back(state, route, received, facts.as_ref(), now, out),
+            Ok(received) => record.send_response(state, route, received, facts.as_ref(), now, out),
             Err(failure) => record.problem(&failure, facts.as_ref().map(|facts| (state, facts, now)), out),
         }
     }
 
     /// What came was no request that could be handled.
-    pub(crate) fn refused(&self, peer: &Peer, status: StatusCode, detail: &str) {
+    pub(crate) fn rejected(&self, peer: &Peer, status: StatusCode, detail: &str) {
         if let Some(log) = &self.state.load().log {
-            let mut entry = Entry::new(self.clock.now(), peer.address);
+            let mut entry = AccessRecord::new(self.clock.now(), peer.address);
             entry.status = status.as_u16();
             entry.error = Some(detail.to_owned());
-            drop(Line::new(Arc::clone(log), entry));
+            drop(AccessLogGuard::new(Arc::clone(log), entry));
         }
     }
 
     /// Identifies the caller, finds the route and decides, once.
     async fn check<'s>(
         &self,
-        state: &'s State,
+        state: &'s ProxyState,
         asked: &RequestView<'_, impl HeadForm>,
         now: Timestamp,
-    ) -> Result<Checked<'s>, CheckFailure> {
+    ) -> Result<CheckedRequest<'s>, CheckFailure> {
         let site = state.routes.site(asked.host()).ok_or(CheckFailure::NoRoute)?;
-        let caller = site.who.resolve_direct(asked, now).map_err(CheckFailure::Ambiguous)?;
+        let caller = site.identity.resolve_direct(asked, now).map_err(CheckFailure::Ambiguous)?;
         let route = site.route(&caller).ok_or(CheckFailure::NoRoute)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
         let trace = traceparent::from_headers(&self.limiter, asked.headers, || now);
@@ -162,7 +162,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
                 (Some(decision), held)
             }
         };
-        Ok(Checked { route, decision, held, remote, is_trusted, trace })
+        Ok(CheckedRequest { route, decision, held, remote, is_trusted, trace })
     }
 }
 
@@ -178,13 +178,13 @@ impl From<CheckFailure> for Failure {
 }
 
 /// The way to the upstream.
-async fn pass_on<F: HeadForm, A: ResponseSink>(
-    state: &State,
+async fn forward<F: HeadForm, A: ResponseSink>(
+    state: &ProxyState,
     request: &Forwarded<'_, F>,
-    mut body: Option<Incoming>,
+    mut body: Option<ClientBody>,
     route: &Route,
     decision: Option<&Decision>,
-    passing: &Passing<'_>,
+    passing: &ForwardRules<'_>,
     timeout: &mut LazyTimeout,
 ) -> Result<Received, Failure> {
     if let Some(body) = &mut body {
@@ -192,13 +192,13 @@ async fn pass_on<F: HeadForm, A: ResponseSink>(
         if body.size_hint().lower() > max {
             return Err(Failure::too_large());
         }
-        body.limit(max, Arc::clone(passing.guard));
+        body.limit(max, Arc::clone(passing.protected));
     }
     let fields = request.asked.headers;
     let can_switch = A::CAN_SWITCH && body.is_none();
     let upgrade = headers::upgrade(fields, &route.config.upgrades).filter(|_| can_switch);
     let target = route.target(request.target);
-    let sent = Sent {
+    let sent = UpstreamRequest {
         method: request.method,
         target: &target,
         head: &UpstreamFields { fields, passing, decision, upgrade },

@@ -1,17 +1,17 @@
 //! Responses of the proxy: an upstream's, a denial, or what went wrong. Whatever it is, the record of its request (its line in the
 //! access log, its span, its permits) ends with it, or with the request's future.
 
-use crate::access_log::{Entry, Line};
-use crate::body::{Outgoing, Source, StreamBody};
-use crate::finish::{Ends, Finish};
-use crate::follow::Followed;
-use crate::h1::client::UpstreamBody;
+use crate::access_log::{AccessLogGuard, AccessRecord};
+use crate::body::{ProxiedBody, ResponseSource, StreamBody};
+use crate::completion::{Completion, DropAction};
+use crate::h1::exchange::UpstreamBody;
 use crate::h1::tunnel::Tunnel;
-use crate::headers::{self, Own, Peer};
+use crate::headers::{self, OwnHeaders, Peer};
 use crate::message::{Proxied, ResponseSink};
 use crate::problem;
+use crate::proxy_state::ProxyState;
+use crate::request_span::RequestSpan;
 use crate::route::Route;
-use crate::state::State;
 use crate::upstream::{Failure, Received};
 use bytes::Bytes;
 use http::StatusCode;
@@ -29,27 +29,30 @@ use tollgate_http::response::DecisionSummary;
 /// What a request has until its response ends: its line in the log, its span, its permits.
 pub(crate) struct Record<S: CounterStore + 'static> {
     clock: SystemClock,
-    pub(crate) line: Option<Line>,
-    pub(crate) span: Option<Box<Followed<S>>>,
-    pub(crate) held: Option<Box<dyn Ends>>,
+    pub(crate) line: Option<AccessLogGuard>,
+    pub(crate) span: Option<Box<RequestSpan<S>>>,
+    pub(crate) held: Option<Box<dyn DropAction>>,
 }
 
 impl<S: CounterStore + 'static> Record<S> {
     /// Of a request that has just come.
     pub(crate) fn new(
-        state: &State,
+        state: &ProxyState,
         asked: &RequestView<'_, impl HeaderLookup>,
         peer: &Peer,
         clock: SystemClock,
         now: Timestamp,
     ) -> Self {
-        let line = state.log.as_ref().map(|log| Line::new(Arc::clone(log), entry(state, asked, peer, now)));
+        let line = state
+            .log
+            .as_ref()
+            .map(|log| AccessLogGuard::new(Arc::clone(log), entry(state, asked, peer, now)));
         Self { clock, line, span: None, held: None }
     }
 
     /// Adds the route, and what was decided.
     pub(crate) fn add_decision(&mut self, route: &Route, decision: Option<&Decision>, remote: IpAddr) {
-        let Some(Line { entry, .. }) = &mut self.line else { return };
+        let Some(AccessLogGuard { entry, .. }) = &mut self.line else { return };
         entry.remote = remote;
         entry.route = Some(route.name.clone());
         if let Some(decision) = decision {
@@ -61,7 +64,7 @@ impl<S: CounterStore + 'static> Record<S> {
     }
 
     /// Hangs on a response what ends with it.
-    fn finish(self, status: StatusCode, is_whole: bool) -> Option<Box<Finish>> {
+    fn finish(self, status: StatusCode, is_whole: bool) -> Option<Box<Completion>> {
         let Self { mut line, mut span, held, .. } = self;
         if line.is_none() && span.is_none() && held.is_none() {
             return None;
@@ -71,16 +74,20 @@ impl<S: CounterStore + 'static> Record<S> {
         }
         if let Some(line) = &mut line {
             line.entry.status = status.as_u16();
-            line.is_whole = is_whole;
+            line.is_complete = is_whole;
         }
-        Some(Box::new(Finish { line, _held: held, _span: span.map(|span| span as Box<dyn Ends>) }))
+        Some(Box::new(Completion {
+            line,
+            _permits: held,
+            _span: span.map(|span| span as Box<dyn DropAction>),
+        }))
     }
 
     /// Writes an upstream's response.
     #[allow(clippy::too_many_arguments, reason = "all that is known of the request, once")]
-    pub(crate) fn pass_back<A: ResponseSink>(
+    pub(crate) fn send_response<A: ResponseSink>(
         mut self,
-        state: &State,
+        state: &ProxyState,
         route: &Route,
         received: Received,
         facts: Option<&DecisionSummary<'_>>,
@@ -92,59 +99,59 @@ impl<S: CounterStore + 'static> Record<S> {
             line.entry.upstream = Some(received.address().to_owned());
         }
         out.begin(status);
-        let mut own = Own::new(out);
+        let mut own = OwnHeaders::new(out);
         if let Some(facts) = facts {
-            state.answers.write(facts, now, &mut own);
+            state.responses.write(facts, now, &mut own);
         }
         let idle = route.config.idle_timeout.0;
         let (stated_length, source) = match received {
             Received::H1 { connection, in_flight, pumping, head, end } => {
                 let fields = head.fields(&connection.received()[..end]);
-                headers::towards_caller(&fields, &mut own);
+                headers::write_client_headers(&fields, &mut own);
                 if status == StatusCode::SWITCHING_PROTOCOLS {
                     own.out.add(b"connection", b"upgrade");
                     own.out.add(b"upgrade", fields.first(&UPGRADE).unwrap_or_default());
                     if let Some((source, write, place)) = connection.into_tunnel(end) {
-                        let tunnel = Tunnel { source, write, in_flight, place, idle };
+                        let tunnel = Tunnel { source, write, in_flight, permit: place, idle };
                         return Proxied::Tunnel(Box::new(tunnel), self.finish(status, true));
                     }
                     // An exchange that was answered so has both halves.
                     return Proxied::Response {
                         status,
                         stated_length: None,
-                        body: Outgoing::here(Bytes::new()),
+                        body: ProxiedBody::local(Bytes::new()),
                     };
                 }
                 let length = stated_length(&fields);
                 let body = UpstreamBody::new(connection, in_flight, (end, &head), pumping, idle);
-                (length, Source::H1(body))
+                (length, ResponseSource::H1(body))
             }
             Received::H2 { response, in_flight } => {
-                headers::towards_caller(response.headers(), &mut own);
+                headers::write_client_headers(response.headers(), &mut own);
                 let length = stated_length(response.headers());
                 let body = StreamBody::new(response.into_body(), idle);
-                (length, Source::H2 { body, _in_flight: in_flight })
+                (length, ResponseSource::H2 { body, _in_flight: in_flight })
             }
         };
-        let mut body = Outgoing { source, finish: None };
-        body.finish = self.finish(status, body.is_end_stream());
+        let mut body = ProxiedBody { source, completion: None };
+        body.completion = self.finish(status, body.is_end_stream());
         Proxied::Response { status, stated_length, body }
     }
 
     /// Writes a denial.
     pub(crate) fn denied<A: ResponseSink>(
         self,
-        state: &State,
+        state: &ProxyState,
         facts: &DecisionSummary<'_>,
         now: Timestamp,
         out: &mut A,
     ) -> Proxied {
-        let status = state.answers.status(facts.disposition);
+        let status = state.responses.status(facts.disposition);
         out.begin(status);
-        let mut own = Own::new(out);
-        let (media_type, body) = state.answers.body(facts).unzip();
+        let mut own = OwnHeaders::new(out);
+        let (media_type, body) = state.responses.body(facts).unzip();
         self.put_own(&mut own, media_type);
-        state.answers.write(facts, now, &mut own);
+        state.responses.write(facts, now, &mut own);
         self.own_response(status, body.unwrap_or_default())
     }
 
@@ -152,15 +159,15 @@ impl<S: CounterStore + 'static> Record<S> {
     pub(crate) fn problem<A: ResponseSink>(
         self,
         failure: &Failure,
-        facts: Option<(&State, &DecisionSummary<'_>, Timestamp)>,
+        facts: Option<(&ProxyState, &DecisionSummary<'_>, Timestamp)>,
         out: &mut A,
     ) -> Proxied {
         let Failure { status, detail } = failure;
         out.begin(*status);
-        let mut own = Own::new(out);
+        let mut own = OwnHeaders::new(out);
         self.put_own(&mut own, Some(problem::MEDIA_TYPE));
         if let Some((state, facts, now)) = facts {
-            state.answers.write(facts, now, &mut own);
+            state.responses.write(facts, now, &mut own);
         }
         self.own_response(*status, problem::body(*status, detail).into())
     }
@@ -174,8 +181,8 @@ impl<S: CounterStore + 'static> Record<S> {
     }
 
     fn own_response(self, status: StatusCode, body: Bytes) -> Proxied {
-        let mut body = Outgoing::here(body);
-        body.finish = self.finish(status, body.is_end_stream());
+        let mut body = ProxiedBody::local(body);
+        body.completion = self.finish(status, body.is_end_stream());
         Proxied::Response { status, stated_length: None, body }
     }
 }
@@ -186,9 +193,14 @@ fn stated_length(fields: &impl HeaderLookup) -> Option<u64> {
 }
 
 /// What is known of a request before anything is decided.
-fn entry(state: &State, asked: &RequestView<'_, impl HeaderLookup>, peer: &Peer, began: Timestamp) -> Entry {
-    let is_secret = state.routes.nobody().contains_secret(asked.headers, asked.path);
-    Entry {
+fn entry(
+    state: &ProxyState,
+    asked: &RequestView<'_, impl HeaderLookup>,
+    peer: &Peer,
+    began: Timestamp,
+) -> AccessRecord {
+    let is_secret = state.routes.fallback_site().contains_secret(asked.headers, asked.path);
+    AccessRecord {
         method: Some(asked.method.to_owned()),
         host: Some(asked.host().unwrap_or_default().to_owned()),
         // The query may hold secrets, and is never told; a path that does is shown as all secrets are.
@@ -196,6 +208,6 @@ fn entry(state: &State, asked: &RequestView<'_, impl HeaderLookup>, peer: &Peer,
             true => format!("{}…", beginning(asked.path)),
             false => asked.path.to_owned(),
         }),
-        ..Entry::new(began, peer.address)
+        ..AccessRecord::new(began, peer.address)
     }
 }

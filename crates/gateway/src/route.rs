@@ -51,20 +51,20 @@ fn segments(path: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The routes of one host, or of a family of hosts.
-pub(crate) struct Site {
-    pub(crate) who: IdentityResolver,
+pub(crate) struct VirtualHost {
+    pub(crate) identity: IdentityResolver,
     /// By endpoint: `GET /users/{id}`, or the path alone for any method.
     by_endpoint: HashMap<String, Arc<Route>, foldhash::fast::RandomState>,
 }
 
 /// All routes.
 pub(crate) struct Routes {
-    exact: HashMap<String, Site, foldhash::fast::RandomState>,
+    exact: HashMap<String, VirtualHost, foldhash::fast::RandomState>,
     /// `.example.com`, longest first.
-    families: Vec<(String, Site)>,
-    any: Option<Site>,
+    families: Vec<(String, VirtualHost)>,
+    any: Option<VirtualHost>,
     /// For whoever has no site: it still has an address.
-    nobody: IdentityResolver,
+    fallback_site: IdentityResolver,
 }
 
 impl Routes {
@@ -82,9 +82,10 @@ impl Routes {
         }
         let nobody = IdentityResolver::sharing(&config.who, [], tokens.cloned())
             .map_err(|error| format!("who: {error}"))?;
-        let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, nobody };
+        let mut routes =
+            Self { exact: HashMap::default(), families: Vec::new(), any: None, fallback_site: nobody };
         for host in hosts {
-            let site = Site::new(config, host.as_deref(), tokens)?;
+            let site = VirtualHost::new(config, host.as_deref(), tokens)?;
             match host {
                 None => routes.any = Some(site),
                 Some(host) => match host.strip_prefix('*') {
@@ -107,7 +108,7 @@ impl Routes {
     }
 
     /// The routes of a host.
-    pub(crate) fn site(&self, host: Option<&str>) -> Option<&Site> {
+    pub(crate) fn site(&self, host: Option<&str>) -> Option<&VirtualHost> {
         if self.exact.is_empty() && self.families.is_empty() {
             return self.any.as_ref();
         }
@@ -119,14 +120,14 @@ impl Routes {
         };
         let family = || {
             let under =
-                |(family, _): &&(String, Site)| host.len() > family.len() && host.ends_with(&**family);
+                |(family, _): &&(String, VirtualHost)| host.len() > family.len() && host.ends_with(&**family);
             self.families.iter().find(under).map(|(_, site)| site)
         };
         self.exact.get(&*host).or_else(family).or(self.any.as_ref())
     }
 
-    pub(crate) fn nobody(&self) -> &IdentityResolver {
-        &self.nobody
+    pub(crate) fn fallback_site(&self) -> &IdentityResolver {
+        &self.fallback_site
     }
 }
 
@@ -139,7 +140,7 @@ fn bare(host: &str) -> &str {
     host[..end].trim_end_matches('.')
 }
 
-impl Site {
+impl VirtualHost {
     fn new(
         config: &GatewayConfig,
         host: Option<&str>,
@@ -195,7 +196,7 @@ impl Site {
         }
         let who =
             IdentityResolver::sharing(&who, [], tokens.cloned()).map_err(|error| format!("who: {error}"))?;
-        Ok(Self { who, by_endpoint })
+        Ok(Self { identity: who, by_endpoint })
     }
 
     /// The route of a caller's request.

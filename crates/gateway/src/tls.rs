@@ -9,7 +9,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use tollgate_http::server::Io;
 use tollgate_http::tls::{ServerCertificate, authorities, provider};
 
-const GLANCE: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A listener's side.
 pub(crate) struct ServerTls {
@@ -31,7 +31,7 @@ impl ServerTls {
     /// Looks at the files every second.
     pub(crate) async fn watch(&self) {
         loop {
-            tokio::time::sleep(GLANCE).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             self.certificate.refresh();
         }
     }
@@ -67,7 +67,7 @@ impl ClientTls {
     }
 
     /// The same, with the name that an address must prove.
-    pub(crate) fn towards(&self, address: &str) -> Result<Self, String> {
+    pub(crate) fn for_address(&self, address: &str) -> Result<Self, String> {
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = self.name.clone().map_or_else(|| server_name(host), Ok)?;

@@ -3,12 +3,12 @@
 //! Tried again is only what the caller could repeat itself (an idempotent method), of whose body nothing was sent, and
 //! only if not a byte of an answer came: no request is ever carried out twice by our doing.
 
-use crate::body::{BodyError, Incoming};
+use crate::body::{BodyError, ClientBody};
 use crate::config::{RouteConfig, UpstreamProtocol};
-use crate::flow::{Flow, Flowing};
-use crate::h1::client::{Connection, ExchangeError, Pump, Terms, exchange};
+use crate::h1::exchange::{ExchangeError, ExchangeOptions, Pump, UpstreamConnection, exchange};
 use crate::h2;
-use crate::pool::{ConnectError, InFlight, Pool, Wanted};
+use crate::pool::{ConnectError, ConnectionPreference, InFlight, Pool};
+use crate::stall::{BodyProgress, TrackedBody};
 use http::{HeaderMap, Method, Response, StatusCode};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use tollgate_http::server::{self, LazyTimeout};
 const STALE: u32 = 3;
 
 /// What is sent.
-pub(crate) struct Sent<'a, H> {
+pub(crate) struct UpstreamRequest<'a, H> {
     pub(crate) method: &'a Method,
     pub(crate) target: &'a str,
     pub(crate) head: &'a H,
@@ -45,7 +45,7 @@ pub(crate) trait WriteFields: Sync {
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
 pub(crate) enum Received {
     H1 {
-        connection: Box<Connection>,
+        connection: Box<UpstreamConnection>,
         in_flight: InFlight,
         /// The request, as far as it is still being sent.
         pumping: Option<Pump>,
@@ -69,7 +69,7 @@ impl Received {
 
     pub(crate) fn address(&self) -> &str {
         let (Self::H1 { in_flight, .. } | Self::H2 { in_flight, .. }) = self;
-        &in_flight.endpoint().address
+        &in_flight.backend().address
     }
 }
 
@@ -99,9 +99,9 @@ impl Failure {
 }
 
 /// What became of an attempt that was not answered.
-pub(crate) enum Unanswered {
+pub(crate) enum AttemptError {
     /// Nothing came back, and nothing of a body went out.
-    Nothing(Failure),
+    NotSent(Failure),
     /// An idle connection turned out to be closed. Nobody's fault.
     Stale(Failure),
     /// There was no place for another connection. Nothing went out, and the endpoint has done nothing wrong.
@@ -112,14 +112,14 @@ pub(crate) enum Unanswered {
 /// Sends a request, and sends it again where that is safe. `timeout` is of the request's own task.
 pub(crate) async fn send<H: WriteFields>(
     pool: &Pool,
-    sent: &Sent<'_, H>,
-    mut body: Option<Incoming>,
+    sent: &UpstreamRequest<'_, H>,
+    mut body: Option<ClientBody>,
     timeout: &mut LazyTimeout,
 ) -> Result<Received, Failure> {
     let idempotent = is_idempotent(sent.method);
     let bodiless = body.is_none();
     let mut retries = if idempotent { sent.route.retries } else { 0 };
-    let (mut stale, mut wanted) = (0, Wanted::Any);
+    let (mut stale, mut wanted) = (0, ConnectionPreference::Any);
     let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
     loop {
         let Some((at, in_flight)) = pool.pick(&tried) else {
@@ -129,32 +129,32 @@ pub(crate) async fn send<H: WriteFields>(
             UpstreamProtocol::Http1 => attempt_h1(&in_flight, sent, &mut body, wanted, timeout).await,
             UpstreamProtocol::Http2 => Box::pin(attempt_h2(pool, &in_flight, sent, &mut body)).await,
         };
-        let endpoint = in_flight.endpoint();
+        let endpoint = in_flight.backend();
         let failure = match attempt {
             Ok(answered) => {
-                endpoint.succeeded();
+                endpoint.record_success();
                 return Ok(answered.with(in_flight));
             }
-            Err(Unanswered::Stale(failure)) => {
+            Err(AttemptError::Stale(failure)) => {
                 // Of a body nothing may have been sent.
                 if !idempotent || (body.is_none() && !bodiless) || stale == STALE {
                     return Err(failure);
                 }
                 stale += 1;
-                wanted = Wanted::New;
+                wanted = ConnectionPreference::New;
                 continue;
             }
-            Err(Unanswered::Failed(failure)) => {
+            Err(AttemptError::Failed(failure)) => {
                 if failure.status.is_server_error() {
-                    endpoint.failed();
+                    endpoint.record_failure();
                 }
                 return Err(failure);
             }
-            Err(Unanswered::Nothing(failure)) => {
-                endpoint.failed();
+            Err(AttemptError::NotSent(failure)) => {
+                endpoint.record_failure();
                 failure
             }
-            Err(Unanswered::Full(failure)) => failure,
+            Err(AttemptError::Full(failure)) => failure,
         };
         if retries == 0 || (body.is_none() && !bodiless) {
             tracing::debug!(pool = pool.name, detail = failure.detail, "no answer");
@@ -167,12 +167,12 @@ pub(crate) async fn send<H: WriteFields>(
 
 /// An attempt that was answered.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
-enum Answered {
-    H1(Box<Connection>, Option<Pump>, usize, ResponseHead),
+enum AttemptResult {
+    H1(Box<UpstreamConnection>, Option<Pump>, usize, ResponseHead),
     H2(Response<hyper::body::Incoming>),
 }
 
-impl Answered {
+impl AttemptResult {
     fn with(self, in_flight: InFlight) -> Received {
         match self {
             Self::H1(connection, pumping, end, head) => {
@@ -183,7 +183,7 @@ impl Answered {
     }
 }
 
-fn unconnected(error: &ConnectError) -> Failure {
+fn connect_failure(error: &ConnectError) -> Failure {
     let status = match error {
         ConnectError::Refused(..) => StatusCode::BAD_GATEWAY,
         ConnectError::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
@@ -199,7 +199,7 @@ fn unconnected(error: &ConnectError) -> Failure {
     Failure::new(status, detail)
 }
 
-fn of_body(error: &BodyError) -> Failure {
+fn body_failure(error: &BodyError) -> Failure {
     let status = match error {
         BodyError::Message(server::BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
         BodyError::Message(server::BodyError::TooSlow) => StatusCode::REQUEST_TIMEOUT,
@@ -210,13 +210,13 @@ fn of_body(error: &BodyError) -> Failure {
 
 async fn attempt_h1<H: WriteFields>(
     in_flight: &InFlight,
-    sent: &Sent<'_, H>,
-    body: &mut Option<Incoming>,
-    wanted: Wanted,
+    sent: &UpstreamRequest<'_, H>,
+    body: &mut Option<ClientBody>,
+    wanted: ConnectionPreference,
     timeout: &mut LazyTimeout,
-) -> Result<Answered, Unanswered> {
-    let endpoint = in_flight.endpoint();
-    let idle = if wanted == Wanted::Any { endpoint.take_waiting() } else { None };
+) -> Result<AttemptResult, AttemptError> {
+    let endpoint = in_flight.backend();
+    let idle = if wanted == ConnectionPreference::Any { endpoint.take_idle() } else { None };
     let mut connection = match idle {
         Some(idle) => {
             if H::ARE_BYTES && body.is_none() {
@@ -226,16 +226,16 @@ async fn attempt_h1<H: WriteFields>(
         }
         None => match Box::pin(endpoint.connection(wanted)).await {
             Ok(connection) => connection,
-            Err(error @ ConnectError::Full(_)) => return Err(Unanswered::Full(unconnected(&error))),
-            Err(error) => return Err(Unanswered::Nothing(unconnected(&error))),
+            Err(error @ ConnectError::Full(_)) => return Err(AttemptError::Full(connect_failure(&error))),
+            Err(error) => return Err(AttemptError::NotSent(connect_failure(&error))),
         },
     };
-    let reused = connection.has_waited;
+    let reused = connection.is_reused;
     let out = connection.out();
     write::request_line(out, sent.method, sent.target);
     sent.head.write(out);
     write::end_of_fields(out, sent.frames);
-    let terms = Terms {
+    let terms = ExchangeOptions {
         method: sent.method,
         frames: sent.frames,
         upgrades: sent.upgrades,
@@ -244,25 +244,25 @@ async fn attempt_h1<H: WriteFields>(
     };
     let mut pumping = None;
     match exchange(&mut connection, &terms, body.take(), &mut pumping, timeout).await {
-        Ok((end, head)) => Ok(Answered::H1(connection, pumping, end, head)),
-        Err(error) => Err(unanswered(error, reused, &endpoint.address)),
+        Ok((end, head)) => Ok(AttemptResult::H1(connection, pumping, end, head)),
+        Err(error) => Err(attempt_error(error, reused, &endpoint.address)),
     }
 }
 
 /// What it means that an exchange failed; `reused`: on a connection that had waited.
-fn unanswered(error: ExchangeError, reused: bool, endpoint: &str) -> Unanswered {
+fn attempt_error(error: ExchangeError, reused: bool, endpoint: &str) -> AttemptError {
     match error {
         ExchangeError::Reset(_) => {
             let failure =
                 Failure::new(StatusCode::BAD_GATEWAY, "the upstream closed the connection without an answer");
             tracing::debug!(%error, endpoint, "no answer");
-            if reused { Unanswered::Stale(failure) } else { Unanswered::Nothing(failure) }
+            if reused { AttemptError::Stale(failure) } else { AttemptError::NotSent(failure) }
         }
-        ExchangeError::Body(error) => Unanswered::Failed(of_body(&error)),
-        ExchangeError::Timeout => Unanswered::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error)),
+        ExchangeError::Body(error) => AttemptError::Failed(body_failure(&error)),
+        ExchangeError::Timeout => AttemptError::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error)),
         error => {
             tracing::warn!(%error, endpoint, "a bad answer");
-            Unanswered::Failed(Failure::new(StatusCode::BAD_GATEWAY, &error))
+            AttemptError::Failed(Failure::new(StatusCode::BAD_GATEWAY, &error))
         }
     }
 }
@@ -270,30 +270,30 @@ fn unanswered(error: ExchangeError, reused: bool, endpoint: &str) -> Unanswered 
 async fn attempt_h2<H: WriteFields>(
     pool: &Pool,
     in_flight: &InFlight,
-    sent: &Sent<'_, H>,
-    body: &mut Option<Incoming>,
-) -> Result<Answered, Unanswered> {
-    let endpoint = in_flight.endpoint();
+    sent: &UpstreamRequest<'_, H>,
+    body: &mut Option<ClientBody>,
+) -> Result<AttemptResult, AttemptError> {
+    let endpoint = in_flight.backend();
     let mut streams = match endpoint.streams.open(endpoint).await {
         Ok(streams) => streams,
-        Err(error) => return Err(Unanswered::Nothing(unconnected(&error))),
+        Err(error) => return Err(AttemptError::NotSent(connect_failure(&error))),
     };
     let ready = tokio::time::timeout(sent.route.timeout.0, streams.send.ready()).await;
     if !matches!(ready, Ok(Ok(()))) {
         // It was told to go away: another one is opened.
-        endpoint.streams.forget(&streams);
+        endpoint.streams.discard(&streams);
         let failure = Failure::new(StatusCode::BAD_GATEWAY, "the upstream takes no stream");
-        return Err(Unanswered::Stale(failure));
+        return Err(AttemptError::Stale(failure));
     }
     let scheme = if pool.config.tls.is_some() { "https" } else { "http" };
     let had_body = body.is_some();
-    let flow = Arc::new(Flow::default());
-    let outgoing = Flowing::new(body.take(), Arc::clone(&flow));
+    let flow = Arc::new(BodyProgress::default());
+    let outgoing = TrackedBody::new(body.take(), Arc::clone(&flow));
     let mut fields = HeaderMap::new();
     sent.head.write(&mut fields);
     let request = match h2::outbound(sent.method, sent.target, fields, scheme, outgoing) {
         Ok(request) => request,
-        Err(error) => return Err(Unanswered::Failed(Failure::new(StatusCode::BAD_REQUEST, &error))),
+        Err(error) => return Err(AttemptError::Failed(Failure::new(StatusCode::BAD_REQUEST, &error))),
     };
     // Time runs from when all was sent, unless the upstream stops taking it.
     let late = async {
@@ -307,25 +307,25 @@ async fn attempt_h2<H: WriteFields>(
         () = late => None,
     };
     match answered {
-        Some(Ok(response)) => Ok(Answered::H2(response)),
+        Some(Ok(response)) => Ok(AttemptResult::H2(response)),
         Some(Err(error)) => {
             let of_caller =
                 std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<BodyError>());
             if let Some(error) = of_caller {
-                return Err(Unanswered::Failed(of_body(error)));
+                return Err(AttemptError::Failed(body_failure(error)));
             }
             tracing::debug!(%error, endpoint = endpoint.address, "no answer");
             let failure =
                 Failure::new(StatusCode::BAD_GATEWAY, "the upstream ended the stream without an answer");
-            if h2::is_unseen(&error) && !had_body {
-                endpoint.streams.forget(&streams);
-                return Err(Unanswered::Stale(failure));
+            if h2::is_unprocessed(&error) && !had_body {
+                endpoint.streams.discard(&streams);
+                return Err(AttemptError::Stale(failure));
             }
-            Err(Unanswered::Failed(failure))
+            Err(AttemptError::Failed(failure))
         }
         None => {
             let failure = Failure::new(StatusCode::GATEWAY_TIMEOUT, &ExchangeError::Timeout);
-            Err(Unanswered::Failed(failure))
+            Err(AttemptError::Failed(failure))
         }
     }
 }
@@ -345,8 +345,8 @@ impl WriteFields for Probe<'_> {
 /// Asks one endpoint whether it is well. Nothing is found where all its connections are in use.
 pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: Duration) -> Option<bool> {
     let in_flight = pool.at(at);
-    let (route, head) = (RouteConfig::probe(timeout), Probe(&in_flight.endpoint().address));
-    let sent = Sent {
+    let (route, head) = (RouteConfig::probe(timeout), Probe(&in_flight.backend().address));
+    let sent = UpstreamRequest {
         method: &Method::GET,
         target: path,
         head: &head,
@@ -357,14 +357,14 @@ pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: Duration)
     let attempt = match pool.protocol() {
         UpstreamProtocol::Http1 => {
             let mut timeout = LazyTimeout::new(timeout);
-            attempt_h1(&in_flight, &sent, &mut None, Wanted::Spare, &mut timeout).await
+            attempt_h1(&in_flight, &sent, &mut None, ConnectionPreference::Spare, &mut timeout).await
         }
         UpstreamProtocol::Http2 => attempt_h2(pool, &in_flight, &sent, &mut None).await,
     };
     match attempt {
-        Ok(Answered::H1(_, _, _, head)) => Some(head.status.as_u16() < 400),
-        Ok(Answered::H2(response)) => Some(response.status().as_u16() < 400),
-        Err(Unanswered::Full(_)) => None,
-        Err(Unanswered::Nothing(_) | Unanswered::Stale(_) | Unanswered::Failed(_)) => Some(false),
+        Ok(AttemptResult::H1(_, _, _, head)) => Some(head.status.as_u16() < 400),
+        Ok(AttemptResult::H2(response)) => Some(response.status().as_u16() < 400),
+        Err(AttemptError::Full(_)) => None,
+        Err(AttemptError::NotSent(_) | AttemptError::Stale(_) | AttemptError::Failed(_)) => Some(false),
     }
 }

@@ -111,7 +111,7 @@ fn callers_who_leave_early_have_their_line() {
     assert!(line["error"].as_str().is_some_and(|error| error.contains("left before the answer")), "{line}");
     let mut midway = gateway.open();
     midway.send(b"GET /drip HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
-    origin.let_go(1);
+    origin.release(1);
     midway.read_until(b"drip\r\n").expect("the answer has begun");
     drop(midway);
     let line = &lines(&log, 2)[1];
@@ -130,7 +130,7 @@ fn callers_who_leave_early_have_their_line() {
     }
     let mut cut = gateway.open();
     cut.send(b"GET /part HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
-    assert!(cut.answer().is_err(), "half an answer is no answer");
+    assert!(cut.response().is_err(), "half an answer is no answer");
     let line = &lines(&log, 7)[6];
     assert!(line["error"].as_str().is_some_and(|error| !error.contains("caller")), "{line}");
 }

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Gateway, Open, Origin, eventually, note, plain};
+use harness::{Gateway, Origin, WebConnection, eventually, note, plain};
 
 const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, limit: 1000/second}\n";
 
@@ -183,7 +183,7 @@ fn nothing_ambiguous_is_passed_on() {
         // A server that has seen enough answers and closes: what it does not read is no error of the test.
         let _ = open.send(bytes);
         let _ = open.finish_sending();
-        match open.answer() {
+        match open.response() {
             Ok(answer) if !statuses.contains(&answer.status) => {
                 wrong.push(format!("{shown:?}: {} {}", answer.status, answer.text()));
             }
@@ -228,10 +228,10 @@ fn slowness_is_bounded() {
     let mut chunk = slow(b"POST /a HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhel");
     let mut silent = slow(b"");
     let mut idle = slow(b"GET /a HTTP/1.1\r\nhost: t\r\n\r\n");
-    assert_eq!(idle.answer().expect("an answer").status, 200);
-    assert_eq!(head.answer().expect("an answer").status, 408);
-    assert_eq!(body.answer().expect("an answer").status, 408);
-    assert_eq!(chunk.answer().expect("an answer").status, 408);
+    assert_eq!(idle.response().expect("an answer").status, 200);
+    assert_eq!(head.response().expect("an answer").status, 408);
+    assert_eq!(body.response().expect("an answer").status, 408);
+    assert_eq!(chunk.response().expect("an answer").status, 408);
     assert!(head.is_at_end() && body.is_at_end() && chunk.is_at_end());
     assert!(silent.is_at_end() && idle.is_at_end());
     assert_eq!(gateway.get("/a").status, 200);
@@ -246,7 +246,7 @@ fn a_request_may_come_in_the_smallest_pieces() {
     for byte in b"POST /echo HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n3;x=y\r\none\r\n2\r\nab\r\n0\r\n\r\n" {
         open.send(&[*byte]).expect("sent");
     }
-    assert_eq!(open.answer().expect("an answer").text(), "oneab");
+    assert_eq!(open.response().expect("an answer").text(), "oneab");
 }
 
 /// An upstream's answer that could be read in two ways is not passed on either.
@@ -285,9 +285,9 @@ fn idle_and_slow_crowds_do_not_stop_others() {
     let (idle, slow) = (2_000, 200);
     let origin = Origin::start();
     let gateway = Gateway::start(RULES, &plain(origin.address, ""));
-    let crowd: Vec<Open> = (0..idle + slow)
+    let crowd: Vec<WebConnection> = (0..idle + slow)
         .map(|at| {
-            let mut open = Open::to(gateway.address()).expect("a connection");
+            let mut open = WebConnection::to(gateway.address()).expect("a connection");
             if at >= idle {
                 open.send(b"POST /a HTTP/1.1\r\nhost: t\r\ncontent-length: 100\r\n\r\nx").expect("sent");
             }

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Gateway, Open, Origin, eventually, request};
+use harness::{Gateway, Origin, WebConnection, eventually, request};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
@@ -18,7 +18,7 @@ fn figure(gateway: &Gateway, name: &str, address: SocketAddr) -> u64 {
     gateway.figure(&format!("{name}{{upstream=\"api\",address=\"{address}\"}}"))
 }
 
-fn send(gateway: &Gateway, method: &str, path: &str) -> Open {
+fn send(gateway: &Gateway, method: &str, path: &str) -> WebConnection {
     let mut open = gateway.open();
     open.send(&request(method, path, b"x")).expect("sent");
     open
@@ -31,7 +31,7 @@ fn a_connection_that_comes_free_goes_to_who_has_waited_longest() {
     let gateway = Gateway::start(RULES, &section(origin.address, "max_connections: 1, connect_timeout: 1h"));
     let mut first = send(&gateway, "POST", "/hold");
     eventually("the request at the upstream", || (origin.requests() == 1).then_some(()));
-    let mut others: Vec<Open> = (2..=4)
+    let mut others: Vec<WebConnection> = (2..=4)
         .map(|nth| {
             let method = if nth == 3 { "GET" } else { "POST" };
             let open = send(&gateway, method, &format!("/{nth}"));
@@ -40,10 +40,10 @@ fn a_connection_that_comes_free_goes_to_who_has_waited_longest() {
             open
         })
         .collect();
-    origin.let_go(1);
-    assert_eq!(first.answer().expect("an answer").status, 200);
+    origin.release(1);
+    assert_eq!(first.response().expect("an answer").status, 200);
     for open in &mut others {
-        assert_eq!(open.answer().expect("an answer").status, 200);
+        assert_eq!(open.response().expect("an answer").status, 200);
     }
     let paths: Vec<String> =
         origin.heads().iter().map(|head| head.split(' ').nth(1).expect("a path").to_owned()).collect();
@@ -61,11 +61,11 @@ fn a_full_house_is_not_the_upstreams_fault() {
     let is_there = || origin.heads().iter().any(|head| head.starts_with("POST /hold "));
     eventually("the request at the upstream", || is_there().then_some(()));
     for method in ["POST", "GET"] {
-        assert_eq!(send(&gateway, method, "/a").answer().expect("an answer").status, 503);
+        assert_eq!(send(&gateway, method, "/a").response().expect("an answer").status, 503);
     }
     assert_eq!(figure(&gateway, "gateway_endpoint_usable", origin.address), 1);
-    origin.let_go(1);
-    assert_eq!(first.answer().expect("an answer").status, 200);
+    origin.release(1);
+    assert_eq!(first.response().expect("an answer").status, 200);
     eventually("room for another", || (gateway.get("/a").status == 200).then_some(()));
 }
 

@@ -4,7 +4,7 @@
 
 mod harness;
 
-use harness::{Answer, Gateway, Open, Origin, eventually, plain};
+use harness::{Gateway, Origin, WebConnection, WebResponse, eventually, plain};
 
 const RULES: &str = "
 domain: d
@@ -25,10 +25,10 @@ fn fast(gateway: &Gateway) -> u64 {
     gateway.figure("gateway_fast_path_total")
 }
 
-fn ask(open: &mut Open, first: &str, fields: &str) -> Answer {
+fn ask(open: &mut WebConnection, first: &str, fields: &str) -> WebResponse {
     open.send(format!("{first} HTTP/1.1\r\nhost: api.test\r\n{fields}\r\n").as_bytes()).expect("sent");
     let bodiless = first.starts_with("HEAD") || first.ends_with("/204") || first.ends_with("/304");
-    if bodiless { open.head() } else { open.answer() }.expect("an answer")
+    if bodiless { open.head() } else { open.response() }.expect("an answer")
 }
 
 fn sorted(text: &str) -> Vec<String> {
@@ -38,7 +38,7 @@ fn sorted(text: &str) -> Vec<String> {
 }
 
 /// What a caller sees, but for what counts down.
-fn seen(answer: &Answer) -> (u16, Vec<String>, Vec<String>) {
+fn seen(answer: &WebResponse) -> (u16, Vec<String>, Vec<String>) {
     let fields = answer.headers.iter().filter(|(name, _)| name != "ratelimit");
     let text: String = fields.map(|(name, value)| format!("{name}: {value}\n")).collect();
     (answer.status, sorted(&text), sorted(&answer.text()))
@@ -144,7 +144,7 @@ fn waits_end_alike() {
         eventually("nobody else takes the pass", || (origin.lost() > lost).then_some(()));
         dripping.send(b"GET /drip HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
         dripping.read_until(b"\r\n\r\n").expect("a head");
-        origin.let_go(1);
+        origin.release(1);
         dripping.read_until(b"drip\r\n").expect("the first of its body");
         let lost = origin.lost();
         drop(dripping);
@@ -161,7 +161,7 @@ fn waits_end_alike() {
         assert_eq!(ask(&mut open, "GET /hold/one", "").status, 429, "one at once");
         drop(leaving);
         eventually("the upstream hears of it", || (origin.lost() > lost).then_some(()));
-        origin.let_go(2);
+        origin.release(2);
         eventually("the permit comes back", || {
             (ask(&mut open, "GET /hold/one", "").status == 200).then_some(())
         });

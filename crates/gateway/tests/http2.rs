@@ -64,7 +64,7 @@ fn answers_that_are_not_read_are_given_up() {
         let (send, serving) = connect(gateway.address(), 0).await;
         let unread = ask(&send, get("/a")).await.expect("an answer");
         let under_way = ask(&send, get("/drip")).await.expect("an answer");
-        origin.let_go(1);
+        origin.release(1);
         let _gateway = tokio::task::spawn_blocking(move || {
             let asks = b"GET /a HTTP/1.1\r\nhost: t\r\nx-api-key: k\r\nconnection: close\r\n\r\n";
             eventually("a slot for another caller", || (gateway.exchange(asks).status == 200).then_some(()));
@@ -185,7 +185,7 @@ fn uploads_take_their_time() {
         std::thread::sleep(Duration::from_millis(20));
     }
     open.send(b"0\r\n\r\n").expect("sent");
-    let answer = open.answer().expect("an answer");
+    let answer = open.response().expect("an answer");
     assert_eq!((answer.status, answer.text()), (200, length.to_string()));
     for (method, path, body) in
         [("POST", "/stuck", &[b'x'; 200_000][..]), ("POST", "/silent", b"x"), ("GET", "/silent", b"")]
@@ -212,5 +212,5 @@ fn expectations_are_answered_with_an_http2_upstream() {
         .expect("sent");
     assert_eq!(open.read_until(b"\r\n\r\n").expect("a go-ahead"), b"HTTP/1.1 100 Continue\r\n\r\n");
     open.send(b"body").expect("sent");
-    assert_eq!(open.answer().expect("an answer").text(), "4");
+    assert_eq!(open.response().expect("an answer").text(), "4");
 }

@@ -26,7 +26,7 @@ fn requests_are_identified_planned_and_charged_once() {
     let mut open = gateway.open();
     for _ in 0..8 {
         open.send(b"GET /x HTTP/1.1\r\nHost: h\r\nX-Api-Key: first-caller\r\n\r\n").expect("sent");
-        assert_eq!(open.answer().expect("an answer").status, 200);
+        assert_eq!(open.response().expect("an answer").status, 200);
     }
     let (calls, met) = shards(store.take_calls());
     assert_eq!((calls, met.len()), (8, 8), "{met:?}");
@@ -55,5 +55,5 @@ fn requests_are_identified_planned_and_charged_once() {
     // The whole limit was admitted, and no more is.
     let mut open = gateway.open();
     open.send(b"GET /x HTTP/1.1\r\nHost: h\r\nX-Api-Key: second-caller\r\n\r\n").expect("sent");
-    assert_eq!(open.answer().expect("an answer").status, 429);
+    assert_eq!(open.response().expect("an answer").status, 429);
 }

@@ -24,7 +24,7 @@ fn what_is_too_early_waits_and_what_is_too_late_is_denied() {
         })
         .collect();
     let mut statuses: Vec<u16> =
-        lines.iter_mut().map(|open| open.answer().expect("an answer").status).collect();
+        lines.iter_mut().map(|open| open.response().expect("an answer").status).collect();
     statuses.sort_unstable();
     assert!(statuses.starts_with(&[200, 200, 200]) && statuses.ends_with(&[429]), "{statuses:?}");
     let passed = statuses.iter().filter(|status| **status == 200).count();
@@ -42,7 +42,7 @@ fn denials_among_requests_that_come_together_keep_their_places() {
     let all: Vec<u8> = paths.iter().flat_map(|path| get(path, "k")).collect();
     open.send(&all).expect("sent");
     for path in paths {
-        let answer = open.answer().expect("an answer");
+        let answer = open.response().expect("an answer");
         if path == "/ok" {
             assert_eq!((answer.status, answer.text().starts_with("hello")), (200, true), "{}", answer.text());
         } else {
@@ -58,7 +58,7 @@ fn denials_among_requests_that_come_together_keep_their_places() {
     .expect("sent");
     let head = open.read_until(b"\r\n\r\n").expect("a head");
     assert!(head.starts_with(b"HTTP/1.1 429 "), "{}", String::from_utf8_lossy(&head));
-    let last = open.answer().expect("an answer");
+    let last = open.response().expect("an answer");
     assert_eq!((last.status, last.header("connection")), (429, Some("close")));
     assert!(open.is_at_end());
     assert_eq!(origin.requests(), 3, "a denial costs no upstream connection");
@@ -112,7 +112,7 @@ fn degraded_and_warned_requests_are_marked_for_the_upstream() {
     let mut open = gateway.open();
     for at in 1..=6 {
         open.send(&get("/head", "k")).expect("sent");
-        let answer = open.answer().expect("an answer");
+        let answer = open.response().expect("an answer");
         let head = answer.text();
         assert_eq!(answer.status, 200);
         assert_eq!(head.contains("x-ratelimit-degraded: fair-use\r\n"), at > 2, "{at}: {head}");
@@ -140,7 +140,7 @@ fn a_slot_is_free_when_its_request_has_ended() {
         eventually(what, || {
             let mut open = gateway.open();
             open.send(&get("/a", "k")).expect("sent");
-            (open.answer().expect("an answer").status == 200).then_some(())
+            (open.response().expect("an answer").status == 200).then_some(())
         });
     };
     let (mut first, second) = (held("/hold"), held("/hold"));
@@ -152,11 +152,11 @@ fn a_slot_is_free_when_its_request_has_ended() {
     eventually("the upstream to hear of it", || (origin.lost() == 1).then_some(()));
     free("the slot of the one that left");
     // Answered.
-    origin.let_go(1);
-    assert_eq!(first.answer().expect("an answer").status, 200);
+    origin.release(1);
+    assert_eq!(first.response().expect("an answer").status, 200);
     // Left in the middle of the answer, while another holds the second slot.
     let mut drips = held("/drip");
-    origin.let_go(1);
+    origin.release(1);
     drips.read_until(b"drip\r\n").expect("the answer has begun");
     let other = held("/hold");
     assert_eq!(gateway.exchange(&get("/a", "k")).status, 429);
@@ -187,9 +187,9 @@ fn long_requests_keep_their_slots() {
         assert_eq!(gateway.exchange(&get("/a", "k")).status, 429, "after {:?}", watch.elapsed());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    origin.let_go(2);
+    origin.release(2);
     for open in &mut lines {
-        assert_eq!(open.answer().expect("an answer").status, 200);
+        assert_eq!(open.response().expect("an answer").status, 200);
     }
 }
 
@@ -209,7 +209,7 @@ fn webhooks_are_paced_by_destination() {
         .collect();
     assert_eq!(gateway.exchange(&request("POST", "/hooks/other", b"event")).status, 200);
     for open in &mut calls {
-        assert_eq!(open.answer().expect("an answer").status, 200);
+        assert_eq!(open.response().expect("an answer").status, 200);
     }
     // Eleven at twenty a second: the last cannot have gone before half a second was over.
     assert!(watch.elapsed() >= std::time::Duration::from_millis(500), "{:?}", watch.elapsed());

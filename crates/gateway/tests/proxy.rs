@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Gateway, Open, Origin, eventually, plain, request};
+use harness::{Gateway, Origin, WebConnection, eventually, plain, request};
 use std::net::TcpListener;
 
 const RULES: &str = "
@@ -29,7 +29,7 @@ fn a_denial_costs_the_upstream_nothing() {
     // A body is announced, and never sent: the answer does not wait for it.
     let mut open = gateway.open();
     open.send(&with_key("POST", "/a", "content-length: 1000000\r\n")).expect("sent");
-    let denied = open.answer().expect("an answer");
+    let denied = open.response().expect("an answer");
     assert_eq!(denied.status, 429);
     assert!(denied.header("retry-after").is_some() && denied.header("date").is_some());
     assert_eq!(denied.header("content-type"), Some("application/problem+json"));
@@ -48,7 +48,7 @@ fn many_requests_share_a_connection_on_both_sides() {
     let statuses: Vec<u16> = (0..5)
         .map(|_| {
             open.send(&with_key("GET", "/a", "")).expect("sent");
-            open.answer().expect("an answer").status
+            open.response().expect("an answer").status
         })
         .collect();
     assert_eq!(statuses, [200, 200, 429, 429, 429]);
@@ -58,8 +58,8 @@ fn many_requests_share_a_connection_on_both_sides() {
     both = String::from_utf8(both).expect("text").replace("connection: close\r\n", "").into_bytes();
     both.extend(request("GET", "/status/404", b""));
     open.send(&both).expect("sent");
-    assert_eq!(open.answer().expect("the first").status, 200);
-    assert_eq!(open.answer().expect("the second").status, 404);
+    assert_eq!(open.response().expect("the first").status, 200);
+    assert_eq!(open.response().expect("the second").status, 404);
 }
 
 /// What is about one connection ends at it, and what a stranger says about itself is not passed on.
@@ -128,7 +128,7 @@ fn bodies_are_passed_on_while_they_come() {
     );
     // The connection is good for more.
     open.send(&with_key("GET", "/a", "")).expect("sent");
-    assert_eq!(open.answer().expect("an answer").text(), "hello 0");
+    assert_eq!(open.response().expect("an answer").text(), "hello 0");
     // A large body, by its length.
     let body: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
     let answer = gateway.exchange(&request("POST", "/echo", &body));
@@ -144,7 +144,7 @@ fn an_answer_before_the_body_is_read_arrives() {
         let mut open = gateway.open();
         open.send(&with_key("POST", "/early", &format!("content-length: 200000\r\n{more}"))).expect("sent");
         open.send(&[b'x'; 100_000]).expect("sent");
-        let answer = open.answer().expect("an answer");
+        let answer = open.response().expect("an answer");
         assert_eq!((answer.status, answer.text().as_str()), (413, "early"));
         assert!(open.is_at_end(), "an end, and no reset");
     }
@@ -160,11 +160,11 @@ fn expectations_are_answered_before_the_body() {
         open.send(&with_key("POST", "/a", "expect: 100-continue\r\ncontent-length: 4\r\n")).expect("sent");
         assert_eq!(open.read_until(b"\r\n\r\n").expect("a go-ahead"), b"HTTP/1.1 100 Continue\r\n\r\n");
         open.send(b"body").expect("sent");
-        assert_eq!(open.answer().expect("an answer").text(), "hello 4");
+        assert_eq!(open.response().expect("an answer").text(), "hello 4");
     }
     assert!(origin.heads().iter().all(|head| !head.contains("expect")));
     open.send(&with_key("POST", "/a", "expect: 100-continue\r\ncontent-length: 4\r\n")).expect("sent");
-    assert_eq!(open.answer().expect("an answer").status, 429);
+    assert_eq!(open.response().expect("an answer").status, 429);
     assert!(open.is_at_end(), "whether the body comes is not known, so the connection ends");
 }
 
@@ -187,7 +187,7 @@ fn the_odd_answers_are_framed_rightly() {
     // Cut short by the upstream: the caller must notice.
     let mut open = gateway.open();
     open.send(&request("GET", "/part", b"")).expect("sent");
-    assert!(open.answer().is_err(), "half an answer is no answer");
+    assert!(open.response().is_err(), "half an answer is no answer");
     assert_eq!(gateway.get("/a").status, 200);
 }
 
@@ -225,7 +225,7 @@ fn draining_answers_those_who_are_there() {
     let gateway = Gateway::start(RULES, &plain(origin.address, ""));
     let mut idle = gateway.open();
     idle.send(&with_key("GET", "/a", "")).expect("sent");
-    assert_eq!(idle.answer().expect("an answer").status, 200);
+    assert_eq!(idle.response().expect("an answer").status, 200);
     let (mut silent, mut fresh) = (gateway.open(), gateway.open());
     let mut held = gateway.open();
     held.send(&with_key("GET", "/hold", "")).expect("sent");
@@ -234,12 +234,12 @@ fn draining_answers_those_who_are_there() {
     assert!(idle.is_at_end());
     // Whose request was on its way when it began.
     fresh.send(b"GET /a HTTP/1.1\r\nhost: api.test\r\n\r\n").expect("sent");
-    let answer = fresh.answer().expect("an answer");
+    let answer = fresh.response().expect("an answer");
     assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
     assert!(silent.is_at_end());
-    eventually("no new connections", || Open::to(gateway.address()).is_err().then_some(()));
-    origin.let_go(1);
-    let answer = held.answer().expect("an answer");
+    eventually("no new connections", || WebConnection::to(gateway.address()).is_err().then_some(()));
+    origin.release(1);
+    let answer = held.response().expect("an answer");
     assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
     eventually("the end", || gateway.has_ended().then_some(()));
 }
@@ -253,7 +253,7 @@ fn slow_upstreams_are_given_up() {
     eventually("its connection to be closed", || (origin.lost() == 1).then_some(()));
     let mut drip = gateway.open();
     drip.send(&with_key("GET", "/drip", "")).expect("sent");
-    origin.let_go(1);
+    origin.release(1);
     drip.read_until(b"drip\r\n").expect("the first piece");
     assert!(drip.is_at_end(), "silence in the middle of an answer ends it");
     assert_eq!(gateway.get("/a").status, 200);

@@ -3,7 +3,7 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | [`response`] | what is a caller told: status, `RateLimit` fields, `Retry-ConnectionMode`, body? |
+//! | [`response`] | what is a caller told: status, `RateLimit` fields, `Retry-After`, body? |
 //! | [`body`], [`problem`] | how is a JSON body decoded, and what is a client told of a mistake? |
 //! | [`identity`] | who is asking for what: address, key, user, endpoint? |
 //! | [`headers`] | how are header fields looked up, wherever they lie? |

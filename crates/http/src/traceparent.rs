@@ -1,4 +1,4 @@
-//! The trace that a request is part of, as W3C Trace Context has it: `format`, read and written. Only a trace that its
+//! The trace that a request is part of, as W3C Trace Context has it: `traceparent`, read and written. Only a trace that its
 //! caller has sampled is followed; of anything else nothing is made, and a proxy passes it on as it came.
 
 use crate::headers::HeaderLookup;
@@ -25,7 +25,7 @@ pub fn from_headers<S>(
     sampled(only, now)
 }
 
-/// What a `format` says, if it is one and its trace is sampled: the next span of that trace.
+/// What a `traceparent` says, if it is one and its trace is sampled: the next span of that trace.
 pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
     // Version 00 has these fields and no more; later ones begin with them.
     let (first, rest) = text.split_at_checked(55)?;

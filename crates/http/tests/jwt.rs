@@ -23,7 +23,7 @@ fn jwt(text: &str) -> JwtConfig {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
-/// A reader whose keys are the fixture's; it has a `jwks` member as any JWKS file has.
+/// A reader whose keys are the fixture's; it has a `keys` member as any JWKS file has.
 fn verifying(text: &str) -> IdentityResolver {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/jwt/pyjwt.json");
     IdentityResolver::new(&IdentityConfig {

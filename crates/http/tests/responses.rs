@@ -137,7 +137,7 @@ fn told(decision: &Decision) -> HeaderMap {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// A `Retry-ConnectionMode` that is too short makes callers hammer; a `t` beyond it makes them wait for nothing.
+    /// A `Retry-After` that is too short makes callers hammer; a `t` beyond it makes them wait for nothing.
     #[test]
     fn who_waits_as_long_as_told_gets_through(
         keys in proptest::sample::subsequence(vec!["bucket", "token", "fixed", "sliding", "strict", "log", "many"], 1..4),

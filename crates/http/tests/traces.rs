@@ -1,4 +1,4 @@
-//! `format`, against the standard's own words. One that is read wrongly hangs spans under traces they are not part of,
+//! `traceparent`, against the standard's own words. One that is read wrongly hangs spans under traces they are not part of,
 //! or makes spans that nobody has asked for.
 
 use http::HeaderMap;

@@ -1,6 +1,6 @@
 //! The body of an answer: the service's own, with what the request holds until it ends or is dropped; or a denial's.
 
-use crate::decide::Hold;
+use crate::decider::HeldResource;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
@@ -13,12 +13,12 @@ pin_project_lite::pin_project! {
         #[pin]
         inner: Option<B>,
         denial: Option<Bytes>,
-        hold: Option<Box<dyn Hold>>,
+        hold: Option<Box<dyn HeldResource>>,
     }
 }
 
 impl<B: Body> LimitedBody<B> {
-    pub(crate) fn passing(inner: B, hold: Option<Box<dyn Hold>>) -> Self {
+    pub(crate) fn passing(inner: B, hold: Option<Box<dyn HeldResource>>) -> Self {
         // What has ended already is perhaps never polled.
         let hold = hold.filter(|_| !inner.is_end_stream());
         Self { inner: Some(inner), denial: None, hold }

@@ -1,22 +1,21 @@
 //! Deciding here, by an engine of this process. Its counters may be its own, or shared by all through Redis.
 
-use crate::ask::{Ask, Form};
-use crate::decide::{Decide, Decided, Hold};
-use smallvec::SmallVec;
+use crate::check_request::{CheckRequest, descriptors};
+use crate::decider::{Decider, HeldResource, LayerDecision};
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock};
-use tollgate_engine::{Check, Limiter, PermitGuard, Request};
+use tollgate_engine::{Check, Limiter, PermitGuard};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 use tollgate_http::traceparent;
-use tollgate_rules::{Descriptor, Options, Ruleset, Source};
+use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// Decides by an engine in this process.
 pub struct InProcess<S> {
-    limiter: Arc<Limiter<S>>,
-    domain: String,
-    answers: ResponseConfig,
+    pub(crate) limiter: Arc<Limiter<S>>,
+    pub(crate) domain: String,
+    responses: ResponseConfig,
 }
 
 impl<S> fmt::Debug for InProcess<S> {
@@ -27,8 +26,8 @@ impl<S> fmt::Debug for InProcess<S> {
 
 impl<S> Clone for InProcess<S> {
     fn clone(&self) -> Self {
-        let (limiter, answers) = (Arc::clone(&self.limiter), self.answers.clone());
-        Self { limiter, domain: self.domain.clone(), answers }
+        let (limiter, answers) = (Arc::clone(&self.limiter), self.responses.clone());
+        Self { limiter, domain: self.domain.clone(), responses: answers }
     }
 }
 
@@ -71,13 +70,13 @@ impl<S: CounterStore + 'static> InProcess<S> {
     /// By an engine that the program has put together, and the rules of one of its domains.
     #[must_use]
     pub fn new(limiter: Arc<Limiter<S>>, domain: &str) -> Self {
-        Self { limiter, domain: domain.to_owned(), answers: ResponseConfig::default() }
+        Self { limiter, domain: domain.to_owned(), responses: ResponseConfig::default() }
     }
 
     /// With other answers than the usual ones.
     #[must_use]
-    pub fn answering(mut self, answers: ResponseConfig) -> Self {
-        self.answers = answers;
+    pub fn with_responses(mut self, answers: ResponseConfig) -> Self {
+        self.responses = answers;
         self
     }
 
@@ -88,44 +87,32 @@ impl<S: CounterStore + 'static> InProcess<S> {
     }
 }
 
-impl<S: CounterStore + 'static> Decide for InProcess<S> {
-    async fn decide(&self, ask: Ask) -> Decided {
+impl<S: CounterStore + 'static> Decider for InProcess<S> {
+    async fn decide(&self, ask: CheckRequest) -> LayerDecision {
         let (cost, limiter) = (ask.engine_cost(), &self.limiter);
         let began = limiter.clock().now();
         let parent = ask.traceparent.as_ref().filter(|_| limiter.is_traced());
         let trace = parent.and_then(|parent| traceparent::sampled(parent.as_bytes(), || began));
-        let trace = trace.as_ref();
-        let (decision, held) = match &ask.form {
-            Form::Attributes(pairs) => {
-                let bag: SmallVec<[(&str, &str); 8]> =
-                    pairs.iter().map(|(k, v)| (&**k, v.as_str())).collect();
-                let request = Request::Attributes(&bag);
-                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace, address: None };
-                self.limiter.admit(&check).await
-            }
-            Form::Descriptors(all) => {
-                let entries: Vec<Vec<(&str, &str)>> =
-                    all.iter().map(|one| one.iter().map(|(k, v)| (&**k, v.as_str())).collect()).collect();
-                let descriptors: Vec<Descriptor<'_>> =
-                    entries.iter().map(|entries| Descriptor { entries, hits: None, limit: None }).collect();
-                let request = Request::Descriptors(&descriptors);
-                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace, address: None };
-                self.limiter.admit(&check).await
-            }
-        };
+        let entries = ask.entries();
+        let descriptors = descriptors(&entries);
+        let request = ask.engine_request(&entries, &descriptors);
+        let check =
+            Check { domain: &self.domain, request, cost, front: "sdk", trace: trace.as_ref(), address: None };
+        let (decision, held) = limiter.admit(&check).await;
         let now = limiter.clock().now();
         limiter.took("sdk", 1, now.since(began));
         let facts = DecisionSummary::from_decision(&decision);
-        let answer = self.answers.respond(&facts, now);
-        let mut decided = Decided::of(answer);
-        decided.passes = decision.is_allowed();
+        let answer = self.responses.respond(&facts, now);
+        let mut decided = LayerDecision::from_summary(answer);
+        decided.is_allowed = decision.is_allowed();
         decided.delay = decision.delay().into();
-        decided.hold = held.map(|held| Box::new(self.limiter.guard(held, decision.delay())) as Box<dyn Hold>);
+        decided.hold =
+            held.map(|held| Box::new(self.limiter.guard(held, decision.delay())) as Box<dyn HeldResource>);
         decided
     }
 }
 
-impl<S: CounterStore + 'static> Hold for PermitGuard<S> {
+impl<S: CounterStore + 'static> HeldResource for PermitGuard<S> {
     fn begin(&mut self) {
         self.proceed();
     }

@@ -1,8 +1,8 @@
 //! Limiting the callers of a service. A denied request never reaches it, nor does any of its body.
 
-use crate::ask::Ask;
 use crate::body::LimitedBody;
-use crate::decide::{Decide, Decided};
+use crate::check_request::CheckRequest;
+use crate::decider::{Decider, LayerDecision};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
@@ -20,7 +20,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 /// Requests held back at once by `action: delay`, where nothing else is said.
-const MOST_WAITING: usize = 1024;
+const MAX_DELAYED: usize = 1024;
 
 /// A layer that limits whoever calls the service below it. `X` says what each request is to the rules; a request of which
 /// it says nothing is not limited.
@@ -29,20 +29,20 @@ pub struct TollgateLayer<D, X> {
 }
 
 struct Shared<D, X> {
-    decide: D,
+    decider: D,
     extract: X,
     queue: DelayQueue,
 }
 
-impl<D: Decide, X: Fn(&Parts) -> Option<Ask>> TollgateLayer<D, X> {
-    /// Decides by `decide` on what `extract` says of a request.
+impl<D: Decider, X: Fn(&Parts) -> Option<CheckRequest>> TollgateLayer<D, X> {
+    /// Decides by `decider` on what `extract` says of a request.
     pub fn new(decide: D, extract: X) -> Self {
-        Self::with_queue(decide, extract, MOST_WAITING)
+        Self::with_queue(decide, extract, MAX_DELAYED)
     }
 
     /// With room for so many requests that `action: delay` holds back; more are answered with 503.
     pub fn with_queue(decide: D, extract: X, most_waiting: usize) -> Self {
-        Self { shared: Arc::new(Shared { decide, extract, queue: DelayQueue::new(most_waiting) }) }
+        Self { shared: Arc::new(Shared { decider: decide, extract, queue: DelayQueue::new(most_waiting) }) }
     }
 }
 
@@ -59,38 +59,38 @@ impl<D, X> fmt::Debug for TollgateLayer<D, X> {
 }
 
 impl<S, D, X> Layer<S> for TollgateLayer<D, X> {
-    type Service = Tollgate<S, D, X>;
+    type Service = TollgateService<S, D, X>;
     fn layer(&self, inner: S) -> Self::Service {
-        Tollgate { inner, shared: Arc::clone(&self.shared) }
+        TollgateService { inner, shared: Arc::clone(&self.shared) }
     }
 }
 
 /// A service whose callers are limited.
-pub struct Tollgate<S, D, X> {
+pub struct TollgateService<S, D, X> {
     inner: S,
     shared: Arc<Shared<D, X>>,
 }
 
-impl<S: Clone, D, X> Clone for Tollgate<S, D, X> {
+impl<S: Clone, D, X> Clone for TollgateService<S, D, X> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<S: fmt::Debug, D, X> fmt::Debug for Tollgate<S, D, X> {
+impl<S: fmt::Debug, D, X> fmt::Debug for TollgateService<S, D, X> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tollgate").field("inner", &self.inner).finish_non_exhaustive()
+        f.debug_struct("TollgateService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
-impl<S, D, X, B, R> Service<Request<B>> for Tollgate<S, D, X>
+impl<S, D, X, B, R> Service<Request<B>> for TollgateService<S, D, X>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
     B: Send + 'static,
     R: Body<Data = Bytes>,
-    D: Decide,
-    X: Fn(&Parts) -> Option<Ask> + Send + Sync + 'static,
+    D: Decider,
+    X: Fn(&Parts) -> Option<CheckRequest> + Send + Sync + 'static,
 {
     type Response = Response<LimitedBody<R>>;
     type Error = S::Error;
@@ -115,9 +115,9 @@ where
                 return Ok(answer.map(|body| LimitedBody::passing(body, None)));
             };
             ask.traceparent = ask.traceparent.or_else(|| head.headers.get(&TRACEPARENT).cloned());
-            let mut decided = shared.decide.decide(ask).await;
+            let mut decided = shared.decider.decide(ask).await;
             let is_grpc = is_grpc(&head);
-            if !decided.passes {
+            if !decided.is_allowed {
                 return Ok(denial(decided, is_grpc));
             }
             if !decided.delay.is_zero() {
@@ -129,22 +129,22 @@ where
             if let Some(hold) = &mut decided.hold {
                 hold.begin();
             }
-            head.headers.extend(decided.marks);
+            head.headers.extend(decided.markers);
             let mut answer = inner.call(Request::from_parts(head, body)).await?;
-            answer.headers_mut().extend(decided.answer.into_parts().0.headers);
+            answer.headers_mut().extend(decided.response.into_parts().0.headers);
             Ok(answer.map(|body| LimitedBody::passing(body, decided.hold)))
         })
     }
 }
 
 /// Too many are held back already: what it took is given back, and its caller comes again.
-fn shed(decided: Decided) -> Decided {
-    let mut answer = decided.answer;
+fn shed(decided: LayerDecision) -> LayerDecision {
+    let mut answer = decided.response;
     *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     // Never sooner than it would have passed.
     let seconds = decided.delay.as_secs() + u64::from(decided.delay.subsec_nanos() > 0);
     answer.headers_mut().insert(http::header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
-    Decided { answer, passes: false, hold: decided.hold, ..Decided::pass() }
+    LayerDecision { response: answer, is_allowed: false, hold: decided.hold, ..LayerDecision::pass() }
 }
 
 fn is_grpc(head: &Parts) -> bool {
@@ -153,8 +153,8 @@ fn is_grpc(head: &Parts) -> bool {
 }
 
 /// The denial as an answer. Callers over gRPC read a status of that protocol, and no body.
-fn denial<R: Body>(decided: Decided, is_grpc: bool) -> Response<LimitedBody<R>> {
-    let (mut head, body) = decided.answer.into_parts();
+fn denial<R: Body>(decided: LayerDecision, is_grpc: bool) -> Response<LimitedBody<R>> {
+    let (mut head, body) = decided.response.into_parts();
     if !is_grpc {
         return Response::from_parts(head, LimitedBody::denying(body));
     }

@@ -2,20 +2,20 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | [`Ask`] | what is asked about a request |
+//! | [`CheckRequest`] | what is asked about a request |
 //! | [`InProcess`] | decide here, by rules and counters of this process (feature `in-process`, on by default) |
 //! | `Remote` | ask a Tollgate server over gRPC (feature `remote`) |
 //! | [`TollgateLayer`] | limit the callers of a service |
-//! | [`HonourLayer`] | keep to the limits of services that are called |
+//! | [`RetryAfterLayer`] | keep to the limits of services that are called |
 //!
-//! A service behind the layer answers as every other front of Tollgate does ([`tollgate_http::answer`]): `RateLimit` and
-//! `RateLimit-Policy` on every answer, `Retry-ConnectionMode` on denials.
+//! A service behind the layer answers as every other front of Tollgate does ([`tollgate_http::response`]): `RateLimit` and
+//! `RateLimit-Policy` on every answer, `Retry-After` on denials.
 //!
 //! ```
 //! use http::{Request, Response};
 //! use http_body_util::Full;
 //! use bytes::Bytes;
-//! use tollgate_sdk::{Ask, InProcess, TollgateLayer};
+//! use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
 //! use tower::{Layer, ServiceExt, service_fn};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
@@ -24,7 +24,7 @@
 //! let limits = InProcess::from_rules(rules, "api")?;
 //! let layer = TollgateLayer::new(limits, |request| {
 //!     let user = request.headers.get("x-user")?.to_str().ok()?;
-//!     Some(Ask::attributes([("user", user)]))
+//!     Some(CheckRequest::attributes([("user", user)]))
 //! });
 //! let hello = service_fn(|_: Request<Full<Bytes>>| async {
 //!     Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("hello"))))
@@ -38,34 +38,54 @@
 //! # }
 //! ```
 
-mod ask;
+#[cfg(feature = "tower")]
 mod body;
-mod decide;
-mod honour;
+mod check_request;
+mod decider;
 #[cfg(feature = "in-process")]
 mod in_process;
 #[cfg(feature = "in-process")]
 mod keyed;
+#[cfg(feature = "tower")]
 mod layer;
-#[cfg(feature = "in-process")]
+#[cfg(all(feature = "in-process", feature = "tower"))]
 mod rate_limit_layer;
 #[cfg(feature = "remote")]
 mod remote;
-mod told;
+#[cfg(feature = "in-process")]
+mod reservation;
+#[cfg(feature = "tower")]
+mod retry_after;
+#[cfg(feature = "tower")]
+mod retry_after_layer;
 #[cfg(feature = "remote")]
-mod wire;
+mod rls;
 
-pub use ask::Ask;
+#[cfg(feature = "tower")]
 pub use body::LimitedBody;
-pub use decide::{Decide, Decided};
-pub use honour::{Honour, HonourError, HonourLayer};
+pub use check_request::CheckRequest;
+pub use decider::{Decider, LayerDecision};
 #[cfg(feature = "in-process")]
 pub use in_process::{InProcess, RulesError};
 #[cfg(feature = "in-process")]
 pub use keyed::{Allowed, Denied, Key, KeyedLimiter, KeyedLimiterError};
-pub use layer::{Tollgate, TollgateLayer};
-#[cfg(feature = "in-process")]
+#[cfg(feature = "tower")]
+pub use layer::{TollgateLayer, TollgateService};
+#[cfg(all(feature = "in-process", feature = "tower"))]
 pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]
-pub use remote::{OnFailure, Remote, RemoteError, RemoteSettings, RemoteTls};
+pub use remote::{FailPolicy, Remote, RemoteConfig, RemoteError, RemoteTls};
+#[cfg(feature = "in-process")]
+pub use reservation::{Reservation, ReservationError};
+#[cfg(feature = "tower")]
+pub use retry_after_layer::{RetryAfterError, RetryAfterLayer, RetryAfterService};
 pub use tollgate_http::response::ResponseConfig;
+
+/// Compiles the examples of the README and the user guide.
+#[cfg(all(doctest, feature = "in-process", feature = "tower"))]
+mod documentation {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/sdk/rust.md")]
+    struct Guide;
+}

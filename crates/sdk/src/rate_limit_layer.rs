@@ -2,9 +2,9 @@
 //!
 //! It is [`TollgateLayer`] over rules written for it, so responses carry the same fields as those of every other server.
 
-use crate::ask::Ask;
+use crate::check_request::CheckRequest;
 use crate::in_process::InProcess;
-use crate::layer::{Tollgate, TollgateLayer};
+use crate::layer::{TollgateLayer, TollgateService};
 use http::HeaderName;
 use http::request::Parts;
 use std::borrow::Cow;
@@ -16,7 +16,7 @@ use tollgate_http::identity::normalized_path;
 use tollgate_store::MemoryStore;
 use tower_layer::Layer;
 
-type Extract = Box<dyn Fn(&Parts) -> Option<Ask> + Send + Sync>;
+type Extract = Box<dyn Fn(&Parts) -> Option<CheckRequest> + Send + Sync>;
 type Inner = TollgateLayer<InProcess<MemoryStore<SystemClock>>, Extract>;
 
 /// Limits the requests to a service to a rate, for each address, header value or route.
@@ -122,7 +122,7 @@ impl RateLimitLayer {
         let sources = keys.clone();
         let extract: Extract = Box::new(move |head| {
             let pairs = sources.iter().map(|source| (source.name(), source.value(head).into_owned()));
-            Some(Ask::attributes(pairs))
+            Some(CheckRequest::attributes(pairs))
         });
         Self { rate, keys, inner: TollgateLayer::new(decider, extract) }
     }
@@ -211,7 +211,7 @@ impl fmt::Debug for RateLimitLayer {
 }
 
 impl<S> Layer<S> for RateLimitLayer {
-    type Service = Tollgate<S, InProcess<MemoryStore<SystemClock>>, Extract>;
+    type Service = TollgateService<S, InProcess<MemoryStore<SystemClock>>, Extract>;
     fn layer(&self, inner: S) -> Self::Service {
         self.inner.layer(inner)
     }

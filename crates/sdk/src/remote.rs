@@ -3,9 +3,9 @@
 //!
 //! A request never waits longer than the deadline, and what the server does not answer is answered by policy.
 
-use crate::ask::{Ask, Form, Pair};
-use crate::decide::{Decide, Decided};
-use crate::wire::{
+use crate::check_request::{CheckForm, CheckRequest, Pair};
+use crate::decider::{Decider, LayerDecision};
+use crate::rls::{
     DescriptorStatus, Entry, OVER_LIMIT, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
 use http::uri::PathAndQuery;
@@ -27,7 +27,7 @@ const TRACEPARENT: usize = 55;
 
 /// What happens to requests that the server does not answer about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnFailure {
+pub enum FailPolicy {
     /// They pass.
     #[default]
     Open,
@@ -67,7 +67,7 @@ impl RemoteTls {
 
 /// How a server is asked.
 #[derive(Clone, Debug)]
-pub struct RemoteSettings {
+pub struct RemoteConfig {
     /// Where it is: `http://127.0.0.1:8081`, or `https://…` for one that is reached by TLS.
     pub address: String,
     /// Who vouches for it, at an `https` address.
@@ -79,12 +79,12 @@ pub struct RemoteSettings {
     /// Connections, shared by all requests.
     pub connections: usize,
     /// What happens when there is no decision.
-    pub on_failure: OnFailure,
+    pub fail_policy: FailPolicy,
     /// How answers are written that the server does not write.
-    pub answers: ResponseConfig,
+    pub responses: ResponseConfig,
 }
 
-impl RemoteSettings {
+impl RemoteConfig {
     /// One connection, 50 ms, and what is not decided passes.
     #[must_use]
     pub fn new(address: impl Into<String>, domain: impl Into<String>) -> Self {
@@ -94,8 +94,8 @@ impl RemoteSettings {
             domain: domain.into(),
             deadline: Duration::from_millis(50),
             connections: 1,
-            on_failure: OnFailure::Open,
-            answers: ResponseConfig::default(),
+            fail_policy: FailPolicy::Open,
+            responses: ResponseConfig::default(),
         }
     }
 }
@@ -125,11 +125,11 @@ pub enum RemoteError {
 /// Decides by asking a server.
 ///
 /// ```no_run
-/// use tollgate_sdk::{Ask, OnFailure, Remote, RemoteSettings, TollgateLayer};
+/// use tollgate_sdk::{CheckRequest, FailPolicy, Remote, RemoteConfig, TollgateLayer};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let settings = RemoteSettings { on_failure: OnFailure::Closed, ..RemoteSettings::new("http://127.0.0.1:8081", "api") };
+/// let settings = RemoteConfig { fail_policy: FailPolicy::Closed, ..RemoteConfig::new("http://127.0.0.1:8081", "api") };
 /// let layer = TollgateLayer::new(Remote::new(settings)?, |request| {
-///     Some(Ask::attributes([("endpoint", format!("{} {}", request.method, request.uri.path()))]))
+///     Some(CheckRequest::attributes([("endpoint", format!("{} {}", request.method, request.uri.path()))]))
 /// });
 /// # let _ = layer;
 /// # Ok(())
@@ -140,8 +140,8 @@ pub struct Remote {
     channels: Vec<Channel>,
     next: AtomicUsize,
     /// Whether the last request was not decided; told once, not by every request.
-    away: AtomicBool,
-    settings: RemoteSettings,
+    unavailable_until: AtomicBool,
+    config: RemoteConfig,
     clock: SystemClock,
 }
 
@@ -150,7 +150,7 @@ impl Remote {
     ///
     /// # Errors
     /// If the address is none, or who vouches for it cannot be read: every request would be undecided.
-    pub fn new(settings: RemoteSettings) -> Result<Self, RemoteError> {
+    pub fn new(settings: RemoteConfig) -> Result<Self, RemoteError> {
         let wrong = || RemoteError::Address(settings.address.clone());
         let uri: Uri = settings.address.parse().map_err(|_| wrong())?;
         let by_tls = match (uri.scheme_str(), uri.authority()) {
@@ -175,13 +175,13 @@ impl Remote {
         Ok(Self {
             channels,
             next: AtomicUsize::new(0),
-            away: AtomicBool::new(false),
-            settings,
+            unavailable_until: AtomicBool::new(false),
+            config: settings,
             clock: SystemClock::new(),
         })
     }
 
-    async fn ask(&self, ask: Ask) -> Result<RateLimitResponse, Status> {
+    async fn send(&self, ask: CheckRequest) -> Result<RateLimitResponse, Status> {
         const PATH: PathAndQuery =
             PathAndQuery::from_static("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
         let hits = (ask.cost != 1).then_some(ask.cost);
@@ -190,10 +190,10 @@ impl Remote {
             hits_addend: hits,
         };
         let (form, descriptors) = match ask.form {
-            Form::Attributes(pairs) => ("attributes", vec![descriptor(pairs)]),
-            Form::Descriptors(all) => ("descriptors", all.into_iter().map(descriptor).collect()),
+            CheckForm::Attributes(pairs) => ("attributes", vec![descriptor(pairs)]),
+            CheckForm::Descriptors(all) => ("descriptors", all.into_iter().map(descriptor).collect()),
         };
-        let message = RateLimitRequest { domain: self.settings.domain.clone(), descriptors, hits_addend: 0 };
+        let message = RateLimitRequest { domain: self.config.domain.clone(), descriptors, hits_addend: 0 };
         let mut request = tonic::Request::new(message);
         request.metadata_mut().insert("tollgate-ask", MetadataValue::from_static(form));
         if let Some(parent) = ask.traceparent.filter(|parent| parent.len() == TRACEPARENT)
@@ -201,47 +201,47 @@ impl Remote {
         {
             request.metadata_mut().insert("traceparent", parent);
         }
-        request.set_timeout(self.settings.deadline);
+        request.set_timeout(self.config.deadline);
         let at = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
         let mut client = Grpc::new(self.channels[at].clone());
         let asking = async {
             client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
             client.unary(request, PATH, ProstCodec::<RateLimitRequest, RateLimitResponse>::default()).await
         };
-        match tokio::time::timeout(self.settings.deadline, asking).await {
+        match tokio::time::timeout(self.config.deadline, asking).await {
             Ok(answer) => answer.map(tonic::Response::into_inner),
             Err(_) => Err(Status::deadline_exceeded("no decision in time")),
         }
     }
 
-    fn undecided(&self, status: &Status) -> Decided {
-        if !self.away.swap(true, Ordering::Relaxed) {
+    fn undecided(&self, status: &Status) -> LayerDecision {
+        if !self.unavailable_until.swap(true, Ordering::Relaxed) {
             tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate server unavailable");
         }
-        match self.settings.on_failure {
-            OnFailure::Open => Decided::pass(),
-            OnFailure::Closed => {
+        match self.config.fail_policy {
+            FailPolicy::Open => LayerDecision::pass(),
+            FailPolicy::Closed => {
                 let facts = DecisionSummary {
                     disposition: Disposition::Unavailable,
                     retry_after: 1,
                     ..DecisionSummary::from_policies([])
                 };
-                Decided::of(self.settings.answers.respond(&facts, self.clock.now()))
+                LayerDecision::from_summary(self.config.responses.respond(&facts, self.clock.now()))
             }
         }
     }
 
-    fn decided(&self, answer: RateLimitResponse) -> Decided {
+    fn decided(&self, answer: RateLimitResponse) -> LayerDecision {
         let passes = answer.overall_code != OVER_LIMIT;
         let field = |name: &str| {
             let all = &answer.response_headers_to_add;
             all.iter().find(|field| field.key == name).map(|field| field.value.as_str())
         };
         let Some(status) = field("tollgate-status").and_then(|code| code.parse::<StatusCode>().ok()) else {
-            let facts = facts(&answer.statuses, passes);
-            return Decided {
-                passes,
-                ..Decided::of(self.settings.answers.respond(&facts, self.clock.now()))
+            let facts = summary(&answer.statuses, passes);
+            return LayerDecision {
+                is_allowed: passes,
+                ..LayerDecision::from_summary(self.config.responses.respond(&facts, self.clock.now()))
             };
         };
         let delay = field("tollgate-delay-ms").and_then(|delay| delay.parse().ok()).unwrap_or(0);
@@ -255,16 +255,22 @@ impl Remote {
                 response.headers_mut().append(key, value);
             }
         }
-        Decided { passes, delay: Duration::from_millis(delay), ..Decided::of(response) }
+        LayerDecision {
+            is_allowed: passes,
+            delay: Duration::from_millis(delay),
+            ..LayerDecision::from_summary(response)
+        }
     }
 }
 
-impl Decide for Remote {
-    async fn decide(&self, ask: Ask) -> Decided {
-        match self.ask(ask).await {
+impl Decider for Remote {
+    async fn decide(&self, ask: CheckRequest) -> LayerDecision {
+        match self.send(ask).await {
             Ok(answer) => {
                 // Looked at first: all requests share it.
-                if self.away.load(Ordering::Relaxed) && self.away.swap(false, Ordering::Relaxed) {
+                if self.unavailable_until.load(Ordering::Relaxed)
+                    && self.unavailable_until.swap(false, Ordering::Relaxed)
+                {
                     tracing::info!("Tollgate decides again");
                 }
                 self.decided(answer)
@@ -275,7 +281,7 @@ impl Decide for Remote {
 }
 
 /// What another server of the protocol says.
-fn facts(statuses: &[DescriptorStatus], passes: bool) -> DecisionSummary<'_> {
+fn summary(statuses: &[DescriptorStatus], passes: bool) -> DecisionSummary<'_> {
     let policies = statuses.iter().filter_map(|status| {
         let limit = status.current_limit.as_ref()?;
         let window = match limit.unit {

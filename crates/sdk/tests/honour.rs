@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_sdk::{HonourError, HonourLayer};
+use tollgate_sdk::{RetryAfterError, RetryAfterLayer};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 /// Hosts whose names begin with `busy` deny each call and ask for three seconds; all calls are noted.
@@ -37,7 +37,7 @@ fn call(host: &str) -> Request<()> {
 #[tokio::test(start_paused = true)]
 async fn calls_wait_until_the_told_time_each_host_on_its_own() {
     let calls = Calls::default();
-    let client = HonourLayer::waiting_at_most(Duration::from_secs(10)).layer(api(&calls));
+    let client = RetryAfterLayer::wait_up_to(Duration::from_secs(10)).layer(api(&calls));
     for host in ["busy", "busy", "free", "spent", "spent", "free"] {
         let answer = client.clone().oneshot(call(host)).await.expect("an answer");
         assert_eq!(answer.status() == 429, host == "busy");
@@ -54,11 +54,11 @@ async fn calls_wait_until_the_told_time_each_host_on_its_own() {
 #[tokio::test(start_paused = true)]
 async fn calls_that_would_wait_too_long_fail_at_once() {
     let calls = Calls::default();
-    let client = HonourLayer::failing_fast().layer(api(&calls));
+    let client = RetryAfterLayer::fail_fast().layer(api(&calls));
     client.clone().oneshot(call("busy.example:8080")).await.expect("an answer");
     tokio::time::advance(Duration::from_secs(1)).await;
     let error = client.clone().oneshot(call("BUSY.example:8080")).await.expect_err("too soon");
-    let HonourError::TooSoon { host, wait } = &error else { panic!("{error}") };
+    let RetryAfterError::TooSoon { host, wait } = &error else { panic!("{error}") };
     assert_eq!((host.as_str(), *wait), ("busy.example:8080", Duration::from_secs(2)));
     assert!(error.to_string().contains("busy.example"), "{error}");
     assert_eq!(calls.lock().expect("calls").len(), 1);
@@ -69,10 +69,10 @@ async fn calls_that_would_wait_too_long_fail_at_once() {
 /// Errors are logged; what opens the host must not be.
 #[tokio::test(start_paused = true)]
 async fn a_password_in_the_address_is_not_told() {
-    let client = HonourLayer::failing_fast().layer(api(&Calls::default()));
+    let client = RetryAfterLayer::fail_fast().layer(api(&Calls::default()));
     client.clone().oneshot(call("user:secret@busy.example:8080")).await.expect("an answer");
     let error = client.oneshot(call("other:word@busy.example:8080")).await.expect_err("too soon");
-    let HonourError::TooSoon { host, .. } = &error else { panic!("{error}") };
+    let RetryAfterError::TooSoon { host, .. } = &error else { panic!("{error}") };
     assert_eq!(host, "busy.example:8080", "one host, whoever asks");
 }
 
@@ -80,7 +80,7 @@ async fn a_password_in_the_address_is_not_told() {
 #[tokio::test(start_paused = true)]
 async fn hosts_are_remembered_in_bounded_number() {
     let calls = Calls::default();
-    let client = HonourLayer::failing_fast().layer(api(&calls));
+    let client = RetryAfterLayer::fail_fast().layer(api(&calls));
     for at in 0..3_000 {
         client.clone().oneshot(call(&format!("busy-{at}"))).await.expect("an answer");
         tokio::time::advance(Duration::from_micros(1)).await;
@@ -90,7 +90,7 @@ async fn hosts_are_remembered_in_bounded_number() {
         // Hosts that are not remembered are called, and push out others: count from the newest.
         let host = format!("busy-{}", 2_999 - at);
         match client.clone().oneshot(call(&host)).await {
-            Err(HonourError::TooSoon { .. }) => remembered += 1,
+            Err(RetryAfterError::TooSoon { .. }) => remembered += 1,
             _ => break,
         }
     }
@@ -102,6 +102,6 @@ async fn hosts_are_remembered_in_bounded_number() {
 async fn errors_of_the_client_pass_through() {
     let broken =
         service_fn(|_: Request<()>| async { Err::<Response<()>, _>(std::io::Error::other("no route")) });
-    let error = HonourLayer::failing_fast().layer(broken).oneshot(call("a")).await.expect_err("broken");
-    assert!(matches!(&error, HonourError::Inner(inner) if inner.to_string() == "no route"), "{error}");
+    let error = RetryAfterLayer::fail_fast().layer(broken).oneshot(call("a")).await.expect_err("broken");
+    assert!(matches!(&error, RetryAfterError::Inner(inner) if inner.to_string() == "no route"), "{error}");
 }

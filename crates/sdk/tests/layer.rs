@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tollgate_core::{Clock, ManualClock, Span, Timestamp};
 use tollgate_engine::Limiter;
 use tollgate_rules::{Options, Ruleset, Source};
-use tollgate_sdk::{Ask, InProcess, TollgateLayer};
+use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
 use tollgate_store::{MemoryConfig, MemoryStore};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -38,9 +38,9 @@ fn limits() -> (Limits, Arc<ManualClock>) {
 }
 
 /// The header `x-ask: key` asks about that key.
-fn asked(head: &http::request::Parts) -> Option<Ask> {
+fn asked(head: &http::request::Parts) -> Option<CheckRequest> {
     let key = head.headers.get("x-ask")?.to_str().ok()?;
-    Some(Ask::attributes([(key.to_owned(), "x")]))
+    Some(CheckRequest::attributes([(key.to_owned(), "x")]))
 }
 
 fn request(key: &str) -> Request<Full<Bytes>> {

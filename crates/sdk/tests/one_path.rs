@@ -9,7 +9,7 @@ use tollgate_core::conformance::RemoteStore;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_rules::{Options, Ruleset, Source};
-use tollgate_sdk::{Ask, InProcess, TollgateLayer};
+use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
 use tollgate_store::{MemoryConfig, MemoryStore};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -22,7 +22,7 @@ async fn requests_of_the_layer_are_planned_and_charged_once() {
     let store = Arc::new(RemoteStore::new(memory));
     let limiter = Limiter::new(Arc::new(rules), Arc::clone(&store), Arc::new(clock) as Arc<dyn Clock>);
     let layer = TollgateLayer::new(InProcess::new(Arc::new(limiter), "d"), |_: &http::request::Parts| {
-        Some(Ask::attributes([("user", "u")]))
+        Some(CheckRequest::attributes([("user", "u")]))
     });
     let service = layer.layer(service_fn(|_: Request<Full<Bytes>>| async {
         Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("hello"))))

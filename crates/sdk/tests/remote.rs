@@ -4,7 +4,7 @@
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tollgate_sdk::{Ask, Decide, Remote, RemoteSettings};
+use tollgate_sdk::{CheckRequest, Decider, Remote, RemoteConfig};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
@@ -34,9 +34,9 @@ async fn a_server_that_is_away_is_told_of_once() {
     drop(free);
     let warnings = Arc::new(AtomicUsize::new(0));
     let _counted = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
-    let remote = Remote::new(RemoteSettings::new(format!("http://{dead}"), "d")).expect("an address");
+    let remote = Remote::new(RemoteConfig::new(format!("http://{dead}"), "d")).expect("an address");
     for _ in 0..20 {
-        assert!(remote.decide(Ask::attributes([("user", "a")])).await.passes);
+        assert!(remote.decide(CheckRequest::attributes([("user", "a")])).await.is_allowed);
     }
     assert_eq!(warnings.load(Ordering::SeqCst), 1);
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tollgate_sdk::{Ask, InProcess, TollgateLayer};
+use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
 use tonic::Code;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
@@ -17,7 +17,7 @@ const RULES: &str = "{domain: d, descriptors: [{key: endpoint, name: calls, limi
 async fn a_grpc_service_is_limited_in_its_own_words() {
     let limits = InProcess::from_rules(RULES, "d").expect("rules");
     let layer = TollgateLayer::new(limits, |head: &http::request::Parts| {
-        Some(Ask::attributes([("endpoint", head.uri.path())]))
+        Some(CheckRequest::attributes([("endpoint", head.uri.path())]))
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Answer, Server, exchange_from};
+use harness::{Server, WebResponse, exchange_from};
 
 /// A caller that is no proxy.
 const ONE: &str = "127.0.0.2";
@@ -26,11 +26,11 @@ fn serve() -> Server {
     Server::start(&[RULES], WHO)
 }
 
-fn ask(server: &Server, source: &str, line: &str, headers: &str) -> Answer {
+fn ask(server: &Server, source: &str, line: &str, headers: &str) -> WebResponse {
     ask_with(server, source, line, headers, "")
 }
 
-fn ask_with(server: &Server, source: &str, line: &str, headers: &str, body: &str) -> Answer {
+fn ask_with(server: &Server, source: &str, line: &str, headers: &str, body: &str) -> WebResponse {
     let request =
         format!("{line} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n{headers}\r\n{body}");
     exchange_from(source, server.http, request.as_bytes()).expect("an answer")

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Open, Server, Stopwatch, eventually};
+use harness::{Server, Stopwatch, WebConnection, eventually};
 use serde_json::json;
 
 fn serve(limit: &str, forward: &str) -> Server {
@@ -11,8 +11,8 @@ fn serve(limit: &str, forward: &str) -> Server {
     Server::start(&[&rules], &format!("forward_auth: {{{forward}}}\n"))
 }
 
-fn asks(server: &Server) -> Open {
-    let mut open = Open::to(server.http).expect("a connection");
+fn asks(server: &Server) -> WebConnection {
+    let mut open = WebConnection::to(server.http).expect("a connection");
     open.send(b"GET /check/p HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     open
 }
@@ -27,9 +27,9 @@ fn left(server: &Server) -> u64 {
 fn answers_come_when_it_is_their_turn() {
     let server = serve("limit: 20/second, burst: 50", "hold_ms: 60000");
     let watch = Stopwatch::start();
-    let mut asked: Vec<Open> = (0..11).map(|_| asks(&server)).collect();
+    let mut asked: Vec<WebConnection> = (0..11).map(|_| asks(&server)).collect();
     for open in &mut asked {
-        let answer = open.answer().expect("an answer");
+        let answer = open.response().expect("an answer");
         assert_eq!(answer.status, 200);
         assert!(answer.header("ratelimit").is_some());
     }
@@ -59,11 +59,11 @@ fn an_answer_does_not_wait_for_one_that_is_held_behind_it() {
     let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
     let mut open = asks(&server);
     open.send(b"GET /check/p HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
-    assert_eq!(open.answer().expect("the first").status, 200);
-    let mut both = Open::to(server.http).expect("a connection");
+    assert_eq!(open.response().expect("the first").status, 200);
+    let mut both = WebConnection::to(server.http).expect("a connection");
     both.send(b"GET /check/q HTTP/1.1\r\nhost: t\r\n\r\nGET /check/q HTTP/1.1\r\nhost: t\r\n\r\n")
         .expect("sent");
-    assert_eq!(both.answer().expect("the first of both").status, 200);
+    assert_eq!(both.response().expect("the first of both").status, 200);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Open, Server, exchange, request};
+use harness::{Server, WebConnection, exchange, request};
 use serde_json::json;
 
 const RULES: &str = "
@@ -267,7 +267,7 @@ fn bytes_that_are_no_request_close_only_their_own_connection() {
         assert_eq!(server.check("d", &json!({"k": "v"})).status, 200);
     }
     // A caller that goes away in the middle of its body.
-    let mut gone = Open::to(server.http).expect("a connection");
+    let mut gone = WebConnection::to(server.http).expect("a connection");
     gone.send(b"POST /v1/check HTTP/1.1\r\ncontent-length: 500\r\n\r\n{\"domain\"").expect("sent");
     drop(gone);
     // A body in chunks, too large, with no length to refuse it by.

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Open, Server, exchange};
+use harness::{Server, WebConnection, exchange};
 use serde_json::json;
 
 const RULES: &str = "
@@ -21,7 +21,7 @@ fn post(more: &str, body: &str) -> Vec<u8> {
 #[test]
 fn requests_that_come_together_are_all_answered_in_order() {
     let server = Server::with_rules(RULES);
-    let mut open = Open::to(server.http).expect("a connection");
+    let mut open = WebConnection::to(server.http).expect("a connection");
     let mut all = Vec::new();
     for at in 0..1000 {
         match at % 4 {
@@ -40,7 +40,7 @@ fn requests_that_come_together_are_all_answered_in_order() {
     let mut sender = open.again().expect("the same connection");
     let sending = std::thread::spawn(move || sender.send(&all).expect("sent"));
     for at in 0..1000 {
-        let answer = open.answer().expect("an answer");
+        let answer = open.response().expect("an answer");
         assert_eq!(answer.status, 200, "{at}: {}", answer.text());
         match at % 4 {
             0 | 2 => assert_eq!(answer.json()["limits"][0]["rule"], "per-key"),
@@ -55,11 +55,11 @@ fn requests_that_come_together_are_all_answered_in_order() {
 #[test]
 fn a_request_in_pieces_is_the_same_request() {
     let server = Server::with_rules(RULES);
-    let mut open = Open::to(server.http).expect("a connection");
+    let mut open = WebConnection::to(server.http).expect("a connection");
     for byte in post("", BODY) {
         open.send(&[byte]).expect("sent");
     }
-    let answer = open.answer().expect("an answer");
+    let answer = open.response().expect("an answer");
     assert_eq!((answer.status, &answer.json()["allowed"]), (200, &json!(true)));
     assert!(answer.header("date").is_some_and(|date| date.ends_with(" GMT")));
 }
@@ -69,18 +69,18 @@ fn a_request_in_pieces_is_the_same_request() {
 #[test]
 fn a_caller_that_waits_to_be_told_is_told() {
     let server = Server::with_rules(RULES);
-    let mut open = Open::to(server.http).expect("a connection");
+    let mut open = WebConnection::to(server.http).expect("a connection");
     let request = post("expect: 100-continue\r\n", BODY);
     let (head, body) = request.split_at(request.len() - BODY.len());
     open.send(head).expect("sent");
     let told = open.read_until(b"\r\n\r\n").expect("an interim answer");
     assert_eq!(told, b"HTTP/1.1 100 Continue\r\n\r\n");
     open.send(body).expect("sent");
-    assert_eq!(open.answer().expect("an answer").status, 200);
+    assert_eq!(open.response().expect("an answer").status, 200);
     let refused =
         b"POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: 70000\r\nexpect: 100-continue\r\n\r\n";
     open.send(refused).expect("sent");
-    assert_eq!(open.answer().expect("an answer").status, 413);
+    assert_eq!(open.response().expect("an answer").status, 413);
     assert!(open.is_at_end(), "nobody can tell what follows");
 }
 
@@ -88,22 +88,22 @@ fn a_caller_that_waits_to_be_told_is_told() {
 #[test]
 fn connections_are_kept_as_the_caller_wants() {
     let server = Server::with_rules(RULES);
-    let mut open = Open::to(server.http).expect("a connection");
+    let mut open = WebConnection::to(server.http).expect("a connection");
     for _ in 0..2 {
         open.send(b"GET /healthz HTTP/1.0\r\nconnection: keep-alive\r\n\r\n").expect("sent");
-        let answer = open.answer().expect("an answer");
+        let answer = open.response().expect("an answer");
         assert_eq!((answer.status, answer.header("connection")), (200, Some("keep-alive")));
     }
     open.send(b"HEAD /metrics HTTP/1.1\r\nhost: t\r\n\r\nGET /healthz HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
         .expect("sent");
     let head = open.read_until(b"\r\n\r\n").expect("a head");
     assert!(String::from_utf8_lossy(&head).contains("content-length: "), "{head:?}");
-    let answer = open.answer().expect("an answer");
+    let answer = open.response().expect("an answer");
     assert_eq!((answer.text().as_str(), answer.header("connection")), ("ok\n", Some("close")));
     assert!(open.is_at_end());
-    let mut old = Open::to(server.http).expect("a connection");
+    let mut old = WebConnection::to(server.http).expect("a connection");
     old.send(b"GET /healthz HTTP/1.0\r\n\r\n").expect("sent");
-    assert_eq!(old.answer().expect("an answer").status, 200);
+    assert_eq!(old.response().expect("an answer").status, 200);
     assert!(old.is_at_end());
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use tollgate_core::SystemClock;
 use tollgate_core::conformance::RemoteStore;
 use tollgate_http::identity::IDENTIFICATIONS;
-use tollgate_sdk::{Ask, Decide, Remote, RemoteSettings};
+use tollgate_sdk::{CheckRequest, Decider, Remote, RemoteConfig};
 use tollgate_store::MemoryStore;
 
 type Store = Arc<RemoteStore<MemoryStore<SystemClock>>>;
@@ -62,23 +62,23 @@ fn programs_that_ask_over_http_and_grpc_are_decided_once() {
         assert_once_each(path, &store, 4);
     }
     let before = IDENTIFICATIONS.load(Ordering::Relaxed);
-    let mut open = harness::Open::to(server.http).expect("a connection");
+    let mut open = harness::WebConnection::to(server.http).expect("a connection");
     for _ in 0..4 {
         open.send(b"GET /check HTTP/1.1\r\nHost: h\r\nX-Api-Key: key-of-a-caller\r\n\r\n").expect("sent");
-        assert_eq!(open.answer().expect("an answer").status, 200);
+        assert_eq!(open.response().expect("an answer").status, 200);
     }
     assert_once_each("/check", &store, 4);
     assert_eq!(IDENTIFICATIONS.load(Ordering::Relaxed) - before, 4);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let settings = RemoteSettings {
+        let settings = RemoteConfig {
             deadline: harness::LONG,
             connections: 1,
-            ..RemoteSettings::new(format!("http://{}", server.grpc), "d")
+            ..RemoteConfig::new(format!("http://{}", server.grpc), "d")
         };
         let remote = Remote::new(settings).expect("an address");
         for _ in 0..4 {
-            assert!(remote.decide(Ask::attributes([("user", "rls".to_owned())])).await.passes);
+            assert!(remote.decide(CheckRequest::attributes([("user", "rls".to_owned())])).await.is_allowed);
         }
     });
     assert_once_each("gRPC", &store, 4);

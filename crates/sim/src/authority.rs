@@ -11,7 +11,7 @@ use tollgate_core::{
 
 /// A charge that travels.
 #[derive(Clone, Debug)]
-pub(crate) struct Sent {
+pub(crate) struct SentCharge {
     scope: Scope,
     parts: Vec<OwnedPart>,
     limit: Limit,
@@ -22,12 +22,12 @@ pub(crate) struct Sent {
 /// What a node asks.
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
-    Charge(Vec<Sent>),
-    Debit(Vec<Sent>),
-    GiveBack { what: Box<Sent>, taken: Timestamp, full_at: Timestamp, id: PermitId },
+    Charge(Vec<SentCharge>),
+    Debit(Vec<SentCharge>),
+    ReturnUnits { what: Box<SentCharge>, taken: Timestamp, full_at: Timestamp, id: PermitId },
 }
 
-impl Sent {
+impl SentCharge {
     pub(crate) fn charge(charge: &Charge<'_>) -> Self {
         Self {
             scope: charge.key.scope.clone(),
@@ -39,13 +39,13 @@ impl Sent {
     }
 
     /// Whether it is about what leases keep beside a counter, not about the counter.
-    fn is_beside(&self) -> bool {
+    fn is_derived(&self) -> bool {
         ["|escrow", "|leased"].iter().any(|suffix| self.scope.label().ends_with(suffix))
     }
 }
 
 /// Does something with charges as they were before they travelled.
-fn arrived<T>(sent: &[Sent], with: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+fn arrived<T>(sent: &[SentCharge], with: impl FnOnce(&[Charge<'_>]) -> T) -> T {
     let parts: Vec<Vec<Part<'_>>> =
         sent.iter().map(|sent| sent.parts.iter().map(OwnedPart::borrowed).collect()).collect();
     let charges: Vec<Charge<'_>> = sent
@@ -86,19 +86,19 @@ impl Authority {
         Timestamp::from_micros(now.saturating_add_signed(self.offset))
     }
 
-    pub(crate) fn answer(&mut self, request: &Request, now: u64) -> Outcomes {
+    pub(crate) fn handle(&mut self, request: &Request, now: u64) -> Outcomes {
         let time = self.time(now);
         match request {
             Request::Charge(sent) => {
-                let leases = sent.iter().any(Sent::is_beside);
+                let leases = sent.iter().any(SentCharge::is_derived);
                 let mut told = arrived(sent, |charges| self.ledger.charge(time, charges));
                 if told.admission == Admission::Admitted {
-                    let units = sent.iter().filter(|sent| !sent.is_beside()).map(|sent| sent.cost.units());
+                    let units = sent.iter().filter(|sent| !sent.is_derived()).map(|sent| sent.cost.units());
                     self.deducted.push_back((now, units.sum()));
                     if leases && self.bug == Some(Bug::SkipsDeduction) {
-                        let back: Vec<Sent> = sent
+                        let back: Vec<SentCharge> = sent
                             .iter()
-                            .map(|sent| Sent { cost: sent.cost.reversed(), ..sent.clone() })
+                            .map(|sent| SentCharge { cost: sent.cost.reversed(), ..sent.clone() })
                             .collect();
                         arrived(&back, |charges| self.ledger.debit(time, charges));
                     }
@@ -110,7 +110,7 @@ impl Authority {
                 arrived(sent, |charges| self.ledger.debit(time, charges));
                 nothing(time)
             }
-            Request::GiveBack { what, taken, full_at, id } => {
+            Request::ReturnUnits { what, taken, full_at, id } => {
                 let times = if self.bug == Some(Bug::ReturnsTwice) { 2 } else { 1 };
                 arrived(std::slice::from_ref(what.as_ref()), |charges| {
                     for turn in 0..times {

@@ -12,10 +12,10 @@
 //! | `authority` | the store: a plain ledger, with a replica and planted bugs |
 //! | `node` | a node: engine and leases over a link |
 //! | `run` | one run: events, tasks, faults |
-//! | `meter` | the ceiling |
+//! | `ceiling` | the ceiling |
 
 mod authority;
-mod meter;
+mod ceiling;
 mod node;
 mod run;
 mod scenario;
@@ -38,7 +38,7 @@ pub struct Report {
     /// Its number.
     pub seed: u64,
     /// What was wrong, if anything.
-    pub broken: Option<String>,
+    pub violation: Option<String>,
     /// What happened, in order.
     pub history: Vec<String>,
     /// Checks made, and those answered without asking the store.

@@ -19,26 +19,26 @@ fn main() -> ExitCode {
         let report = run(seed, None);
         (checks, local, admitted) =
             (checks + report.checks, local + report.local, admitted + report.admitted);
-        if report.broken.is_some() || trace {
-            tell(&report);
+        if report.violation.is_some() || trace {
+            print_report(&report);
         }
-        broken += u64::from(report.broken.is_some());
+        broken += u64::from(report.violation.is_some());
     }
-    say(&format!(
+    print_line(&format!(
         "{seeds} seeds from {from}: {broken} broken; {checks} checks, {local} of them answered without the store, {admitted} units let through"
     ));
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn tell(report: &Report) {
+fn print_report(report: &Report) {
     for line in &report.history {
-        say(line);
+        print_line(line);
     }
-    let what = report.broken.as_deref().unwrap_or("holds");
-    say(&format!("seed {}: {what}; again with: sim --seed {} --trace", report.seed, report.seed));
+    let what = report.violation.as_deref().unwrap_or("holds");
+    print_line(&format!("seed {}: {what}; again with: sim --seed {} --trace", report.seed, report.seed));
 }
 
 #[allow(clippy::print_stdout, reason = "a program for people")]
-fn say(line: &str) {
+fn print_line(line: &str) {
     println!("{line}");
 }

@@ -1,7 +1,7 @@
 //! A node: the real engine and the real leases, over a link to the simulated store.
 
 use crate::Bug;
-use crate::authority::{Request, Sent};
+use crate::authority::{Request, SentCharge};
 use crate::world::Shared;
 use std::cell::Cell;
 use std::future::Future;
@@ -30,12 +30,12 @@ pub(crate) struct NodeClock {
     offset: u64,
     /// Parts in a million.
     drift: i64,
-    stands_still: bool,
+    frozen: bool,
 }
 
 impl Clock for NodeClock {
     fn now(&self) -> Timestamp {
-        if self.stands_still {
+        if self.frozen {
             return Timestamp::from_micros(self.offset);
         }
         let now = self.world.lock().now;
@@ -79,11 +79,11 @@ impl Link {
 
 impl CounterStore for Link {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.send(Request::Charge(charges.iter().map(Sent::charge).collect())).await
+        self.send(Request::Charge(charges.iter().map(SentCharge::charge).collect())).await
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.send(Request::Debit(charges.iter().map(Sent::charge).collect())).await.map(|_| ())
+        self.send(Request::Debit(charges.iter().map(SentCharge::charge).collect())).await.map(|_| ())
     }
 
     async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
@@ -91,8 +91,8 @@ impl CounterStore for Link {
     }
 
     async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        let what = Box::new(Sent::charge(&Charge::new(back.key, back.limit, Cost::take(back.units))));
-        self.send(Request::GiveBack { what, taken: back.taken, full_at: back.full_at, id: back.id })
+        let what = Box::new(SentCharge::charge(&Charge::new(back.key, back.limit, Cost::take(back.units))));
+        self.send(Request::ReturnUnits { what, taken: back.taken, full_at: back.full_at, id: back.id })
             .await
             .map(|_| ())
     }
@@ -111,11 +111,11 @@ pub(crate) fn process(
 ) -> Arc<Limiter<Store>> {
     let (offset, drift) = {
         let mut world = world.lock();
-        let drift = i64::try_from(world.dice.below(801)).unwrap_or(0) - 400;
-        (world.dice.between(1_000_000_000, 2_000_000_000), drift)
+        let drift = i64::try_from(world.rng.below(801)).unwrap_or(0) - 400;
+        (world.rng.between(1_000_000_000, 2_000_000_000), drift)
     };
     let stands_still = bug == Some(Bug::ForgetsTime);
-    let clock = NodeClock { world: world.clone(), offset, drift, stands_still };
+    let clock = NodeClock { world: world.clone(), offset, drift, frozen: stands_still };
     let link = Link { world: world.clone(), node };
     let store = Leased::new(link.clone(), link, clock.clone(), config.clone());
     let time: Arc<dyn Clock> = Arc::new(clock);

@@ -1,7 +1,7 @@
 //! One run: events in their order, tasks as they wake, faults as the dice fall; then peace, and what must hold in it.
 
 use crate::authority::Authority;
-use crate::meter::Meter;
+use crate::ceiling::CeilingCheck;
 use crate::node::{self, Store};
 use crate::scenario::Scenario;
 use crate::world::{Event, Shared, World};
@@ -19,7 +19,7 @@ use tollgate_rules::{Options, Ruleset, Source};
 /// When runs begin: an ordinary day.
 const START: u64 = 1_790_000_000_000_000;
 /// How often nodes look after their leases, and replicas catch up.
-const TEND: u64 = 20_000;
+const TASK_INTERVAL: u64 = 20_000;
 
 type Task = Pin<Box<dyn Future<Output = Option<Done>>>>;
 
@@ -52,9 +52,9 @@ pub(crate) struct Run {
     tasks: HashMap<u64, (usize, Task)>,
     ready: Arc<Mutex<VecDeque<u64>>>,
     /// Tasks that became ready while their node was paused.
-    held: Vec<u64>,
+    permits: Vec<u64>,
     count: u64,
-    meter: Meter,
+    ceiling: CeilingCheck,
     /// The whole limit, and what the store's counters go by.
     whole: Limit,
     checks: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn new(seed: u64, bug: Option<Bug>) -> Self {
         let mut dice = SplitMix64::new(seed);
-        let scenario = Scenario::of(&mut dice);
+        let scenario = Scenario::from_seed(&mut dice);
         let load = |nodes| {
             let options = Options { nodes, ..Options::default() };
             let rules = Ruleset::load(&[Source::new("sim.yaml", scenario.rules.as_str())], &options);
@@ -80,9 +80,9 @@ impl Run {
         let traffic_ends = START + scenario.length;
         for node in 0..scenario.nodes {
             world.at(START + 1 + node as u64, Event::Check(node));
-            world.at(START + TEND, Event::Tend(node));
+            world.at(START + TASK_INTERVAL, Event::RunTasks(node));
         }
-        world.at(START + TEND, Event::Replicate);
+        world.at(START + TASK_INTERVAL, Event::Replicate);
         if !scenario.calm {
             world.at(START + 200_000, Event::Break);
         }
@@ -100,9 +100,9 @@ impl Run {
             nodes,
             tasks: HashMap::new(),
             ready: Arc::default(),
-            held: Vec::new(),
+            permits: Vec::new(),
             count: 0,
-            meter: Meter::default(),
+            ceiling: CeilingCheck::default(),
             whole,
             checks: 0,
             local: 0,
@@ -118,11 +118,11 @@ impl Run {
         }
         Report {
             seed: self.seed,
-            broken,
+            violation: broken,
             history: std::mem::take(&mut world.history),
             checks: self.checks,
             local: self.local,
-            admitted: self.meter.total(),
+            admitted: self.ceiling.total(),
         }
     }
 
@@ -132,7 +132,7 @@ impl Run {
         self.rush();
         self.until(self.traffic_ends + 100_000);
         let phase = self.key(|key, whole, _| whole.phase(key.stable_hash()).as_micros());
-        self.meter.broken(&self.whole, phase).or_else(|| self.unfair())
+        self.ceiling.violation(&self.whole, phase).or_else(|| self.unfair())
     }
 
     /// Everybody spends at one instant whatever is in hand: what is out and should not be shows here.
@@ -175,7 +175,7 @@ impl Run {
             world.network = crate::world::Network { delay: (100, 500), ..Default::default() };
             world.paused.clear();
         }
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.held));
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.permits));
         let now = self.world.lock().now;
         // Long enough for a window to turn twice, and for a bucket to fill.
         let quota = self.whole.quota();
@@ -198,12 +198,12 @@ impl Run {
             return Some(format!("{remaining} of {capacity} are there after peace: units have leaked"));
         }
         for node in 0..self.scenario.nodes.min(usize::try_from(capacity).unwrap_or(usize::MAX)) {
-            let before = self.meter.total();
+            let before = self.ceiling.total();
             self.check(node, 1);
             let now = self.world.lock().now;
             // Long enough that what this one has fetched beside is back for the next.
             self.until(now + 2 * idle + 100_000);
-            if self.meter.total() != before + 1 {
+            if self.ceiling.total() != before + 1 {
                 return Some(format!(
                     "node {node} is not served, though there is budget and nothing is broken"
                 ));
@@ -244,9 +244,9 @@ impl Run {
                     let mut world = self.world.lock();
                     let pace = self.scenario.pace[node];
                     // Now and then a node is quiet for a while.
-                    let wait = world.dice.below(2 * pace) + if world.dice.chance(5) { 400_000 } else { 0 };
+                    let wait = world.rng.below(2 * pace) + if world.rng.chance(5) { 400_000 } else { 0 };
                     world.at(now + wait, Event::Check(node));
-                    let units = world.dice.between(1, self.scenario.cost);
+                    let units = world.rng.between(1, self.scenario.cost);
                     let paused = world.paused.contains_key(&node);
                     drop(world);
                     if !paused {
@@ -254,15 +254,17 @@ impl Run {
                     }
                 }
             }
-            Event::Tend(node) => {
+            Event::RunTasks(node) => {
                 let peace = now > self.traffic_ends;
-                self.world.lock().at(now + if peace { 10 * TEND } else { TEND }, Event::Tend(node));
-                self.errands(node);
+                self.world
+                    .lock()
+                    .at(now + if peace { 10 * TASK_INTERVAL } else { TASK_INTERVAL }, Event::RunTasks(node));
+                self.run_lease_tasks(node);
             }
             Event::Replicate => {
                 let mut world = self.world.lock();
                 world.authority.replicate(now);
-                let lag = world.dice.between(1, 100) * 1_000;
+                let lag = world.rng.between(1, 100) * 1_000;
                 if now < self.traffic_ends {
                     world.at(now + lag, Event::Replicate);
                 }
@@ -272,7 +274,7 @@ impl Run {
                 self.ready
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
-                    .extend(std::mem::take(&mut self.held));
+                    .extend(std::mem::take(&mut self.permits));
             }
             Event::Break => self.break_something(now),
         }
@@ -283,13 +285,13 @@ impl Run {
             return;
         }
         let mut world = self.world.lock();
-        let again = world.dice.between(100, 900) * 1_000;
+        let again = world.rng.between(100, 900) * 1_000;
         world.at(now + again, Event::Break);
-        let node = usize::try_from(world.dice.below(self.scenario.nodes as u64)).unwrap_or(0);
-        let length = world.dice.between(1, 1_500) * 1_000;
-        match world.dice.below(10) {
+        let node = usize::try_from(world.rng.below(self.scenario.nodes as u64)).unwrap_or(0);
+        let length = world.rng.between(1, 1_500) * 1_000;
+        match world.rng.below(10) {
             0..=3 => {
-                let (out, back) = *world.dice.pick(&[(true, true), (true, false), (false, true)]);
+                let (out, back) = *world.rng.pick(&[(true, true), (true, false), (false, true)]);
                 world.note(|| format!("node {node}: cut (out {out}, back {back}) for {length} us"));
                 world.network.cut.insert(node, (out, back, now + length));
             }
@@ -306,7 +308,7 @@ impl Run {
                     self.rules.rules()[0].limits.limits[0].share.as_ref().map_or(0, |share| share.capacity());
                 if self.scenario.fallback {
                     // A new process does not know what the old one let through of its share.
-                    self.meter.excuse(now, share);
+                    self.ceiling.excuse(now, share);
                 }
                 self.nodes[node] =
                     node::process(&self.world, node, &self.rules, &self.scenario.leases, self.bug);
@@ -315,10 +317,10 @@ impl Run {
                 let lost = world.authority.fail_over(now);
                 world.note(|| format!("store: fails over, and forgets {lost} units"));
                 drop(world);
-                self.meter.excuse(now, lost);
+                self.ceiling.excuse(now, lost);
             }
             _ if self.scenario.jumps => {
-                let by = i64::try_from(world.dice.below(4_000_000)).unwrap_or(0) - 2_000_000;
+                let by = i64::try_from(world.rng.below(4_000_000)).unwrap_or(0) - 2_000_000;
                 world.authority.jump(by);
                 world.note(|| format!("store: its clock jumps by {by} us"));
                 drop(world);
@@ -334,7 +336,7 @@ impl Run {
         let period = limit.quota().period.length().as_micros();
         let ahead = by.unsigned_abs();
         let units = limit.quota().count.saturating_mul(ahead) / period + 1 + limit.capacity();
-        self.meter.excuse(now, units);
+        self.ceiling.excuse(now, units);
     }
 
     fn check(&mut self, node: usize, units: u64) {
@@ -351,11 +353,11 @@ impl Run {
                 Some(Done { node, allowed, origin, units, decided })
             }),
         );
-        self.errands(node);
+        self.run_lease_tasks(node);
     }
 
     /// What a node's leases want done.
-    fn errands(&mut self, node: usize) {
+    fn run_lease_tasks(&mut self, node: usize) {
         if self.world.lock().paused.contains_key(&node) {
             return;
         }
@@ -387,7 +389,7 @@ impl Run {
             let Some(id) = next else { return };
             let Some((node, task)) = self.tasks.get_mut(&id) else { continue };
             if self.world.lock().paused.contains_key(node) {
-                self.held.push(id);
+                self.permits.push(id);
                 continue;
             }
             let waker = Waker::from(Arc::new(Ready(Arc::clone(&self.ready), id)));
@@ -406,7 +408,7 @@ impl Run {
         if done.allowed {
             let now = self.world.lock().now;
             debug_assert!(done.origin != Origin::FailOpen, "no rule here fails open");
-            self.meter.admit(done.decided.unwrap_or(now), done.units);
+            self.ceiling.admit(done.decided.unwrap_or(now), done.units);
             self.served[done.node] += done.units;
         }
     }

@@ -42,7 +42,7 @@ const LIMITS: [(&str, u64); 12] = [
 ];
 
 impl Scenario {
-    pub(crate) fn of(dice: &mut SplitMix64) -> Self {
+    pub(crate) fn from_seed(dice: &mut SplitMix64) -> Self {
         let nodes = usize::try_from(dice.between(1, 6)).unwrap_or(1);
         let (limit, rate) = *dice.pick(&LIMITS);
         let fallback = dice.chance(200);

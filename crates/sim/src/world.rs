@@ -20,7 +20,7 @@ pub(crate) enum Event {
     /// A node is asked for a decision.
     Check(usize),
     /// A node looks after its leases.
-    Tend(usize),
+    RunTasks(usize),
     /// The replica catches up.
     Replicate,
     /// Something breaks.
@@ -56,7 +56,7 @@ pub(crate) struct World {
     pub(crate) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
     order: u64,
-    pub(crate) dice: SplitMix64,
+    pub(crate) rng: SplitMix64,
     pub(crate) authority: Authority,
     pub(crate) network: Network,
     calls: HashMap<u64, Call>,
@@ -88,7 +88,7 @@ impl World {
             now: start,
             queue: BinaryHeap::new(),
             order: 0,
-            dice,
+            rng: dice,
             authority,
             network,
             calls: HashMap::new(),
@@ -138,14 +138,14 @@ impl World {
             .cut
             .get(&node)
             .is_some_and(|(out, back, until)| now < *until && if towards_store { *out } else { *back });
-        let copies = 1 + u64::from(self.dice.chance(self.network.doubles));
+        let copies = 1 + u64::from(self.rng.chance(self.network.doubles));
         for _ in 0..copies {
             let (least, most) = self.network.delay;
-            let mut delay = self.dice.between(least, most);
-            if self.dice.chance(self.network.stragglers) {
-                delay += self.dice.below(50_000);
+            let mut delay = self.rng.between(least, most);
+            if self.rng.chance(self.network.stragglers) {
+                delay += self.rng.below(50_000);
             }
-            if !is_cut && !self.dice.chance(self.network.loss) {
+            if !is_cut && !self.rng.chance(self.network.loss) {
                 self.at(now + delay, event);
             }
         }
@@ -155,7 +155,7 @@ impl World {
     pub(crate) fn arrive(&mut self, id: u64) {
         let Some(call) = self.calls.get(&id) else { return };
         let (node, request, now) = (call.node, call.request.clone(), self.now);
-        let outcomes = self.authority.answer(&request, now);
+        let outcomes = self.authority.handle(&request, now);
         if let Some(call) = self.calls.get_mut(&id) {
             call.answer.get_or_insert((outcomes, now));
         }

@@ -11,7 +11,7 @@ fn two_thousand_seeds_hold() {
                 let (mut checks, mut local) = (0, 0);
                 for seed in (worker..2_000).step_by(2) {
                     let report = run(seed, None);
-                    if let Some(broken) = report.broken {
+                    if let Some(broken) = report.violation {
                         panic!("seed {seed}: {broken}\n{}", report.history.join("\n"));
                     }
                     (checks, local) = (checks + report.checks, local + report.local);
@@ -35,7 +35,7 @@ fn planted_bugs_are_found() {
     for bug in [Bug::SkipsDeduction, Bug::ReturnsTwice, Bug::ForgetsTime] {
         // By the ceiling, whatever else it breaks.
         let over = |broken: String| broken.contains(" over ") || broken.contains(" units in a ");
-        let found = (0..2_000).find(|seed| run(*seed, Some(bug)).broken.is_some_and(over));
+        let found = (0..2_000).find(|seed| run(*seed, Some(bug)).violation.is_some_and(over));
         assert!(found.is_some(), "{bug:?} was not found in 2,000 seeds");
     }
 }

@@ -23,11 +23,11 @@ use std::sync::{Arc, Condvar, Mutex};
 pub struct Origin {
     /// Where it listens.
     pub address: SocketAddr,
-    seen: Arc<Seen>,
+    seen: Arc<OriginLog>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct OriginLog {
     heads: Mutex<Vec<String>>,
     connections: AtomicUsize,
     lost: AtomicUsize,
@@ -42,7 +42,7 @@ impl Origin {
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(OriginLog::default());
         let shared = Arc::clone(&seen);
         // Ends with the test's process.
         std::thread::spawn(move || {
@@ -78,13 +78,13 @@ impl Origin {
     }
 
     /// Lets so many of those that hold go on.
-    pub fn let_go(&self, count: usize) {
+    pub fn release(&self, count: usize) {
         *self.seen.passes.lock().expect("passes") += count;
         self.seen.passed.notify_all();
     }
 }
 
-impl Seen {
+impl OriginLog {
     /// Waits for a pass; whether the other side is still there.
     fn wait(&self, stream: &TcpStream) -> bool {
         let mut passes = self.passes.lock().expect("passes");
@@ -110,7 +110,7 @@ fn has_ended(stream: &TcpStream) -> bool {
     ended
 }
 
-fn serve(stream: &TcpStream, seen: &Seen) -> std::io::Result<()> {
+fn serve(stream: &TcpStream, seen: &OriginLog) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream);
     let mut writer = stream;

@@ -7,7 +7,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 
 /// What came back.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct WebResponse {
     /// The code of the status line.
     pub status: u16,
     /// Names as they were written, and values.
@@ -16,7 +16,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl WebResponse {
     /// The first value of a header, whatever its case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
@@ -45,28 +45,28 @@ pub fn request(method: &str, path: &str, body: &[u8]) -> Vec<u8> {
 }
 
 /// Sends bytes as they are on a fresh connection and reads one answer.
-pub fn exchange(address: SocketAddr, bytes: &[u8]) -> std::io::Result<Answer> {
-    let mut open = Open::to(address)?;
+pub fn exchange(address: SocketAddr, bytes: &[u8]) -> std::io::Result<WebResponse> {
+    let mut open = WebConnection::to(address)?;
     // A server that has seen enough answers and closes: what it does not read is no error of the test.
     let _ = open.send(bytes);
-    if bytes.starts_with(b"HEAD ") { open.head() } else { open.answer() }
+    if bytes.starts_with(b"HEAD ") { open.head() } else { open.response() }
 }
 
 /// The same from another address of loopback: for a server that trusts 127.0.0.1, a caller from outside.
-pub fn exchange_from(source: &str, address: SocketAddr, bytes: &[u8]) -> std::io::Result<Answer> {
+pub fn exchange_from(source: &str, address: SocketAddr, bytes: &[u8]) -> std::io::Result<WebResponse> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
     socket.bind(&SocketAddr::new(source.parse().expect("an address"), 0).into())?;
     socket.connect_timeout(&address.into(), LONG)?;
-    let mut open = Open::over(socket.into())?;
+    let mut open = WebConnection::over(socket.into())?;
     let _ = open.send(bytes);
-    open.answer()
+    open.response()
 }
 
 /// A connection, for tests that send a request in parts or keep it open.
 #[derive(Debug)]
-pub struct Open(BufReader<TcpStream>);
+pub struct WebConnection(BufReader<TcpStream>);
 
-impl Open {
+impl WebConnection {
     /// Connects.
     pub fn to(address: SocketAddr) -> std::io::Result<Self> {
         Self::over(TcpStream::connect_timeout(&address, LONG)?)
@@ -111,7 +111,7 @@ impl Open {
     }
 
     /// Reads one answer without a body.
-    pub fn head(&mut self) -> std::io::Result<Answer> {
+    pub fn head(&mut self) -> std::io::Result<WebResponse> {
         let status_line = self.line()?;
         let status = status_line.split(' ').nth(1).and_then(|code| code.parse().ok());
         let status = status.ok_or_else(|| std::io::Error::other(format!("no status in `{status_line}`")))?;
@@ -124,11 +124,11 @@ impl Open {
             let (key, value) = line.split_once(':').expect("a header");
             headers.push((key.to_owned(), value.trim().to_owned()));
         }
-        Ok(Answer { status, headers, body: Vec::new() })
+        Ok(WebResponse { status, headers, body: Vec::new() })
     }
 
     /// Reads one answer.
-    pub fn answer(&mut self) -> std::io::Result<Answer> {
+    pub fn response(&mut self) -> std::io::Result<WebResponse> {
         let mut answer = self.head()?;
         match answer.header("content-length").map(|length| length.parse::<usize>().expect("a length")) {
             Some(length) => {

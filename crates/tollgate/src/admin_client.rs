@@ -65,11 +65,11 @@ impl AdminFlags {
 }
 
 /// A body that may still be in the making.
-pub(crate) type Sent = UnsyncBoxBody<Bytes, std::io::Error>;
+pub(crate) type RequestBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// What the server said.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct AdminResponse {
     pub(crate) status: StatusCode,
     /// `Null`, where there is no body.
     pub(crate) body: Value,
@@ -83,7 +83,7 @@ pub(crate) struct Client {
 }
 
 /// How long connecting and an ordinary request may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs a command against a server.
 pub(crate) fn run(
@@ -112,7 +112,7 @@ impl Client {
         );
         let pair = flags.cert.as_deref().zip(flags.cert_key.as_deref());
         let ca = flags.ca.as_deref().map(|path| ("--ca", path));
-        let client = Self::reaching(&uri, || trusting(ca, pair))?;
+        let client = Self::connect_to(&uri, || trusting(ca, pair))?;
         let token = token(flags)?;
         let host = bare(authority.host());
         let near = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// A server at this address, over TLS where that says so.
-    pub(crate) fn reaching(
+    pub(crate) fn connect_to(
         uri: &Uri,
         trusting: impl FnOnce() -> anyhow::Result<rustls::ClientConfig>,
     ) -> anyhow::Result<Self> {
@@ -148,13 +148,13 @@ impl Client {
     }
 
     /// Asks for JSON, and sends some if there is any. What the server refuses is an error.
-    pub(crate) async fn ask(
+    pub(crate) async fn request(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<Value> {
-        self.exchange(method, path, &[], body).await?.accepted()
+        self.exchange(method, path, &[], body).await?.into_result()
     }
 
     /// The same, for those who want to know more than the body, or to understand a refusal.
@@ -164,14 +164,14 @@ impl Client {
         path: &str,
         headers: &[(HeaderName, &str)],
         body: Option<&Value>,
-    ) -> anyhow::Result<Told> {
+    ) -> anyhow::Result<AdminResponse> {
         let bytes = Bytes::from(body.map(Value::to_string).unwrap_or_default());
         let body = Full::new(bytes).map_err(|never: Infallible| match never {}).boxed_unsync();
         let asking = async {
             let answer = self.send(method, path, headers, body).await?;
-            self.told(answer).await
+            self.read_response(answer).await
         };
-        timely(asking).await
+        with_timeout(asking).await
     }
 
     /// Sends anything, and hands on the answer as it comes. A refusal is an answer too.
@@ -180,9 +180,9 @@ impl Client {
         method: Method,
         path: &str,
         headers: &[(HeaderName, &str)],
-        body: Sent,
+        body: RequestBody,
     ) -> anyhow::Result<Response<Incoming>> {
-        let mut sender = timely(self.connect())
+        let mut sender = with_timeout(self.connect())
             .await
             .with_context(|| format!("{}: cannot connect; set --admin to the admin URL", self.authority))?;
         let mut request = Request::new(body);
@@ -201,7 +201,7 @@ impl Client {
     }
 
     /// All of an answer.
-    pub(crate) async fn told(&self, answer: Response<Incoming>) -> anyhow::Result<Told> {
+    pub(crate) async fn read_response(&self, answer: Response<Incoming>) -> anyhow::Result<AdminResponse> {
         let (head, body) = answer.into_parts();
         let bytes =
             body.collect().await.context("connection closed before the response was complete")?.to_bytes();
@@ -215,10 +215,10 @@ impl Client {
                 )
             })?
         };
-        Ok(Told { status: head.status, body })
+        Ok(AdminResponse { status: head.status, body })
     }
 
-    pub(crate) async fn connect(&self) -> anyhow::Result<SendRequest<Sent>> {
+    pub(crate) async fn connect(&self) -> anyhow::Result<SendRequest<RequestBody>> {
         let stream = TcpStream::connect(&self.authority).await?;
         stream.set_nodelay(true)?;
         match &self.tls {
@@ -237,9 +237,9 @@ impl Client {
     }
 }
 
-impl Told {
+impl AdminResponse {
     /// The body; what the server refused is an error.
-    pub(crate) fn accepted(self) -> anyhow::Result<Value> {
+    pub(crate) fn into_result(self) -> anyhow::Result<Value> {
         if self.status.is_success() { Ok(self.body) } else { Err(self.problem()) }
     }
 
@@ -253,9 +253,9 @@ impl Told {
     }
 }
 
-async fn timely<T>(doing: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let late = || format!("no response within {} s", PATIENCE.as_secs());
-    tokio::time::timeout(PATIENCE, doing).await.with_context(late)?
+async fn with_timeout<T>(doing: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let late = || format!("no response within {} s", TIMEOUT.as_secs());
+    tokio::time::timeout(TIMEOUT, doing).await.with_context(late)?
 }
 
 fn token(flags: &AdminFlags) -> anyhow::Result<Option<HeaderValue>> {
@@ -340,14 +340,14 @@ pub(crate) fn table_or<const N: usize>(
 
 /// Prints a table, for people: columns as wide as their widest cell, titles in bold.
 pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
-    let text = laid_out(titles, rows);
+    let text = columns(titles, rows);
     let (title, rest) = text.split_once('\n').unwrap_or((&text, ""));
     let mut out = output::styled();
     out.write_all(format!("{}\n{rest}", paint(TITLE, title)).as_bytes())?;
     Ok(())
 }
 
-fn laid_out<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
+fn columns<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
     let width = |text: &str| text.chars().count();
     let mut widths = titles.map(width);
     for row in rows {
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn tables_line_up_and_hold_nothing_that_moves_the_cursor() {
         let rows = [["é".to_owned(), "x".to_owned()], ["long\u{1b}".to_owned(), String::new()]];
-        assert_eq!(laid_out(["a", "second"], &rows), "a      second\né      x\nlong\n");
+        assert_eq!(columns(["a", "second"], &rows), "a      second\né      x\nlong\n");
     }
 
     #[test]

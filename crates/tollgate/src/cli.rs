@@ -7,7 +7,7 @@ mod progress;
 mod publishing;
 mod time_arg;
 
-pub(crate) use format::{FormatFlags, print, say};
+pub(crate) use format::{FormatFlags, print, print_line};
 pub(crate) use progress::Progress;
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName, deprecated_variable};
 pub(crate) use time_arg::{TimeArg, now, parse_duration};
@@ -17,9 +17,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// The longest deadline of a check, in milliseconds.
-pub(crate) const LONGEST_DEADLINE: u64 = 10_000;
+pub(crate) const MAX_DEADLINE: u64 = 10_000;
 /// The most failures that a breaker remembers.
-pub(crate) const MOST_FAILURES: u64 = 1_000_000;
+pub(crate) const MAX_FAILURES: u64 = 1_000_000;
 /// A day, in milliseconds.
 pub(crate) const DAY: u64 = 86_400_000;
 
@@ -200,10 +200,10 @@ pub(crate) struct ServeFlags {
     #[arg(long, env = "TOLLGATE_STORE_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) store_password_file: Option<PathBuf>,
     /// Maximum time that a check waits for the store, in milliseconds [default: 10].
-    #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=LONGEST_DEADLINE))]
+    #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=MAX_DEADLINE))]
     pub(crate) store_deadline_ms: Option<u64>,
     /// Failures of a shard within the window that open its circuit breaker [default: 5].
-    #[arg(long, env = "TOLLGATE_STORE_BREAKER_FAILURES", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_FAILURES))]
+    #[arg(long, env = "TOLLGATE_STORE_BREAKER_FAILURES", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_FAILURES))]
     pub(crate) store_breaker_failures: Option<u64>,
     /// Window in which failures are counted, in milliseconds [default: 10000].
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_WINDOW_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]

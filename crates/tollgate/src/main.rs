@@ -17,7 +17,7 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let _farewell = logging::Farewell;
+    let _farewell = logging::FlushOnPanic;
     let outcome = match cli::Cli::parse().command {
         cli::Command::Serve(flags) => serve::run(&flags),
         cli::Command::Gateway(flags) => gateway::run(&flags),
@@ -41,6 +41,6 @@ fn main() -> ExitCode {
         Err(error) if cli::output::is_closed_output(&error) => Ok(ExitCode::SUCCESS),
         outcome => outcome,
     };
-    logging::end(outcome.as_ref().err());
+    logging::flush(outcome.as_ref().err());
     outcome.unwrap_or(ExitCode::FAILURE)
 }

@@ -1,6 +1,6 @@
 //! NDJSON files to and from a server, streamed, with a progress bar.
 
-use crate::admin_client::{self, Client, Sent, Told};
+use crate::admin_client::{self, AdminResponse, Client, RequestBody};
 use crate::cli::Progress;
 use anyhow::Context;
 use bytes::{Bytes, BytesMut};
@@ -16,10 +16,10 @@ use std::io::{Read, Write};
 use std::path::Path;
 use tokio::sync::mpsc;
 
-const PIECE: usize = 256 * 1024;
+const CHUNK: usize = 256 * 1024;
 
 /// Sends a file, or the standard input for `-`.
-pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Result<Told> {
+pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Result<AdminResponse> {
     let (source, size): (Box<dyn Read + Send>, _) = if file == Path::new("-") {
         (Box::new(std::io::stdin()), None)
     } else {
@@ -31,15 +31,15 @@ pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Re
     let body = streamed(source, progress.counter());
     let headers = [(CONTENT_TYPE, "application/x-ndjson")];
     let answer = client.send(Method::POST, path, &headers, body).await?;
-    client.told(answer).await
+    client.read_response(answer).await
 }
 
 /// Reads on a thread of its own, so that a slow source does not block the connection.
-fn streamed(mut source: Box<dyn Read + Send>, count: impl Fn(u64) + Send + 'static) -> Sent {
+fn streamed(mut source: Box<dyn Read + Send>, count: impl Fn(u64) + Send + 'static) -> RequestBody {
     let (sender, receiver) = mpsc::channel::<std::io::Result<Bytes>>(4);
     std::thread::spawn(move || {
         loop {
-            let mut piece = BytesMut::zeroed(PIECE);
+            let mut piece = BytesMut::zeroed(CHUNK);
             let read = match source.read(&mut piece) {
                 Ok(0) => return,
                 Ok(read) => Ok(piece.split_to(read).freeze()),
@@ -66,7 +66,7 @@ pub(crate) async fn receive(client: &Client, path: &str, file: Option<&Path>) ->
     let nothing = Empty::new().map_err(|never: Infallible| match never {}).boxed_unsync();
     let answer = client.send(Method::GET, path, &[], nothing).await?;
     if !answer.status().is_success() {
-        return Err(client.told(answer).await?.problem());
+        return Err(client.read_response(answer).await?.problem());
     }
     let mut out = admin_client::output(file)?;
     let progress = Progress::bytes("exporting", None).unless_on_screen(file);

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Folder, LONG, Open, Server, Stopwatch, eventually, note};
+use harness::{Folder, LONG, Server, Stopwatch, WebConnection, eventually, note};
 use serde_json::json;
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ fn head(path: &str, length: usize) -> Vec<u8> {
 fn requests_under_way_are_answered_and_then_the_process_ends() {
     let mut server = Server::start(&[]);
     // Half a request: it is under way when the signal comes. So is a connection that has been answered and waits.
-    let mut half = Open::to(server.http).expect("a connection");
+    let mut half = WebConnection::to(server.http).expect("a connection");
     half.send(&head("/v1/check", BODY.len())).expect("sent");
     half.send(&BODY[..10]).expect("sent");
-    let mut idle = Open::to(server.http).expect("a connection");
+    let mut idle = WebConnection::to(server.http).expect("a connection");
     idle.send(b"GET /readyz HTTP/1.1\r\nhost: test\r\n\r\n").expect("sent");
-    assert_eq!(idle.answer().expect("an answer").status, 200);
+    assert_eq!(idle.response().expect("an answer").status, 200);
     // And one who has only just come, whose request may be on its way.
-    let mut fresh = Open::to(server.http).expect("a connection");
+    let mut fresh = WebConnection::to(server.http).expect("a connection");
 
     let watch = Stopwatch::start();
     server.signal("TERM");
@@ -34,12 +34,12 @@ fn requests_under_way_are_answered_and_then_the_process_ends() {
     });
     assert_eq!(probe.json()["draining"], true);
     fresh.send(b"GET /readyz HTTP/1.1\r\nhost: test\r\n\r\n").expect("sent");
-    assert_eq!(fresh.answer().expect("an answer").status, 503);
+    assert_eq!(fresh.response().expect("an answer").status, 503);
     assert!(idle.is_at_end(), "a connection without a request is closed");
     assert!(!server.has_ended(), "the half request is waited for");
 
     half.send(&BODY[10..]).expect("the server still reads");
-    let answer = half.answer().expect("an answer");
+    let answer = half.response().expect("an answer");
     assert_eq!((answer.status, &answer.json()["allowed"]), (200, &true.into()));
     let status = server.wait();
     assert_eq!(status.code(), Some(0), "{}", server.log());
@@ -63,7 +63,7 @@ fn an_idle_server_ends_at_once() {
 #[test]
 fn a_request_that_never_ends_does_not_hold_the_process() {
     let mut server = Server::start(&[]);
-    let mut half = Open::to(server.http).expect("a connection");
+    let mut half = WebConnection::to(server.http).expect("a connection");
     half.send(&head("/v1/check", 1000)).expect("sent");
     half.send(b"{").expect("sent");
     let watch = Stopwatch::start();

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Answer, Envoy, Folder, Server, Service, eventually, exchange};
+use harness::{Envoy, Folder, Server, Service, WebResponse, eventually, exchange};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -41,7 +41,7 @@ impl Edge {
         Self { address: address.expect("it listens"), envoy, _folder: folder }
     }
 
-    fn get(&self, path: &str, headers: &str) -> Answer {
+    fn get(&self, path: &str, headers: &str) -> WebResponse {
         let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n{headers}\r\n");
         exchange(self.address, request.as_bytes())
             .unwrap_or_else(|error| panic!("{error}\n{}", self.envoy.log()))

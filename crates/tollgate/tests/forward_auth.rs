@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Answer, Folder, Proxy, Server, Service, Stopwatch, eventually, exchange_from, run};
+use harness::{Folder, Proxy, Server, Service, Stopwatch, WebResponse, eventually, exchange_from, run};
 
 /// A caller's own address, and another's.
 const ONE: &str = "127.0.0.2";
@@ -55,7 +55,7 @@ fn holds_behind(
     let service = Service::start();
     let proxy = Proxy::start(name, main, &server, &service);
     let log_in = |source: &str, headers: &str| proxy.ask(source, "POST", "/login", headers);
-    let context = |answer: &Answer| {
+    let context = |answer: &WebResponse| {
         format!("{name}: {} {:?}\n{}\n{}", answer.status, answer.headers, answer.text(), proxy.said())
     };
 
@@ -182,11 +182,11 @@ fn nginx_with_accel_redirect() {
     assert!(denied.text().contains("decision_id"), "{}", denied.text());
 }
 
-fn ask(server: &Server, source: &str, line: &str, headers: &str) -> Answer {
+fn ask(server: &Server, source: &str, line: &str, headers: &str) -> WebResponse {
     ask_with(server, source, line, headers, "")
 }
 
-fn ask_with(server: &Server, source: &str, line: &str, headers: &str, body: &str) -> Answer {
+fn ask_with(server: &Server, source: &str, line: &str, headers: &str, body: &str) -> WebResponse {
     let request =
         format!("{line} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n{headers}\r\n{body}");
     exchange_from(source, server.http, request.as_bytes()).expect("an answer")

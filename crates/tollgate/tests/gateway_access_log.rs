@@ -52,7 +52,7 @@ fn what_is_refused_as_bad_has_its_line() {
     assert_eq!(gateway.exchange(twice).status, 400);
     let mut slow = gateway.open();
     slow.send(b"GET / HTTP/1.1\r\nhos").expect("sent");
-    assert_eq!(slow.answer().expect("an answer").status, 408);
+    assert_eq!(slow.response().expect("an answer").status, 408);
     let target = format!("http://{}/a/../b", gateway.address());
     let status = foreign(
         "curl",
@@ -83,7 +83,7 @@ fn the_end_waits_for_the_last_lines() {
     // More than a pipe holds.
     for _ in 0..2_000 {
         caller.send(b"GET /a HTTP/1.1\r\nhost: t\r\nx-api-key: k\r\n\r\n").expect("sent");
-        caller.answer().expect("an answer");
+        caller.response().expect("an answer");
     }
     drop(caller);
     gateway.signal("TERM");

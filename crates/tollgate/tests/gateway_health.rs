@@ -26,7 +26,7 @@ fn unhealthy_upstreams_are_left_alone() {
         well.address,
         nobody()
     );
-    well.let_go(1_000_000);
+    well.release(1_000_000);
     let gateway = Gateway::start(RULES, &section);
     let usable = |origin: &Origin| {
         gateway.figure(&format!("gateway_endpoint_usable{{upstream=\"api\",address=\"{}\"}}", origin.address))
@@ -39,7 +39,7 @@ fn unhealthy_upstreams_are_left_alone() {
     }
     assert_eq!(asked(&unwell), before);
     assert_eq!(asked(&well), 20);
-    unwell.let_go(1_000_000);
+    unwell.release(1_000_000);
     eventually("it to be well again", || (usable(&unwell) == 1).then_some(()));
     for _ in 0..20 {
         assert_eq!(gateway.get("/ejected").status, 200);

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Gateway, Open, Origin, Redis, eventually, plain};
+use harness::{Gateway, Origin, Redis, WebConnection, eventually, plain};
 
 const RULES: &str = "
 domain: d
@@ -50,7 +50,7 @@ fn gateways_share_limits_and_slots() {
     assert_eq!(origin.requests() - before, 20);
     // One slot taken at each: there is none left at either, until one of the callers leaves.
     let before = origin.requests();
-    let mut held: Vec<Open> = gateways
+    let mut held: Vec<WebConnection> = gateways
         .iter()
         .map(|gateway| {
             let mut open = gateway.open();
@@ -65,9 +65,9 @@ fn gateways_share_limits_and_slots() {
     }
     drop(held.pop());
     // Two: the request whose caller has left may still be there to take one.
-    origin.let_go(2);
-    assert_eq!(held.pop().expect("one").answer().expect("an answer").status, 200);
-    origin.let_go(1);
+    origin.release(2);
+    assert_eq!(held.pop().expect("one").response().expect("an answer").status, 200);
+    origin.release(1);
     eventually("a slot that came back", || {
         (gateways[0].exchange(&get("/hold", None)).status == 200).then_some(())
     });

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Gateway, Open, Origin, eventually, foreign, plain, request};
+use harness::{Gateway, Origin, WebConnection, eventually, foreign, plain, request};
 use std::net::{SocketAddr, TcpListener};
 
 const RULES: &str = "
@@ -16,9 +16,9 @@ fn free() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port")
 }
 
-fn ask(open: &mut Open, path: &str, more: &str) -> harness::Answer {
+fn ask(open: &mut WebConnection, path: &str, more: &str) -> harness::WebResponse {
     open.send(format!("GET {path} HTTP/1.1\r\nhost: t\r\n{more}\r\n").as_bytes()).expect("sent");
-    open.answer().expect("an answer")
+    open.response().expect("an answer")
 }
 
 /// A route that moves to another upstream is a daily thing: it must cost no request and no connection.
@@ -41,8 +41,8 @@ fn routes_move_under_traffic_and_nobody_is_dropped() {
         assert_eq!(ask(&mut kept, "/a", "").status, 200);
     }
     assert_eq!(first.requests(), before);
-    first.let_go(1);
-    assert_eq!(held.answer().expect("an answer").status, 200, "what was under way ends as it began");
+    first.release(1);
+    assert_eq!(held.response().expect("an answer").status, 200, "what was under way ends as it began");
     // What takes a restart is named, and the rest acts.
     gateway.change("nodes: 3", &plain(first.address, ""));
     eventually("the first upstream again", || {
@@ -87,7 +87,7 @@ fn what_cannot_be_used_changes_nothing_and_is_told() {
 #[test]
 fn what_is_known_of_upstreams_is_kept() {
     let (well, unwell) = (Origin::start(), Origin::start());
-    well.let_go(1_000_000);
+    well.release(1_000_000);
     let section = |health: &str, more: &str| {
         format!(
             "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams:\n    api: {{addresses: [\"{}\", \"{}\"], health: {{path: /hold, timeout: 200ms, {health}}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n{more}",
@@ -127,7 +127,7 @@ fn listeners_and_limits_change() {
     let gateway = Gateway::start(RULES, &one);
     let both = one.replace("[{address", &format!("[{{address: \"{second}\"}}, {{address"));
     gateway.change("", &both);
-    let mut there = eventually("the second address", || Open::to(second).ok());
+    let mut there = eventually("the second address", || WebConnection::to(second).ok());
     assert_eq!(ask(&mut there, "/a", "").status, 200);
     harness::certificate(&gateway.folder, "gateway");
     let tls =
@@ -142,7 +142,7 @@ fn listeners_and_limits_change() {
     assert!(foreign("curl", &["-s", "--cacert", &ca, &target]).starts_with("hello"));
     assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever came before TLS did stays");
     gateway.change("", &(one + "  callers: {header_fields: 3}\n"));
-    eventually("the second address to be closed", || Open::to(second).is_err().then_some(()));
+    eventually("the second address to be closed", || WebConnection::to(second).is_err().then_some(()));
     assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever is connected there stays");
     let many = b"GET /a HTTP/1.1\r\nhost: t\r\na: 1\r\nb: 2\r\nc: 3\r\nconnection: close\r\n\r\n";
     assert_eq!(gateway.exchange(many).status, 431);
@@ -156,7 +156,7 @@ fn trust_is_that_of_the_moment() {
     let section = plain(origin.address, "");
     let gateway = Gateway::start(RULES, &section);
     let mut old = gateway.open();
-    let said = |open: &mut Open| ask(open, "/head", "x-forwarded-for: 198.51.100.7\r\n").text();
+    let said = |open: &mut WebConnection| ask(open, "/head", "x-forwarded-for: 198.51.100.7\r\n").text();
     assert!(said(&mut old).contains("x-forwarded-for: 198.51.100.7, 127.0.0.1\r\n"));
     gateway.change("who: {trusted: [\"10.0.0.0/8\"]}", &section);
     let head =

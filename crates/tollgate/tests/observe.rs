@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Answer, Collector, Folder, Open, Redis, Server, eventually, promtool, run};
+use harness::{Collector, Folder, Redis, Server, WebConnection, WebResponse, eventually, promtool, run};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -24,7 +24,7 @@ fn admin(server: &Server) -> SocketAddr {
     server.admin.expect("an admin address")
 }
 
-fn ask(server: &Server, path: &str, accept: &str) -> Answer {
+fn ask(server: &Server, path: &str, accept: &str) -> WebResponse {
     let head =
         format!("GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: {accept}\r\nconnection: close\r\n\r\n");
     harness::exchange(admin(server), head.as_bytes()).expect("an answer")
@@ -323,9 +323,9 @@ fn a_decision_log_on_the_standard_output_is_json_alone() {
 fn many_can_look_on() {
     let mut server = Server::with_rules(RULES);
     let asked = b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let mut pages: Vec<Open> = (0..200)
+    let mut pages: Vec<WebConnection> = (0..200)
         .map(|_| {
-            let mut page = Open::to(admin(&server)).expect("a connection");
+            let mut page = WebConnection::to(admin(&server)).expect("a connection");
             page.send(asked).expect("sent");
             page
         })

@@ -6,7 +6,7 @@ mod databases;
 mod harness;
 
 use databases::Place;
-use harness::{Answer, Folder, Gateway, Node, Origin, Redis, Server, eventually, exchange, plain};
+use harness::{Folder, Gateway, Node, Origin, Redis, Server, WebResponse, eventually, exchange, plain};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ struct Front {
 }
 
 impl Front {
-    fn ask(&self, line: &str, fields: &str) -> Answer {
+    fn ask(&self, line: &str, fields: &str) -> WebResponse {
         let (method, path) = line.split_once(' ').expect("a method and a path");
         let text = format!(
             "{method} {}{path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: 0\r\n{fields}\r\n",
@@ -39,7 +39,7 @@ impl Front {
         exchange(self.address, text.as_bytes()).expect("an answer")
     }
 
-    fn by_key(&self, key: &str) -> Answer {
+    fn by_key(&self, key: &str) -> WebResponse {
         self.ask("GET /a", &format!("x-api-key: {key}\r\n"))
     }
 
@@ -86,7 +86,7 @@ impl Fronts {
     }
 }
 
-fn operate(admin: SocketAddr, method: &str, path: &str, body: &Value) -> Answer {
+fn operate(admin: SocketAddr, method: &str, path: &str, body: &Value) -> WebResponse {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let text = format!(
         "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",

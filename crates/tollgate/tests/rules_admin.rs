@@ -5,7 +5,7 @@ mod databases;
 mod harness;
 
 use databases::{Place, Postgres};
-use harness::{Answer, Folder, Node, Server, eventually, run};
+use harness::{Folder, Node, Server, WebResponse, eventually, run};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ fn start(db: &str) -> Node {
     Node::start(&rules("3/hour"), db, &[])
 }
 
-fn publish(node: &Node, body: &Value) -> Answer {
+fn publish(node: &Node, body: &Value) -> WebResponse {
     node.ask("POST", "/admin/v1/rules", &[], body)
 }
 

@@ -4,7 +4,7 @@ mod harness;
 
 use harness::Server;
 use std::net::SocketAddr;
-use tollgate_sdk::{Ask, Decide, OnFailure, Remote, RemoteSettings, RemoteTls};
+use tollgate_sdk::{CheckRequest, Decider, FailPolicy, Remote, RemoteConfig, RemoteTls};
 
 const RULES: &str = "
 domain: shop
@@ -12,13 +12,13 @@ descriptors:
   - {key: user, name: per-user, limit: [3/hour, 100/day]}
 ";
 
-fn settings(address: SocketAddr) -> RemoteSettings {
+fn settings(address: SocketAddr) -> RemoteConfig {
     // A busy machine may take its time; only the tests of time set it shorter.
-    RemoteSettings { deadline: harness::LONG, ..RemoteSettings::new(format!("http://{address}"), "shop") }
+    RemoteConfig { deadline: harness::LONG, ..RemoteConfig::new(format!("http://{address}"), "shop") }
 }
 
-fn user(name: &str) -> Ask {
-    Ask::attributes([("user", name.to_owned())])
+fn user(name: &str) -> CheckRequest {
+    CheckRequest::attributes([("user", name.to_owned())])
 }
 
 /// Across a network that others share, decisions come by TLS, from whom a known authority vouches for and no other.
@@ -34,21 +34,21 @@ async fn a_server_behind_tls_is_asked_by_tls() {
     let by_tls = |ca: &str, name: Option<&str>| {
         let tls = RemoteTls { ca: Some(folder.join(ca)), server_name: name.map(str::to_owned) };
         let address = format!("https://{}", proxy.address);
-        let on_failure = OnFailure::Closed;
-        Remote::new(RemoteSettings { address, tls, on_failure, ..settings(server.grpc) })
+        let on_failure = FailPolicy::Closed;
+        Remote::new(RemoteConfig { address, tls, fail_policy: on_failure, ..settings(server.grpc) })
     };
     let remote = by_tls("tollgate.crt", None).expect("settings");
     for passes in [true, true, true, false] {
-        assert_eq!(remote.decide(user("by-tls")).await.passes, passes);
+        assert_eq!(remote.decide(user("by-tls")).await.is_allowed, passes);
     }
     let named = by_tls("tollgate.crt", Some("localhost")).expect("settings");
-    assert!(named.decide(user("named")).await.passes);
+    assert!(named.decide(user("named")).await.is_allowed);
     for (ca, name) in [("stranger.crt", None), ("tollgate.crt", Some("other.example"))] {
         let decided = by_tls(ca, name).expect("settings").decide(user("forged")).await;
-        assert_eq!((decided.passes, decided.answer.status().as_u16()), (false, 503), "{ca} {name:?}");
+        assert_eq!((decided.is_allowed, decided.response.status().as_u16()), (false, 503), "{ca} {name:?}");
     }
-    let plain = Remote::new(RemoteSettings { on_failure: OnFailure::Closed, ..settings(proxy.address) });
-    assert!(!plain.expect("settings").decide(user("plain")).await.passes, "TLS alone is spoken there");
+    let plain = Remote::new(RemoteConfig { fail_policy: FailPolicy::Closed, ..settings(proxy.address) });
+    assert!(!plain.expect("settings").decide(user("plain")).await.is_allowed, "TLS alone is spoken there");
     let missing = by_tls("none.crt", None).expect_err("no file").to_string();
     assert!(missing.contains("none.crt"), "{missing}");
     let empty = by_tls("tollgate.key", None).expect_err("no certificate").to_string();

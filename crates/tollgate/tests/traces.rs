@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Collector, Folder, Gateway, Open, Origin, Server, certificate, eventually, plain};
+use harness::{Collector, Folder, Gateway, Origin, Server, WebConnection, certificate, eventually, plain};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -175,14 +175,14 @@ fn the_gateway_hands_a_trace_on() {
 #[tokio::test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 async fn the_rust_layer_hands_a_trace_on() {
-    use tollgate_sdk::{Ask, Remote, RemoteSettings, TollgateLayer};
+    use tollgate_sdk::{CheckRequest, Remote, RemoteConfig, TollgateLayer};
     use tower::{Layer, ServiceExt};
     let mut collector = Collector::start();
     let server = Server::start_with_rules(RULES, &["--otlp", &collector.url()]);
     let address = format!("http://{}", server.grpc);
-    let settings = RemoteSettings { deadline: harness::LONG, ..RemoteSettings::new(address, "d") };
+    let settings = RemoteConfig { deadline: harness::LONG, ..RemoteConfig::new(address, "d") };
     let layer = TollgateLayer::new(Remote::new(settings).expect("an address"), |_: &http::request::Parts| {
-        Some(Ask::attributes([("api_key", KEY)]))
+        Some(CheckRequest::attributes([("api_key", KEY)]))
     });
     let service = layer.layer(tower::service_fn(|request: http::Request<()>| async move {
         let own = request.headers().get("traceparent").cloned();
@@ -309,12 +309,12 @@ fn decisions_go_on_without_the_collector() {
         parent("01", "01"),
         body.len()
     );
-    let mut connection = Open::to(server.http).expect("a connection");
+    let mut connection = WebConnection::to(server.http).expect("a connection");
     let mut statuses = BTreeMap::<u16, usize>::new();
     for _ in 0..many / 100 {
         connection.send(request.repeat(100).as_bytes()).expect("it is taken");
         for _ in 0..100 {
-            *statuses.entry(connection.answer().expect("an answer").status).or_default() += 1;
+            *statuses.entry(connection.response().expect("an answer").status).or_default() += 1;
         }
     }
     assert_eq!(statuses, BTreeMap::from([(200, 3), (429, many - 3)]));

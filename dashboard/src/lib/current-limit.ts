@@ -1,22 +1,15 @@
 // The limit that a rule applies to a caller now, as the starting point of an override.
 import { get, path, query } from './api';
-import type { Decision, Override, Usage } from './types';
+import type { CurrentLimit, Decision, Override, Usage } from './types';
 
 /** An override as the form edits it. */
 export type Own = Omit<Override, 'burst'> & { burst: number | null };
-
-export interface Present {
-  rule: string;
-  limit: number;
-  window: string;
-  burst?: number | null;
-}
 
 /** Windows in responses, as rule files spell them. */
 const WORDS: Record<string, string> = { '1s': 'second', '1m': 'minute', '1h': 'hour', '1d': 'day', '7d': 'week' };
 
 /** From the latest denial, which has the complete request; else from usage, where no rule means the rule on the API key alone. */
-export async function presentLimit(key: string, id: string, rule: string): Promise<Present | null> {
+export async function currentLimit(key: string, id: string, rule: string): Promise<CurrentLimit | null> {
   const caller = id || key;
   if (!caller) return null;
   if (rule) {
@@ -30,7 +23,7 @@ export async function presentLimit(key: string, id: string, rule: string): Promi
 }
 
 /** Twice the current limit; 100 per minute where that is unknown or is a concurrency limit. */
-export function twice(present: Present | null, descriptor: string): Own {
+export function twice(present: CurrentLimit | null, descriptor: string): Own {
   if (!present || present.window === 'concurrent') return { descriptor, requests_per_unit: 100, unit: 'minute', burst: null };
   return {
     descriptor,

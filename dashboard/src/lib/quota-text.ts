@@ -1,7 +1,6 @@
 // Quotas as text.
 import { date, exact } from './format';
-import type { Present } from './current-limit';
-import type { Override, Quota } from './types';
+import type { CurrentLimit, Override, Quota } from './types';
 
 export function limitInWords(own: Override): string {
   return `${exact(own.requests_per_unit)} / ${own.unit}${own.burst ? `, burst ${exact(own.burst)}` : ''}`;
@@ -27,7 +26,7 @@ export function inWords(quota: Quota): string {
 }
 
 /** The current limit of a rule, in one sentence. */
-export function presentInWords(present: Present): string {
+export function presentInWords(present: CurrentLimit): string {
   const burst = present.burst ? `, burst ${exact(present.burst)}` : '';
   if (present.window === 'concurrent') return `${present.rule} currently allows ${exact(present.limit)} concurrent requests.`;
   return `${present.rule} currently allows ${exact(present.limit)} / ${present.window}${burst}. The override starts at twice that.`;

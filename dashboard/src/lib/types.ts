@@ -290,6 +290,14 @@ export interface Usage {
   grants?: { id: string; rules: string[] | null; units: number; remaining: number; expires_at: string }[];
 }
 
+/** The limit that a rule applies to a caller now. */
+export interface CurrentLimit {
+  rule: string;
+  limit: number;
+  window: string;
+  burst?: number | null;
+}
+
 export type EmergencyAction = 'block' | 'tighten' | 'exempt' | 'disable_rule' | 'allow_all' | 'shadow_all';
 
 export interface Emergency {

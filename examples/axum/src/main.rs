@@ -1,9 +1,9 @@
-//! An axum service whose callers are limited in its own process: by address, and by endpoint.
+//! An axum service that limits its callers in process: by address and by endpoint.
 //!
 //!     cargo run -p example-axum
 //!     for i in 1 2 3 4 5 6; do curl -si -X POST 127.0.0.1:3000/login | grep -iE '^HTTP|ratelimit|retry'; done
 //!
-//! For limits that several processes share, ask a server: `Remote` in place of `InProcess` (docs/sdk.md).
+//! For limits that several processes share, use a server: `Remote` instead of `InProcess` (docs/sdk/rust.md).
 
 use axum::extract::ConnectInfo;
 use axum::http::request::Parts;
@@ -13,7 +13,7 @@ use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use tollgate_http::identity::{ApiKeyConfig, IdentityConfig, IdentityResolver, RequestView};
-use tollgate_sdk::{Ask, InProcess, TollgateLayer};
+use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
 
 const RULES: &str = "
 domain: shop
@@ -43,7 +43,7 @@ fn app() -> Result<Router, Box<dyn Error>> {
             .resolve_direct(&asked, time.clock().now())
             .expect("without keys and tokens nothing is ambiguous");
         let attributes = caller.attributes();
-        Some(Ask::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))
+        Some(CheckRequest::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))
     });
     Ok(Router::new()
         .route("/login", post(async || "welcome\n"))

@@ -21,7 +21,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
-    OpenApiRouter::new().routes(routes!(search)).routes(routes!(why))
+    OpenApiRouter::new().routes(routes!(search)).routes(routes!(explain))
 }
 
 const MAX_FOUND: u64 = 1_000;
@@ -33,7 +33,7 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
     admin: &AdminState,
     ask: impl FnOnce(&Telemetry) -> T + Send + 'static,
 ) -> Result<T, Problem> {
-    let observe = Arc::clone(admin.observe()?);
+    let observe = Arc::clone(admin.telemetry()?);
     let asked = tokio::task::spawn_blocking(move || {
         observe.drain_buffers();
         ask(&observe)
@@ -75,7 +75,7 @@ async fn search(
 ) -> ApiResult {
     let search = DecisionQuery {
         id: of.id,
-        key: of.key.map(as_kept),
+        key: of.key.map(with_key_id),
         rule: of.rule,
         ruled: of.verdict,
         from: of.from,
@@ -96,9 +96,9 @@ async fn search(
     params(IdParameter),
     responses((status = 200, description = "What was asked for.", body = ExplainedDecision)),
     extensions(("x-role" = json!("viewer"))))]
-async fn why(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) -> ApiResult {
+async fn explain(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) -> ApiResult {
     let id = decision_id(&id).ok_or_else(|| Problem::bad(DECISION_ID).in_field("id"))?;
-    let observe = admin.observe()?;
+    let observe = admin.telemetry()?;
     let found = run_blocking(&admin, move |observe| observe.find(id)).await?.ok_or_else(|| {
         let detail = "this node has no such decision in its log; it keeps every denial and some of what it allows, and \
                       only the latest of them. Another node may have made it";
@@ -116,7 +116,7 @@ async fn why(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) -> Api
 }
 
 /// The beginning that the log would have kept: what is longer is found by it.
-fn as_kept(mut key: String) -> String {
+fn with_key_id(mut key: String) -> String {
     let mut end = key.len().min(MAX_KEY);
     while !key.is_char_boundary(end) {
         end -= 1;

@@ -21,7 +21,7 @@ use utoipa_axum::routes;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new()
-        .routes(routes!(list, declare))
+        .routes(routes!(list, create))
         .routes(routes!(declare_by_id))
         .routes(routes!(renew))
         .routes(routes!(end))
@@ -45,7 +45,7 @@ async fn list(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<No
 #[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency", request_body = EmergencySpec,
     responses((status = 201, description = "It acts.", body = EmergencyRecord)),
     extensions(("x-role" = json!("operator"))))]
-async fn declare(
+async fn create(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     Json(draft): Json<EmergencySpec>,

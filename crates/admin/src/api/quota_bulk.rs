@@ -22,7 +22,7 @@ pub(crate) const IMPORT: &str = "/admin/v1/quotas/import";
 /// How long an import may take as a whole.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(6 * 3_600);
 /// How long whoever sends one may keep silent.
-const SILENCE: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
 
@@ -41,7 +41,7 @@ async fn import(State(admin): State<Arc<AdminState>>, Operator(actor): Operator,
         let detail = "another import is under way here: wait for its end";
         return Err(Problem::new(StatusCode::CONFLICT, "Import already running", detail).into());
     };
-    let imported = match take_in(&mut import, body).await {
+    let imported = match import_body(&mut import, body).await {
         Ok(()) => import.finish().await.map_err(control_problem),
         Err(problem) => {
             // What is gathered and not yet written is left out, so that it is clear which lines act.
@@ -60,12 +60,14 @@ async fn import(State(admin): State<Arc<AdminState>>, Operator(actor): Operator,
     Ok(json_response(StatusCode::OK, &imported))
 }
 
-async fn take_in(import: &mut Import, mut body: Body) -> Result<(), Problem> {
+async fn import_body(import: &mut Import, mut body: Body) -> Result<(), Problem> {
     let mut held = BytesMut::new();
     let mut line = 0;
     // Whether the beginning of the line that comes has been thrown away.
     let mut too_long = false;
-    while let Some(frame) = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| silent())? {
+    while let Some(frame) =
+        tokio::time::timeout(READ_TIMEOUT, body.frame()).await.map_err(|_| read_timed_out())?
+    {
         let frame = frame.map_err(|error| Problem::bad(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         held.extend_from_slice(&data);
@@ -73,7 +75,7 @@ async fn take_in(import: &mut Import, mut body: Body) -> Result<(), Problem> {
             let sent = held.split_to(end + 1).freeze();
             line += 1;
             if std::mem::take(&mut too_long) || end > MAX_LINE {
-                refuse_long(import, line);
+                reject_long_line(import, line);
             } else {
                 one(import, line, &sent[..end]).await?;
             }
@@ -85,7 +87,7 @@ async fn take_in(import: &mut Import, mut body: Body) -> Result<(), Problem> {
     }
     line += 1;
     if too_long {
-        refuse_long(import, line);
+        reject_long_line(import, line);
         return Ok(());
     }
     one(import, line, &held.freeze()).await
@@ -104,12 +106,12 @@ async fn one(import: &mut Import, line: u64, sent: &[u8]) -> Result<(), Problem>
     }
 }
 
-fn refuse_long(import: &mut Import, line: u64) {
+fn reject_long_line(import: &mut Import, line: u64) {
     import.reject_line(line, format!("a line has at most {MAX_LINE} bytes"), None);
 }
 
-fn silent() -> Problem {
-    let detail = format!("nothing came for {} s", SILENCE.as_secs());
+fn read_timed_out() -> Problem {
+    let detail = format!("nothing came for {} s", READ_TIMEOUT.as_secs());
     Problem::new(StatusCode::REQUEST_TIMEOUT, "Body too slow", detail)
 }
 

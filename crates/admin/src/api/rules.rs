@@ -91,7 +91,7 @@ async fn list(
     let revisions = admin.control()?.rule_revisions(before, PAGE).await?;
     let full = i64::try_from(revisions.len()).is_ok_and(|length| length == PAGE);
     let next_before = revisions.last().map(|last| last.rev).filter(|rev| full && *rev > 1);
-    let acting = admin.desk()?.active();
+    let acting = admin.rule_manager()?.active();
     let active = ActiveRuleFiles {
         rev: acting.rev(),
         revision: acting.rules.revision().to_owned(),
@@ -106,7 +106,7 @@ async fn list(
     responses((status = 200, description = "What was asked for.", body = ActingRules)),
     extensions(("x-role" = json!("viewer"))))]
 async fn current(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
-    let Ok(desk) = admin.desk() else {
+    let Ok(desk) = admin.rule_manager() else {
         let rules = (admin.rules)();
         let files: Vec<RuleFile> = rules.sources().iter().map(RuleFile::from).collect();
         let body = json!({"rev": null, "revision": rules.revision(), "source": "files", "files": files});
@@ -175,8 +175,8 @@ async fn check(
 }
 
 async fn report_on(admin: &AdminState, sent: Candidate) -> ApiResult {
-    let report = admin.desk()?.preview_files(sent.files).await;
-    Ok(report.map_or_else(refused, |report| json_response(StatusCode::OK, &report)))
+    let report = admin.rule_manager()?.preview_files(sent.files).await;
+    Ok(report.map_or_else(publish_problem, |report| json_response(StatusCode::OK, &report)))
 }
 
 /// Publish rules.
@@ -191,10 +191,10 @@ async fn publish(
     Json(sent): Json<PublishRequest, MAX_FILES>,
 ) -> ApiResult {
     // On its own: who hangs up in the middle must not leave a revision that is written and does not act here.
-    let desk = Arc::clone(admin.desk()?);
+    let desk = Arc::clone(admin.rule_manager()?);
     let publishing = tokio::spawn(async move { desk.publish(sent, &actor).await });
     let (status, rev, report) = match finished(publishing.await)? {
-        Err(refusal) => return Ok(refused(refusal)),
+        Err(refusal) => return Ok(publish_problem(refusal)),
         Ok(PublishResult::Active(rev, report)) => (StatusCode::CREATED, rev, report),
         Ok(PublishResult::PendingApproval(rev, report)) => (StatusCode::ACCEPTED, rev, report),
         Ok(PublishResult::Unchanged(rev, report)) => (StatusCode::OK, rev, report),
@@ -212,10 +212,10 @@ async fn approve(
     Operator(actor): Operator,
     Rev(rev): Rev,
 ) -> ApiResult {
-    let desk = Arc::clone(admin.desk()?);
+    let desk = Arc::clone(admin.rule_manager()?);
     let approving = tokio::spawn(async move { desk.approve(rev, &actor).await });
     match finished(approving.await)? {
-        Err(ControlError::SelfApproval) => return Err(own_work().into()),
+        Err(ControlError::SelfApproval) => return Err(self_approval().into()),
         Err(ControlError::Conflict) => {
             let detail = "something else acts by now than when it was published: publish it again";
             return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "Precondition failed", detail).into());
@@ -243,10 +243,10 @@ async fn roll_back(
     Rev(to): Rev,
     Json(Reason { reason }): Json<Reason>,
 ) -> ApiResult {
-    let desk = Arc::clone(admin.desk()?);
+    let desk = Arc::clone(admin.rule_manager()?);
     let going = tokio::spawn(async move { desk.roll_back(to, &reason, &actor).await });
     match finished(going.await)? {
-        Err(refusal) => Ok(refused(refusal)),
+        Err(refusal) => Ok(publish_problem(refusal)),
         Ok(rev) => revision(admin.control()?, StatusCode::CREATED, rev, None).await,
     }
 }
@@ -272,7 +272,7 @@ fn finished<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, ControlErro
     done.map_err(|error| ControlError::Corrupt(error.to_string()))
 }
 
-fn own_work() -> Problem {
+fn self_approval() -> Problem {
     let detail = "whoever published it cannot approve of it. Another person must, with a token of their own: `tollgate \
                   token create --name THEIR-NAME --role operator`. Before the first token is made there is only one \
                   identity, `loopback`";
@@ -280,7 +280,7 @@ fn own_work() -> Problem {
 }
 
 /// What speaks against it, as problem+json with more to read.
-fn refused(refusal: PublishError) -> Response {
+fn publish_problem(refusal: PublishError) -> Response {
     let (status, title, detail, more) = match refusal {
         PublishError::Control(error) => return ApiError::from(error).into_response(),
         PublishError::Malformed(place, why) => {

@@ -47,11 +47,11 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 
 /// How often those who listen are looked up again; told to them too, so that what stands between notices that somebody is
 /// still there.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const REFRESH_EVENT: Duration = Duration::from_secs(5);
 /// Those who may listen at once; the others' connections are for asking.
-const LISTENERS: usize = 400;
+const MAX_SUBSCRIBERS: usize = 400;
 /// Those of one place: whoever listens gives way to nobody, so the rest of the place's connections are for asking.
-const LISTENERS_HERE: usize = limiter::MAX_PER_NETWORK - 32;
+const SUBSCRIBERS: usize = limiter::MAX_PER_NETWORK - 32;
 
 /// How long a database may take to tell of the nodes, or of who listens.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -61,7 +61,7 @@ const DATABASE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct NodeCache(Coalesced<Option<Vec<NodeRecord>>>);
 
 /// How many listen, by place.
-static LISTENING: LazyLock<Mutex<HashMap<IpAddr, usize>>> = LazyLock::new(Mutex::default);
+static SUBSCRIBED: LazyLock<Mutex<HashMap<IpAddr, usize>>> = LazyLock::new(Mutex::default);
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -112,7 +112,7 @@ async fn top(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
     responses((status = 200, description = "What was asked for.", body = Nodes)),
     extensions(("x-role" = json!("viewer"))))]
 async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<NoParameters>) -> ApiResult {
-    let observe = admin.observe()?;
+    let observe = admin.telemetry()?;
     let control = admin.control.as_ref();
     let read = async {
         // That the database is away is told by whoever follows it; nobody need wait for it to see that.
@@ -167,43 +167,43 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
     })))
 }
 
-fn listening() -> MutexGuard<'static, HashMap<IpAddr, usize>> {
-    LISTENING.lock().unwrap_or_else(PoisonError::into_inner)
+fn subscribe() -> MutexGuard<'static, HashMap<IpAddr, usize>> {
+    SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One who listens, counted for as long as it does.
 struct EventSubscriber {
-    place: IpAddr,
+    slot: IpAddr,
     events: tokio::sync::broadcast::Receiver<Event>,
 }
 
 impl EventSubscriber {
     fn new(peer: IpAddr, events: tokio::sync::broadcast::Receiver<Event>) -> Result<Self, Problem> {
-        let (place, mut all) = (prefix(peer), listening());
-        if all.values().sum::<usize>() >= LISTENERS {
+        let (place, mut all) = (prefix(peer), subscribe());
+        if all.values().sum::<usize>() >= MAX_SUBSCRIBERS {
             return Err(busy(
                 "close some of the pages that show live figures, or ask /admin/v1/stats now and then",
             ));
         }
         let here = all.entry(place).or_default();
-        if *here >= LISTENERS_HERE {
+        if *here >= SUBSCRIBERS {
             return Err(busy(&format!(
-                "{LISTENERS_HERE} listen from {place} already, and its other connections are for asking; close some of the \
+                "{SUBSCRIBERS} listen from {place} already, and its other connections are for asking; close some of the \
                  pages that show live figures there, or ask /admin/v1/stats now and then"
             )));
         }
         *here += 1;
-        Ok(Self { place, events })
+        Ok(Self { slot: place, events })
     }
 }
 
 impl Drop for EventSubscriber {
     fn drop(&mut self) {
-        let mut all = listening();
-        if let Some(here) = all.get_mut(&self.place) {
+        let mut all = subscribe();
+        if let Some(here) = all.get_mut(&self.slot) {
             *here = here.saturating_sub(1);
             if *here == 0 {
-                all.remove(&self.place);
+                all.remove(&self.slot);
             }
         }
     }
@@ -215,7 +215,7 @@ fn busy(detail: &str) -> Problem {
 
 /// What is told of an event, if it is not the end. Whoever was too slow has missed some: figures come again, but that something
 /// has changed is said once, so it is told that anything may have.
-fn said(heard: Result<Event, RecvError>) -> Option<Bytes> {
+fn event_text(heard: Result<Event, RecvError>) -> Option<Bytes> {
     match heard {
         Ok(event) => Some(format!("event: {}\ndata: {}\n\n", event.kind, event.data).into()),
         Err(RecvError::Lagged(missed)) => {
@@ -231,12 +231,12 @@ fn said(heard: Result<Event, RecvError>) -> Option<Bytes> {
     responses((status = 200, description = "Events.", body = String, content_type = "text/event-stream")),
     extensions(("x-role" = json!("viewer"))))]
 async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) -> ApiResult {
-    let events = admin.observe()?.subscribe().ok_or_else(|| {
+    let events = admin.telemetry()?.subscribe().ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Shutting down", "this process is about to end")
     })?;
     let listener = EventSubscriber::new(auth::peer(&head), events)?;
     let head = Arc::new(head);
-    let mut pulse = tokio::time::interval(LOOK_AGAIN);
+    let mut pulse = tokio::time::interval(REFRESH_EVENT);
     pulse.reset();
     pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let greeting = Some(Bytes::from_static(b"retry: 2000\n\n"));
@@ -254,7 +254,7 @@ async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) ->
                     }
                     Bytes::from_static(b": still here\n\n")
                 }
-                heard = listener.events.recv() => said(heard)?,
+                heard = listener.events.recv() => event_text(heard)?,
             };
             Some((Ok(text), (listener, pulse, None)))
         }
@@ -269,18 +269,18 @@ mod tests {
 
     /// A page that was behind would go on showing rules, emergencies and quotas that are no more.
     #[tokio::test]
-    async fn whoever_was_too_slow_is_told_to_look_again() {
+    async fn a_slow_subscriber_gets_a_refresh_event() {
         let (tell, mut hear) = broadcast::channel(2);
         for at in 0..5 {
             let _ = tell.send(Event { kind: "tick", data: at.to_string().into() });
         }
-        let behind = said(hear.recv().await).expect("not the end");
+        let behind = event_text(hear.recv().await).expect("not the end");
         let behind = String::from_utf8_lossy(&behind).into_owned();
         for kind in ["rules", "emergency", "quota"] {
             assert!(behind.contains(&format!("event: {kind}\ndata: {{\"missed\":3}}\n\n")), "{behind}");
         }
-        assert_eq!(said(hear.recv().await).as_deref(), Some(&b"event: tick\ndata: 3\n\n"[..]));
+        assert_eq!(event_text(hear.recv().await).as_deref(), Some(&b"event: tick\ndata: 3\n\n"[..]));
         drop((hear.recv().await, tell));
-        assert_eq!(said(hear.recv().await), None, "the end");
+        assert_eq!(event_text(hear.recv().await), None, "the end");
     }
 }

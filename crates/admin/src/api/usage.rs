@@ -131,7 +131,7 @@ async fn get_by_id(State(admin): State<Arc<AdminState>>, _: Viewer, of: UsageOf)
 }
 
 async fn read(admin: &AdminState, UsageOf(caller, of): UsageOf) -> ApiResult {
-    let usage = admin.usage.usage(&of).await.map_err(unread)?;
+    let usage = admin.usage.usage(&of).await.map_err(usage_unavailable)?;
     Ok(usage_response(&caller, &usage))
 }
 
@@ -155,7 +155,7 @@ async fn reset(
     of: UsageOf,
     Json(sent): Json<Reset>,
 ) -> ApiResult {
-    forget(&admin, of, sent, &actor).await
+    reset_usage(&admin, of, sent, &actor).await
 }
 
 /// The same for a caller whom a list tells, by its id.
@@ -169,21 +169,21 @@ async fn reset_by_id(
     of: UsageOf,
     Json(sent): Json<Reset>,
 ) -> ApiResult {
-    forget(&admin, of, sent, &actor).await
+    reset_usage(&admin, of, sent, &actor).await
 }
 
-async fn forget(
+async fn reset_usage(
     admin: &AdminState,
     UsageOf(caller, mut of): UsageOf,
     sent: Reset,
     actor: &Actor,
 ) -> ApiResult {
     of.rule = sent.rule;
-    let before = admin.usage.usage(&of).await.map_err(unread)?;
+    let before = admin.usage.usage(&of).await.map_err(usage_unavailable)?;
     let noted = json!({"limits": before.limits.iter().map(used_limit).collect::<Vec<_>>()}).to_string();
     let key = caller.key()?;
     admin.control()?.audit_reset(key, of.rule.as_deref(), &sent.reason, noted, actor).await??;
-    let usage = admin.usage.reset(&of).await.map_err(unread)?;
+    let usage = admin.usage.reset(&of).await.map_err(usage_unavailable)?;
     Ok(usage_response(&caller, &usage))
 }
 
@@ -234,7 +234,7 @@ async fn revoke(
     _: StrictQuery<NoParameters>,
     LastSegment(grant): LastSegment,
 ) -> ApiResult {
-    take_back(&admin, &caller, &grant, &actor).await
+    revoke_grant(&admin, &caller, &grant, &actor).await
 }
 
 /// The same for a caller whom a list tells, by its id.
@@ -249,15 +249,15 @@ async fn revoke_by_id(
     _: StrictQuery<NoParameters>,
     LastSegment(grant): LastSegment,
 ) -> ApiResult {
-    take_back(&admin, &caller, &grant, &actor).await
+    revoke_grant(&admin, &caller, &grant, &actor).await
 }
 
-async fn take_back(admin: &AdminState, caller: &CallerPath, grant: &str, actor: &Actor) -> ApiResult {
+async fn revoke_grant(admin: &AdminState, caller: &CallerPath, grant: &str, actor: &Actor) -> ApiResult {
     admin.control()?.revoke_grant(caller.caller(), grant, actor).await?;
     Ok(no_content())
 }
 
-fn unread(error: UsageError) -> Problem {
+fn usage_unavailable(error: UsageError) -> Problem {
     match error {
         UsageError::Domain(why) => Problem::bad(why).in_field("domain"),
         UsageError::Rule(why) => unprocessable("No such rule", why).in_field("rule"),

@@ -86,7 +86,7 @@ pub(crate) fn peer(parts: &Parts) -> IpAddr {
 async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Principal, Problem> {
     let who = match needed {
         Role::Viewer => authorize_viewer(admin, head).await?,
-        Role::Operator | Role::Admin => identify(admin, head).await?,
+        Role::Operator | Role::Admin => authenticate(admin, head).await?,
     };
     if who.role < needed {
         let detail =
@@ -99,7 +99,7 @@ async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Pri
     Ok(who)
 }
 
-fn refused(detail: &str) -> Problem {
+fn auth_problem(detail: &str) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "Unauthorized", detail)
 }
 
@@ -114,10 +114,10 @@ async fn authenticate_token(admin: &AdminState, head: &Parts, token: &str) -> Re
         })
     };
     let failed = match control.precheck_token(token).await.map_err(control_problem)? {
-        TokenCheck::Expired => return Err(refused("the token has expired or is revoked")),
+        TokenCheck::Expired => return Err(auth_problem("the token has expired or is revoked")),
         TokenCheck::Valid(claimed) => {
             let found = control.verify_token(claimed).await.map_err(control_problem)?;
-            return found.ok_or_else(|| refused("the token is wrong"));
+            return found.ok_or_else(|| auth_problem("the token is wrong"));
         }
         TokenCheck::Unverified(claimed) => {
             let attempt = attempt()?;
@@ -129,7 +129,7 @@ async fn authenticate_token(admin: &AdminState, head: &Parts, token: &str) -> Re
         TokenCheck::Invalid => attempt()?,
     };
     failed.failed().await;
-    Err(refused("the token is wrong, has expired or is revoked"))
+    Err(auth_problem("the token is wrong, has expired or is revoked"))
 }
 
 /// Who a certificate stands for, if one was shown.
@@ -152,7 +152,7 @@ enum Credentials<'h> {
     Session(String),
     /// Nothing, on an address where that may be enough.
     Loopback,
-    Nothing,
+    None,
 }
 
 fn credentials<'h>(admin: &AdminState, head: &'h Parts) -> Result<Credentials<'h>, Problem> {
@@ -161,7 +161,9 @@ fn credentials<'h>(admin: &AdminState, head: &'h Parts) -> Result<Credentials<'h
             let (scheme, token) = given.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        return token.map(Credentials::Token).ok_or_else(|| refused("write `Authorization: Bearer TOKEN`"));
+        return token
+            .map(Credentials::Token)
+            .ok_or_else(|| auth_problem("write `Authorization: Bearer TOKEN`"));
     }
     if let Some(found) = certified(admin, head) {
         return Ok(Credentials::Certificate(found));
@@ -171,18 +173,19 @@ fn credentials<'h>(admin: &AdminState, head: &'h Parts) -> Result<Credentials<'h
         return Ok(Credentials::Session(token));
     }
     let near = admin.auth_mode == AuthMode::LoopbackOpen && is_loopback_name(head);
-    Ok(if near { Credentials::Loopback } else { Credentials::Nothing })
+    Ok(if near { Credentials::Loopback } else { Credentials::None })
 }
 
 /// Who asks, and what the database says that they may do.
-async fn identify(admin: &AdminState, head: &Parts) -> Result<Principal, Problem> {
+async fn authenticate(admin: &AdminState, head: &Parts) -> Result<Principal, Problem> {
     match credentials(admin, head)? {
         Credentials::Token(token) => return authenticate_token(admin, head, token).await,
         Credentials::Certificate(found) => return found,
         Credentials::Session(token) => {
             let found = admin.control()?.principal(&token).await.map_err(control_problem)?;
-            return found
-                .ok_or_else(|| refused("the token of this session has expired or is revoked; log in again"));
+            return found.ok_or_else(|| {
+                auth_problem("the token of this session has expired or is revoked; log in again")
+            });
         }
         Credentials::Loopback => {
             let had_tokens = match &admin.control {
@@ -193,9 +196,9 @@ async fn identify(admin: &AdminState, head: &Parts) -> Result<Principal, Problem
                 return Ok(loopback(Role::Admin));
             }
         }
-        Credentials::Nothing => {}
+        Credentials::None => {}
     }
-    Err(refused("send `Authorization: Bearer TOKEN`; make a token with `tollgate token create`"))
+    Err(auth_problem("send `Authorization: Bearer TOKEN`; make a token with `tollgate token create`"))
 }
 
 fn loopback(role: Role) -> Principal {
@@ -206,12 +209,14 @@ fn loopback(role: Role) -> Principal {
 /// is most to see.
 pub(crate) async fn authorize_viewer(admin: &AdminState, head: &Parts) -> Result<Principal, Problem> {
     if admin.control.as_ref().is_some_and(|control| control.is_unavailable())
-        && let Some(known) = lately(admin, head)
+        && let Some(known) = cached_principal(admin, head)
     {
         return Ok(known);
     }
-    match identify(admin, head).await {
-        Err(away) if away.status == StatusCode::SERVICE_UNAVAILABLE => lately(admin, head).ok_or(away),
+    match authenticate(admin, head).await {
+        Err(away) if away.status == StatusCode::SERVICE_UNAVAILABLE => {
+            cached_principal(admin, head).ok_or(away)
+        }
         other => other,
     }
 }
@@ -220,17 +225,17 @@ pub(crate) async fn authorize_viewer(admin: &AdminState, head: &Parts) -> Result
 pub(crate) async fn may_still_view(admin: &AdminState, head: &Parts, timeout: Duration) -> bool {
     match tokio::time::timeout(timeout, authorize_viewer(admin, head)).await {
         Ok(found) => found.is_ok(),
-        Err(_) => lately(admin, head).is_some(),
+        Err(_) => cached_principal(admin, head).is_some(),
     }
 }
 
-fn lately(admin: &AdminState, head: &Parts) -> Option<Principal> {
+fn cached_principal(admin: &AdminState, head: &Parts) -> Option<Principal> {
     let control = admin.control.as_ref()?;
     match credentials(admin, head).ok()? {
         Credentials::Token(token) => control.cached_principal(token),
         Credentials::Session(token) => control.cached_principal_by_id(&token),
         Credentials::Loopback => control.cached_no_tokens().then(|| loopback(Role::Viewer)),
-        Credentials::Certificate(_) | Credentials::Nothing => None,
+        Credentials::Certificate(_) | Credentials::None => None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! `/admin/v1/session`: a browser logs in with a token, asks who it is, and logs out.
 
-use super::sessions::{COOKIE_NAME, LASTS};
+use super::sessions::{COOKIE_NAME, TTL};
 use super::tls::ClientPeer;
 use super::{authenticate_token, authorize_viewer};
 use crate::AdminState;
@@ -21,7 +21,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
-    OpenApiRouter::new().routes(routes!(who, log_in, log_out))
+    OpenApiRouter::new().routes(routes!(current, log_in, log_out))
 }
 
 /// Who sends the request.
@@ -48,7 +48,7 @@ struct LogIn {
 #[utoipa::path(get, path = "/admin/v1/session", operation_id = "GET_session",
     responses((status = 200, description = "What was asked for.", body = Session)),
     extensions(("x-role" = json!("anybody"))))]
-async fn who(State(admin): State<Arc<AdminState>>, head: Parts) -> ApiResult {
+async fn current(State(admin): State<Arc<AdminState>>, head: Parts) -> ApiResult {
     let database = admin.control.as_ref().map(|control| control.kind());
     let session = match authorize_viewer(&admin, &head).await {
         Ok(who) => Session { name: Some(who.name), role: Some(who.role), needs_login: false, database },
@@ -76,7 +76,7 @@ async fn log_in(
     let broken = || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "No randomness", "try again");
     admin.sessions.end(&head);
     let cookie = admin.sessions.begin(id).ok_or_else(broken)?;
-    Ok(done(&format!("{COOKIE_NAME}={cookie}; Max-Age={}{}", LASTS.as_micros() / 1_000_000, rest(&head))))
+    Ok(done(&format!("{COOKIE_NAME}={cookie}; Max-Age={}{}", TTL.as_micros() / 1_000_000, delay(&head))))
 }
 
 /// A browser logs out.
@@ -85,12 +85,12 @@ async fn log_in(
     extensions(("x-role" = json!("anybody"))))]
 async fn log_out(State(admin): State<Arc<AdminState>>, head: Parts) -> Response {
     admin.sessions.end(&head);
-    done(&format!("{COOKIE_NAME}=; Max-Age=0{}", rest(&head)))
+    done(&format!("{COOKIE_NAME}=; Max-Age=0{}", delay(&head)))
 }
 
 /// No script reads it, no other site sends it; and nobody sends it in the clear if the page came by TLS: ours, or that of a
 /// proxy in front, of which the browser says so in `Origin`.
-fn rest(head: &Parts) -> &'static str {
+fn delay(head: &Parts) -> &'static str {
     let origin = head.headers.get(ORIGIN).map(HeaderValue::as_bytes);
     let encrypted = head.extensions.get::<ClientPeer>().is_some_and(|peer| peer.encrypted);
     match encrypted || origin.is_some_and(|origin| origin.starts_with(b"https://")) {

@@ -14,10 +14,10 @@ use tollgate_core::{Clock, Span, SystemClock, Timestamp};
 pub(crate) const COOKIE_NAME: &str = "tollgate_session";
 
 /// For how long one lasts: a working day.
-pub(super) const LASTS: Span = Span::from_secs(12 * 3_600);
+pub(super) const TTL: Span = Span::from_secs(12 * 3_600);
 
 /// The most at once; the next takes the place of the one that would end first.
-const MOST: usize = 1_024;
+const MAX_SESSIONS: usize = 1_024;
 
 /// Who has logged in.
 pub struct Sessions {
@@ -49,11 +49,11 @@ impl Sessions {
         let now = self.clock.now();
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|_, session| session.ends > now);
-        while open.len() >= MOST {
+        while open.len() >= MAX_SESSIONS {
             let first = open.iter().min_by_key(|(_, session)| session.ends).map(|(cookie, _)| cookie.clone());
             open.remove(&first?);
         }
-        let session = Session { token: token.to_owned(), ends: now + LASTS };
+        let session = Session { token: token.to_owned(), ends: now + TTL };
         open.insert(cookie.clone(), session);
         Some(cookie)
     }
@@ -86,7 +86,7 @@ fn cookies(head: &Parts) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{COOKIE_NAME, LASTS, MOST, Sessions};
+    use super::{COOKIE_NAME, MAX_SESSIONS, Sessions, TTL};
     use http::Request;
     use http::request::Parts;
     use std::sync::Arc;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_ends_when_it_is_told_to_or_by_itself() {
+    fn a_session_ends_by_logout_or_expiry() {
         let (clock, sessions) = sessions();
         let (one, other) = (sessions.begin("a").expect("a cookie"), sessions.begin("b").expect("a cookie"));
         let one = head(&format!("theme=dark; {COOKIE_NAME}={one}"));
@@ -112,23 +112,23 @@ mod tests {
         assert_eq!(sessions.token(&head(&format!("{COOKIE_NAME}=x; other={COOKIE_NAME}"))), None);
         sessions.end(&one);
         assert_eq!(sessions.token(&one), None);
-        clock.advance(Span::from_secs(LASTS.as_micros() / 1_000_000 - 1));
+        clock.advance(Span::from_secs(TTL.as_micros() / 1_000_000 - 1));
         assert_eq!(sessions.token(&other).as_deref(), Some("b"));
         clock.advance(Span::from_secs(1));
         assert_eq!(sessions.token(&other), None);
     }
 
     #[test]
-    fn there_are_only_so_many_at_once() {
+    fn the_number_of_sessions_is_bounded() {
         let (clock, sessions) = sessions();
         let mut all = Vec::new();
-        for _ in 0..=MOST {
+        for _ in 0..=MAX_SESSIONS {
             clock.advance(Span::from_millis(1));
             let cookie = sessions.begin("t").expect("a cookie");
             all.push(head(&format!("{COOKIE_NAME}={cookie}")));
         }
         let known = all.iter().map(|head| sessions.token(head).is_some());
-        assert_eq!(known.clone().filter(|known| *known).count(), MOST);
+        assert_eq!(known.clone().filter(|known| *known).count(), MAX_SESSIONS);
         assert_eq!(known.take(2).collect::<Vec<_>>(), [false, true], "the oldest made room");
     }
 }

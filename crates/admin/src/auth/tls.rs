@@ -10,13 +10,13 @@ use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
 use tollgate_http::tls::{FileWatch, ServerCertificate, authorities, provider};
 
-const GLANCE: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The server's side of TLS.
 pub struct AdminTls {
     certificate: Arc<ServerCertificate>,
     /// The file with the authorities of callers.
-    callers: Option<(PathBuf, Mutex<FileWatch<1>>)>,
+    client_ca: Option<(PathBuf, Mutex<FileWatch<1>>)>,
     acceptor: ArcSwap<TlsAcceptor>,
 }
 
@@ -39,7 +39,7 @@ impl AdminTls {
         let certificate = ServerCertificate::load(certificate, key)?;
         let seen = callers.map(|path| (path.to_owned(), Mutex::new(FileWatch::new([path]))));
         let acceptor = ArcSwap::from_pointee(acceptor(&certificate, callers)?);
-        Ok(Self { certificate, callers: seen, acceptor })
+        Ok(Self { certificate, client_ca: seen, acceptor })
     }
 
     /// For the next connection.
@@ -50,14 +50,14 @@ impl AdminTls {
     /// Looks every second whether there is a new certificate, or there are other authorities.
     pub(crate) async fn watch(&self) {
         loop {
-            tokio::time::sleep(GLANCE).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             self.certificate.refresh();
-            self.refresh_callers();
+            self.refresh_client_ca();
         }
     }
 
-    fn refresh_callers(&self) {
-        let Some((path, seen)) = &self.callers else { return };
+    fn refresh_client_ca(&self) {
+        let Some((path, seen)) = &self.client_ca else { return };
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         match seen.retry_if_changed([path], || acceptor(&self.certificate, Some(path))) {
             None => {}

@@ -35,13 +35,13 @@ enum EvictionClass {
 
 #[derive(Debug)]
 struct TrackedConnection {
-    place: IpAddr,
-    standing: EvictionClass,
+    network: IpAddr,
+    class: EvictionClass,
     /// Answers under way.
-    answers: u32,
+    active_requests: u32,
     /// Counts up with everything that anybody does.
-    last_heard: u64,
-    leave: Arc<Notify>,
+    last_active: u64,
+    evict: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -59,14 +59,14 @@ impl ConnectionTable {
     /// Makes somebody leave of those who are meant; says whether anybody could.
     fn evict(&mut self, meant: impl Fn(&TrackedConnection) -> bool) -> bool {
         let movable = |connection: &TrackedConnection| {
-            connection.standing < EvictionClass::Authorized || connection.answers == 0
+            connection.class < EvictionClass::Authorized || connection.active_requests == 0
         };
         let all = self.connections.iter().filter(|(_, connection)| meant(connection) && movable(connection));
         let first = all
-            .min_by_key(|(_, connection)| (connection.standing, connection.last_heard))
+            .min_by_key(|(_, connection)| (connection.class, connection.last_active))
             .map(|(number, _)| *number);
         let gone = first.and_then(|number| self.connections.remove(&number));
-        gone.inspect(|gone| gone.leave.notify_one()).is_some()
+        gone.inspect(|gone| gone.evict.notify_one()).is_some()
     }
 }
 
@@ -83,9 +83,9 @@ impl ConnectionLimiter {
     pub(crate) fn admit(&self, peer: IpAddr) -> Option<ConnectionSlot> {
         let place = prefix(peer);
         let mut table = locked(&self.0);
-        let here = table.connections.values().filter(|connection| connection.place == place).count();
+        let here = table.connections.values().filter(|connection| connection.network == place).count();
         let is_free = match (here >= MAX_PER_NETWORK, table.connections.len() >= MAX_CONNECTIONS) {
-            (true, _) => table.evict(|connection| connection.place == place),
+            (true, _) => table.evict(|connection| connection.network == place),
             (false, true) => table.evict(|_| true),
             (false, false) => true,
         };
@@ -94,11 +94,11 @@ impl ConnectionLimiter {
         }
         let (number, leave) = (table.tick(), Arc::new(Notify::new()));
         let connection = TrackedConnection {
-            place,
-            standing: EvictionClass::Silent,
-            answers: 0,
-            last_heard: number,
-            leave: Arc::clone(&leave),
+            network: place,
+            class: EvictionClass::Silent,
+            active_requests: 0,
+            last_active: number,
+            evict: Arc::clone(&leave),
         };
         table.connections.insert(number, connection);
         Some(ConnectionSlot { table: Arc::clone(&self.0), number, leave })
@@ -118,7 +118,7 @@ impl ConnectionSlot {
         let mut table = locked(&self.table);
         let now = table.tick();
         if let Some(connection) = table.connections.get_mut(&self.number) {
-            connection.last_heard = now;
+            connection.last_active = now;
             change(connection);
         }
     }
@@ -126,15 +126,15 @@ impl ConnectionSlot {
     /// A request has come; its answer is under way until what is returned is dropped.
     pub(crate) fn begin_request(self: &Arc<Self>) -> ActiveRequest {
         self.change(|connection| {
-            connection.standing = connection.standing.max(EvictionClass::Unauthorized);
-            connection.answers += 1;
+            connection.class = connection.class.max(EvictionClass::Unauthorized);
+            connection.active_requests += 1;
         });
         ActiveRequest(Arc::clone(self))
     }
 
     /// Whoever asks has proven who they are.
     pub(crate) fn authorized(&self) {
-        self.change(|connection| connection.standing = EvictionClass::Authorized);
+        self.change(|connection| connection.class = EvictionClass::Authorized);
     }
 
     /// Comes when it is to be given up.
@@ -150,10 +150,7 @@ impl ConnectionSlot {
 
     fn is_silent(&self) -> bool {
         let table = locked(&self.table);
-        table
-            .connections
-            .get(&self.number)
-            .is_none_or(|connection| connection.standing == EvictionClass::Silent)
+        table.connections.get(&self.number).is_none_or(|connection| connection.class == EvictionClass::Silent)
     }
 }
 
@@ -169,7 +166,7 @@ pub(crate) struct ActiveRequest(Arc<ConnectionSlot>);
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        self.0.change(|connection| connection.answers = connection.answers.saturating_sub(1));
+        self.0.change(|connection| connection.active_requests = connection.active_requests.saturating_sub(1));
     }
 }
 
@@ -182,7 +179,7 @@ mod tests {
         IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(number).expect("an address")))
     }
 
-    fn seat(seats: &ConnectionLimiter, from: IpAddr) -> Arc<ConnectionSlot> {
+    fn slot(seats: &ConnectionLimiter, from: IpAddr) -> Arc<ConnectionSlot> {
         Arc::new(seats.admit(from).expect("a seat"))
     }
 
@@ -193,38 +190,38 @@ mod tests {
     /// Takes all seats, by addresses that others than `address(0)` have.
     fn full(seats: &ConnectionLimiter) -> Vec<Arc<ConnectionSlot>> {
         let taken = locked(&seats.0).connections.len();
-        (taken..MAX_CONNECTIONS).map(|i| seat(seats, address(1 + i / MAX_PER_NETWORK))).collect()
+        (taken..MAX_CONNECTIONS).map(|i| slot(seats, address(1 + i / MAX_PER_NETWORK))).collect()
     }
 
     #[test]
-    fn one_place_never_takes_all() {
+    fn one_network_never_takes_all_slots() {
         let seats = ConnectionLimiter::default();
         let six = |last: u16| -> IpAddr { format!("2001:db8::{last:x}").parse().expect("an address") };
-        let held: Vec<_> = (0..600).map(|i| seat(&seats, six(i))).collect();
+        let held: Vec<_> = (0..600).map(|i| slot(&seats, six(i))).collect();
         assert_eq!(held.iter().filter(|held| stays(held)).count(), MAX_PER_NETWORK, "of one /64");
         assert!(held[600 - MAX_PER_NETWORK..].iter().all(|held| stays(held)), "the oldest have left");
-        let other = seat(&seats, address(0));
+        let other = slot(&seats, address(0));
         assert!(stays(&other) && stays(&held[600 - MAX_PER_NETWORK]), "and for others nobody had to");
         drop(held);
         assert_eq!(locked(&seats.0).connections.len(), 1);
     }
 
     #[test]
-    fn those_who_ask_for_nothing_give_way_first() {
+    fn silent_connections_are_evicted_first() {
         let seats = ConnectionLimiter::default();
-        let served = seat(&seats, address(0));
+        let served = slot(&seats, address(0));
         let answer = served.begin_request();
         served.authorized();
-        let idle = seat(&seats, address(0));
+        let idle = slot(&seats, address(0));
         drop(idle.begin_request());
         idle.authorized();
-        let stranger = seat(&seats, address(0));
+        let stranger = slot(&seats, address(0));
         let asks = stranger.begin_request();
         let silent = full(&seats);
         let mut came = Vec::new();
         let mut come = |many: usize| {
             for _ in 0..many {
-                let new = seat(&seats, address(1_000 + came.len()));
+                let new = slot(&seats, address(1_000 + came.len()));
                 drop(new.begin_request());
                 new.authorized();
                 came.push(new);
@@ -246,11 +243,11 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_can_give_way_nobody_comes() {
+    fn a_connection_is_rejected_when_none_can_be_evicted() {
         let seats = ConnectionLimiter::default();
         let mut held: Vec<_> = (0..MAX_PER_NETWORK)
             .map(|_| {
-                let seat = seat(&seats, address(0));
+                let seat = slot(&seats, address(0));
                 let answer = seat.begin_request();
                 seat.authorized();
                 (seat, answer)

@@ -83,12 +83,12 @@ mod tests {
 
     const BUILT: &[(&str, &[u8])] = &[("assets/index-Ab12.js", b"script"), ("index.html", b"page")];
 
-    fn ask(files: &[(&'static str, &'static [u8])], method: &str, path: &str) -> Response {
+    fn get(files: &[(&'static str, &'static [u8])], method: &str, path: &str) -> Response {
         let head = Request::builder().method(method).uri(path).body(()).expect("a request").into_parts().0;
         page(files, &head)
     }
 
-    fn says(answer: &Response, name: HeaderName) -> &str {
+    fn header(answer: &Response, name: HeaderName) -> &str {
         answer.headers()[name].to_str().expect("a text")
     }
 
@@ -97,36 +97,36 @@ mod tests {
     }
 
     #[test]
-    fn the_page_asks_nobody_else_and_its_parts_are_kept() {
-        let page = ask(BUILT, "GET", "/");
-        assert!(says(&page, CONTENT_SECURITY_POLICY).starts_with("default-src 'self';"));
+    fn the_page_loads_nothing_from_elsewhere_and_its_assets_are_cached() {
+        let page = get(BUILT, "GET", "/");
+        assert!(header(&page, CONTENT_SECURITY_POLICY).starts_with("default-src 'self';"));
         assert_eq!(
-            (says(&page, CACHE_CONTROL), says(&page, CONTENT_TYPE)),
+            (header(&page, CACHE_CONTROL), header(&page, CONTENT_TYPE)),
             ("no-cache", "text/html; charset=utf-8")
         );
         assert_eq!(&body(page)[..], b"page");
-        let script = ask(BUILT, "HEAD", "/assets/index-Ab12.js");
-        assert_eq!(says(&script, CONTENT_TYPE), "text/javascript; charset=utf-8");
-        assert!(says(&script, CACHE_CONTROL).ends_with("immutable"));
+        let script = get(BUILT, "HEAD", "/assets/index-Ab12.js");
+        assert_eq!(header(&script, CONTENT_TYPE), "text/javascript; charset=utf-8");
+        assert!(header(&script, CACHE_CONTROL).ends_with("immutable"));
     }
 
     #[test]
-    fn nothing_else_is_answered() {
+    fn other_paths_are_not_found() {
         for missing in ["/assets/", "/assets/../index.html", "/assets/index.html"] {
-            let answer = ask(BUILT, "GET", missing);
+            let answer = get(BUILT, "GET", missing);
             assert_eq!(
-                (answer.status(), says(&answer, CACHE_CONTROL)),
+                (answer.status(), header(&answer, CACHE_CONTROL)),
                 (StatusCode::NOT_FOUND, "no-store"),
                 "{missing}"
             );
         }
-        assert_eq!(ask(BUILT, "POST", "/").status(), StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(get(BUILT, "POST", "/").status(), StatusCode::METHOD_NOT_ALLOWED);
     }
 
     #[test]
     fn a_server_built_without_node_says_so() {
-        let page = ask(&[], "GET", "/");
-        assert_eq!((page.status(), says(&page, CACHE_CONTROL)), (StatusCode::OK, "no-store"));
+        let page = get(&[], "GET", "/");
+        assert_eq!((page.status(), header(&page, CACHE_CONTROL)), (StatusCode::OK, "no-store"));
         assert_eq!(body(page), NOT_BUILT);
         assert!(NOT_BUILT.contains("was not built"));
     }

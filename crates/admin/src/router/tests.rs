@@ -57,7 +57,7 @@ fn server() -> Router {
     let roles = [Role::Viewer, Role::Operator, Role::Admin];
     router(Arc::new(AdminState {
         control: None,
-        desk: None,
+        rule_manager: None,
         rules: Box::new(move || Arc::clone(&rules)),
         usage: Arc::new(Process),
         status: Arc::new(Process),
@@ -104,7 +104,7 @@ fn concrete(path: &str) -> String {
 #[tokio::test]
 async fn the_document_says_who_may_call_what() {
     let all = operations().await;
-    assert_eq!(all.len(), 47, "{all:#?}");
+    assert_eq!(all.len(), 49, "{all:#?}");
     let ranks = ["anybody", "viewer", "operator", "admin"];
     for (path, method, role) in &all {
         let needed = ranks.iter().position(|rank| rank == role).expect("a role");

@@ -1,7 +1,7 @@
 //! The requests of one client's connection, for the proxy.
 
 use super::tunnel;
-use crate::body::{Incoming, Outgoing};
+use crate::body::{ClientBody, ProxiedBody};
 use crate::headers::Peer;
 use crate::message::{Forwarded, Proxied};
 use crate::problem;
@@ -24,7 +24,7 @@ pub(crate) struct Session<S: CounterStore + 'static> {
 
 impl<S: CounterStore + 'static> Service for Session<S> {
     type Head = RequestHead;
-    type Body = Outgoing;
+    type Body = ProxiedBody;
 
     fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<RequestHead, HeadError> {
         head::request(head, limits)
@@ -34,7 +34,11 @@ impl<S: CounterStore + 'static> Service for Session<S> {
         BodyMode::Stream
     }
 
-    async fn handle<'r>(&'r self, request: Request<'r, RequestHead>, scope: Scope<'r>) -> Response<Outgoing> {
+    async fn handle<'r>(
+        &'r self,
+        request: Request<'r, RequestHead>,
+        scope: Scope<'r>,
+    ) -> Response<ProxiedBody> {
         let Request { head, bytes, body } = request;
         let fields = head.fields(bytes);
         let forwarded = Forwarded {
@@ -49,7 +53,7 @@ impl<S: CounterStore + 'static> Service for Session<S> {
             target: head.path_and_query(bytes),
         };
         let body = match body {
-            Payload::Stream(body) => Some(Incoming::h1(body)),
+            Payload::Stream(body) => Some(ClientBody::h1(body)),
             Payload::None | Payload::Whole(_) => None,
         };
         match self.proxy.handle(&self.peer, &forwarded, body, scope.out, scope.timeout).await {
@@ -74,8 +78,8 @@ impl<S: CounterStore + 'static> Service for Session<S> {
             // Bodies are streamed: what is wrong with one is the proxy's to answer.
             _ => (StatusCode::BAD_REQUEST, "the body could not be read".to_owned()),
         };
-        self.proxy.refused(&self.peer, status, &detail);
-        problem::answer(status, &detail)
+        self.proxy.rejected(&self.peer, status, &detail);
+        problem::response(status, &detail)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A connection that has stopped speaking HTTP: bytes are passed both ways until both sides have ended.
 
-use crate::pool::{InFlight, Place};
+use crate::pool::{ConnectionPermit, InFlight};
 use bytes::{Bytes, BytesMut};
 use std::future::poll_fn;
 use std::io;
@@ -15,13 +15,13 @@ pub(crate) struct Tunnel {
     pub(crate) source: BufferedRead,
     pub(crate) write: WriteHalf,
     pub(crate) in_flight: InFlight,
-    pub(crate) place: Place,
+    pub(crate) permit: ConnectionPermit,
     /// The longest silence.
     pub(crate) idle: Duration,
 }
 
 /// One direction.
-struct Way {
+struct TunnelDirection {
     from: BufferedRead,
     to: WriteHalf,
     pending: BytesMut,
@@ -29,7 +29,7 @@ struct Way {
     shut: bool,
 }
 
-impl Way {
+impl TunnelDirection {
     fn new(mut from: BufferedRead, to: WriteHalf) -> Self {
         let pending = from.buffer.split();
         Self { from, to, pending, ended: false, shut: false }
@@ -60,8 +60,8 @@ impl Way {
 
 /// Passes bytes both ways until both sides have ended, one has failed, or nothing has moved for too long.
 pub(crate) async fn run(caller: BufferedRead, to_caller: WriteHalf, tunnel: Tunnel) {
-    let Tunnel { source, write, in_flight, place, idle } = tunnel;
-    let (mut up, mut down) = (Way::new(caller, write), Way::new(source, to_caller));
+    let Tunnel { source, write, in_flight, permit: place, idle } = tunnel;
+    let (mut up, mut down) = (TunnelDirection::new(caller, write), TunnelDirection::new(source, to_caller));
     let mut timeout = LazyTimeout::new(idle);
     let _ = poll_fn(|cx| {
         let mut moved = false;

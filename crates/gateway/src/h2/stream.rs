@@ -1,7 +1,7 @@
 //! A caller's streams, each a task of its own: they keep their connection from being idle, and end when their caller does not
 //! read what it has asked for, with all that their requests hold.
 
-use crate::flow::{Flow, Flowing};
+use crate::stall::{BodyProgress, TrackedBody};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,27 +13,27 @@ use tollgate_http::server::LazyTimeout;
 
 tokio::task_local! {
     /// How the answer of this task's stream gets on.
-    static FLOW: Arc<Flow>;
+    static FLOW: Arc<BodyProgress>;
 }
 
 /// An answer's body, looked after by the task of its stream.
-pub(super) fn looked_after<B>(body: B) -> Flowing<B> {
+pub(super) fn tracked<B>(body: B) -> TrackedBody<B> {
     let flow = FLOW.try_with(Arc::clone).unwrap_or_default();
-    Flowing::new(Some(body), flow)
+    TrackedBody::new(Some(body), flow)
 }
 
 /// Runs the streams of one connection.
 #[derive(Clone)]
-pub(super) struct Streams {
+pub(super) struct StreamExecutor {
     pub(super) activity: Arc<Activity>,
     /// How long a caller may take nothing of an answer.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams {
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for StreamExecutor {
     fn execute(&self, stream: F) {
-        let (busy, patience) = (Busy::new(&self.activity), self.patience);
-        let flow = Arc::new(Flow::default());
+        let (busy, patience) = (StreamGuard::new(&self.activity), self.timeout);
+        let flow = Arc::new(BodyProgress::default());
         tokio::spawn(FLOW.scope(Arc::clone(&flow), async move {
             let _busy = busy;
             run(stream, &flow, patience).await;
@@ -42,7 +42,7 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams
 }
 
 /// Runs a stream to its end, or until its caller has taken nothing for too long: dropped, it is reset.
-async fn run(stream: impl Future<Output = ()>, flow: &Flow, patience: Duration) {
+async fn run(stream: impl Future<Output = ()>, flow: &BodyProgress, patience: Duration) {
     let mut stream = pin!(stream);
     let mut timeout: Option<LazyTimeout> = None;
     let mut seen = None;
@@ -50,7 +50,7 @@ async fn run(stream: impl Future<Output = ()>, flow: &Flow, patience: Duration) 
         if stream.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        let owed = flow.owed_by_reader();
+        let owed = flow.stalled_by_reader();
         let has_moved = owed != seen;
         seen = owed;
         if owed.is_none() {
@@ -85,16 +85,16 @@ impl Activity {
 }
 
 /// A stream under way on a connection.
-struct Busy(Arc<Activity>);
+struct StreamGuard(Arc<Activity>);
 
-impl Busy {
+impl StreamGuard {
     fn new(activity: &Arc<Activity>) -> Self {
         activity.streams.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(activity))
     }
 }
 
-impl Drop for Busy {
+impl Drop for StreamGuard {
     fn drop(&mut self) {
         // Before it counts as ended: nobody may see it gone and an older time.
         *self.0.quiet_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();

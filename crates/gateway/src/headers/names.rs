@@ -12,7 +12,7 @@ pub(super) fn is_any(name: &[u8], known: &[&str]) -> bool {
     known.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()))
 }
 
-pub(super) fn is_about_one_hop(name: &[u8]) -> bool {
+pub(super) fn is_hop_by_hop(name: &[u8]) -> bool {
     match name.len() {
         2 => is_any(name, &["te"]),
         7 => is_any(name, &["upgrade"]),
@@ -24,7 +24,7 @@ pub(super) fn is_about_one_hop(name: &[u8]) -> bool {
 }
 
 /// What no upstream may believe of a caller, or has no use for. The length is told by how the body is sent.
-pub(super) fn is_ours_to_say(name: &[u8]) -> bool {
+pub(super) fn is_gateway_owned(name: &[u8]) -> bool {
     match name.len() {
         6 => is_any(name, &["expect"]),
         14 => is_any(name, &["content-length"]),
@@ -36,7 +36,7 @@ pub(super) fn is_ours_to_say(name: &[u8]) -> bool {
 
 /// What proxies tell of who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Telling {
+pub(super) enum ForwardedKind {
     Forwarded,
     For,
     Host,
@@ -45,13 +45,13 @@ pub(super) enum Telling {
     Other,
 }
 
-pub(super) fn telling(name: &[u8]) -> Option<Telling> {
+pub(super) fn forwarded_kind(name: &[u8]) -> Option<ForwardedKind> {
     match name.len() {
-        9 if is_any(name, &["forwarded"]) => Some(Telling::Forwarded),
-        15 if is_any(name, &["x-forwarded-for"]) => Some(Telling::For),
-        16 if is_any(name, &["x-forwarded-host"]) => Some(Telling::Host),
-        17 if is_any(name, &["x-forwarded-proto"]) => Some(Telling::Proto),
-        13.. if begins(name, "x-forwarded-") => Some(Telling::Other),
+        9 if is_any(name, &["forwarded"]) => Some(ForwardedKind::Forwarded),
+        15 if is_any(name, &["x-forwarded-for"]) => Some(ForwardedKind::For),
+        16 if is_any(name, &["x-forwarded-host"]) => Some(ForwardedKind::Host),
+        17 if is_any(name, &["x-forwarded-proto"]) => Some(ForwardedKind::Proto),
+        13.. if begins(name, "x-forwarded-") => Some(ForwardedKind::Other),
         _ => None,
     }
 }
@@ -62,16 +62,16 @@ fn begins(name: &[u8], with: &str) -> bool {
 
 /// The names that settings give a meaning to.
 #[derive(Debug, Default)]
-pub(crate) struct Guard {
+pub(crate) struct ProtectedHeaders {
     /// Fields that count of trusted peers alone.
     trusted_only: Vec<HeaderName>,
     /// Fields that tell who asks: rules have seen them, so the upstream sees the same.
-    telling_who: Vec<HeaderName>,
+    identity_headers: Vec<HeaderName>,
     /// Whether any of these has a name that others could be taken for.
     has_odd: bool,
 }
 
-impl Guard {
+impl ProtectedHeaders {
     pub(crate) fn new(who: &IdentityConfig) -> Self {
         let names = |names: &mut dyn Iterator<Item = &String>| -> Vec<HeaderName> {
             names.filter_map(|name| name.parse().ok()).collect()
@@ -82,32 +82,34 @@ impl Guard {
         telling_who.extend(names(&mut who.api_key.header.iter().chain(token).chain(who.headers.values())));
         telling_who.extend(trusted_only.iter().cloned());
         let has_odd = telling_who.iter().any(|name| is_odd(name.as_str().as_bytes()));
-        Self { trusted_only, telling_who, has_odd }
+        Self { trusted_only, identity_headers: telling_who, has_odd }
     }
 
     /// Whether it counts of trusted peers alone.
-    pub(super) fn is_of_trusted(&self, name: &[u8]) -> bool {
-        telling(name).is_some() || self.trusted_only.iter().any(|known| is_any(name, &[known.as_str()]))
+    pub(super) fn is_trusted_only(&self, name: &[u8]) -> bool {
+        forwarded_kind(name).is_some()
+            || self.trusted_only.iter().any(|known| is_any(name, &[known.as_str()]))
     }
 
     /// Whether it tells rules who asks.
-    pub(super) fn tells_who(&self, name: &[u8]) -> bool {
-        telling(name).is_some() || self.telling_who.iter().any(|known| is_any(name, &[known.as_str()]))
+    pub(super) fn is_identity(&self, name: &[u8]) -> bool {
+        forwarded_kind(name).is_some()
+            || self.identity_headers.iter().any(|known| is_any(name, &[known.as_str()]))
     }
 
     /// Whether it could be taken for one that means something here, and is none.
     #[inline]
-    pub(super) fn is_look_alike(&self, name: &[u8]) -> bool {
-        (self.has_odd || is_odd(name)) && self.looks_like_another(name)
+    pub(super) fn is_alias_of_protected(&self, name: &[u8]) -> bool {
+        (self.has_odd || is_odd(name)) && self.is_alias(name)
     }
 
     #[cold]
-    fn looks_like_another(&self, name: &[u8]) -> bool {
+    fn is_alias(&self, name: &[u8]) -> bool {
         let looks: Vec<u8> = plain(name).collect();
         let by_settings = |known: &HeaderName| plain(known.as_str().as_bytes()).eq(looks.iter().copied());
-        let is_known = self.telling_who.iter().any(|known| is_any(name, &[known.as_str()]));
-        let by_name = is_about_one_hop(&looks) || is_ours_to_say(&looks) || telling(&looks).is_some();
-        !is_known && ((is_odd(name) && by_name) || self.telling_who.iter().any(by_settings))
+        let is_known = self.identity_headers.iter().any(|known| is_any(name, &[known.as_str()]));
+        let by_name = is_hop_by_hop(&looks) || is_gateway_owned(&looks) || forwarded_kind(&looks).is_some();
+        !is_known && ((is_odd(name) && by_name) || self.identity_headers.iter().any(by_settings))
     }
 
     /// Takes out of what follows a request's body whatever would have been read from its head.
@@ -115,11 +117,11 @@ impl Guard {
         tollgate_http::h1::chunked::drop_forbidden(trailers);
         let is_barred = |name: &&HeaderName| {
             let name = name.as_str().as_bytes();
-            is_about_one_hop(name)
-                || is_ours_to_say(name)
+            is_hop_by_hop(name)
+                || is_gateway_owned(name)
                 || begins(name, "x-ratelimit-")
-                || self.tells_who(name)
-                || self.is_look_alike(name)
+                || self.is_identity(name)
+                || self.is_alias_of_protected(name)
         };
         let barred: Vec<HeaderName> = trailers.keys().filter(is_barred).cloned().collect();
         for name in barred {

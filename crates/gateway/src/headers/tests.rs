@@ -12,28 +12,28 @@ fn map(fields: &[(&str, &str)]) -> HeaderMap {
     map
 }
 
-fn passed(fields: &[(&str, &str)], is_trusted: bool, forward: Forward) -> HeaderMap {
+fn forwarded(fields: &[(&str, &str)], is_trusted: bool, forward: ForwardedHeader) -> HeaderMap {
     let peer = Peer::new("::ffff:10.0.0.9".parse().expect("an address"), false);
     let who = IdentityConfig {
         trusted_headers: [("tenant".to_owned(), "X-Tenant".to_owned())].into(),
         headers: [("app".to_owned(), "x_app".to_owned())].into(),
         ..IdentityConfig::default()
     };
-    let passing = Passing {
+    let passing = ForwardRules {
         peer: &peer,
         is_trusted,
         forward,
-        guard: &Arc::new(Guard::new(&who)),
+        protected: &Arc::new(ProtectedHeaders::new(&who)),
         authority: None,
         host: None,
         traceparent: None,
     };
     let mut out = HeaderMap::new();
-    towards_upstream(&map(fields), &passing, &mut out);
+    write_upstream_headers(&map(fields), &passing, &mut out);
     out
 }
 
-const ASKED: [(&str, &str); 11] = [
+const REQUEST: [(&str, &str); 11] = [
     ("Host", "a.b"),
     ("Connection", "close, X-Private"),
     ("X-Private", "p"),
@@ -49,8 +49,8 @@ const ASKED: [(&str, &str); 11] = [
 
 /// What a stranger says of itself must not reach an upstream that believes its proxy.
 #[test]
-fn strangers_are_not_believed() {
-    let out = passed(&ASKED, false, Forward::XForwarded);
+fn headers_of_untrusted_clients_are_dropped() {
+    let out = forwarded(&REQUEST, false, ForwardedHeader::XForwarded);
     let wanted = map(&[
         ("host", "a.b"),
         ("x-forwarded-for", "10.0.0.9"),
@@ -61,8 +61,8 @@ fn strangers_are_not_believed() {
 }
 
 #[test]
-fn trusted_peers_are() {
-    let out = passed(&ASKED, true, Forward::Both);
+fn headers_of_trusted_peers_are_kept() {
+    let out = forwarded(&REQUEST, true, ForwardedHeader::Both);
     let wanted = map(&[
         ("host", "a.b"),
         ("x-tenant", "t"),
@@ -77,7 +77,7 @@ fn trusted_peers_are() {
 
 /// A program that reads fields as variables would take them for those that are guarded.
 #[test]
-fn look_alikes_do_not_pass() {
+fn aliases_of_protected_headers_are_dropped() {
     let forged = [
         "x_forwarded_for",
         "X-Forwarded_Proto",
@@ -93,19 +93,20 @@ fn look_alikes_do_not_pass() {
     ];
     for name in forged {
         for is_trusted in [false, true] {
-            let out = passed(&[("host", "a.b"), (name, "forged")], is_trusted, Forward::XForwarded);
+            let out =
+                forwarded(&[("host", "a.b"), (name, "forged")], is_trusted, ForwardedHeader::XForwarded);
             assert!(out.values().all(|value| value != "forged"), "{name}: {out:?}");
         }
     }
     for name in ["x_own", "x-own", "x_app", "x-api-key", "x_forward", "cookie2"] {
-        let out = passed(&[("host", "a.b"), (name, "own")], false, Forward::XForwarded);
+        let out = forwarded(&[("host", "a.b"), (name, "own")], false, ForwardedHeader::XForwarded);
         assert_eq!(out.get(name).map(HeaderValue::as_bytes), Some(&b"own"[..]), "{name}");
     }
 }
 
 /// Rules were told who asks: the upstream must not be told less.
 #[test]
-fn connection_does_not_take_away_who_asks() {
+fn connection_cannot_remove_identity_headers() {
     let asked = [
         ("host", "a.b"),
         ("connection", "X-API-Key, cookie, authorization, x_app, x-own, x-tenant, x-forwarded-for"),
@@ -117,7 +118,7 @@ fn connection_does_not_take_away_who_asks() {
         ("x-tenant", "t"),
         ("x-forwarded-for", "1.1.1.1"),
     ];
-    let out = passed(&asked, true, Forward::XForwarded);
+    let out = forwarded(&asked, true, ForwardedHeader::XForwarded);
     let mut wanted = map(&asked);
     for gone in ["connection", "x-own"] {
         wanted.remove(gone);
@@ -130,7 +131,7 @@ fn connection_does_not_take_away_who_asks() {
 
 /// What would be believed in a head is not believed behind a body either.
 #[test]
-fn trailers_say_nothing_of_who_asks() {
+fn trailers_carry_no_identity() {
     let mut trailers = map(&[
         ("x-sum", "42"),
         ("grpc-status", "0"),
@@ -150,13 +151,13 @@ fn trailers_say_nothing_of_who_asks() {
         trusted_headers: [("tenant".to_owned(), "x-tenant".to_owned())].into(),
         ..IdentityConfig::default()
     };
-    Guard::new(&who).clean(&mut trailers);
+    ProtectedHeaders::new(&who).clean(&mut trailers);
     assert_eq!(trailers, map(&[("x-sum", "42"), ("grpc-status", "0")]));
 }
 
 /// Both ways to the caller leave out the same.
 #[test]
-fn answers_lose_what_is_about_one_hop() {
+fn responses_lose_hop_by_hop_headers() {
     let came = map(&[
         ("connection", "keep-alive, x-private"),
         ("keep-alive", "timeout=5"),
@@ -166,8 +167,8 @@ fn answers_lose_what_is_about_one_hop() {
         ("server", "s"),
     ]);
     let mut out = HeaderMap::new();
-    let mut own = Own::new(&mut out);
+    let mut own = OwnHeaders::new(&mut out);
     own.put(&HeaderName::from_static("ratelimit"), b"ours");
-    towards_caller(&came, &mut own);
+    write_client_headers(&came, &mut own);
     assert_eq!(out, map(&[("ratelimit", "ours"), ("server", "s")]));
 }

@@ -19,7 +19,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 
 pub(crate) use tollgate_testing::origin::Origin;
 pub(crate) use tollgate_testing::wait::{LONG, Stopwatch, eventually, note};
-pub(crate) use tollgate_testing::web::{Answer, Open, exchange, request};
+pub(crate) use tollgate_testing::web::{WebConnection, WebResponse, exchange, request};
 
 /// Tests are many and their keys few.
 const MEMORY: usize = 16 << 20;
@@ -87,16 +87,16 @@ impl<S: CounterStore + 'static> Gateway<S> {
         self.addresses[0]
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> WebResponse {
         self.exchange(&request("GET", path, b""))
     }
 
-    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> WebResponse {
         exchange(self.address(), bytes).unwrap_or_else(|error| panic!("no answer: {error}"))
     }
 
-    pub(crate) fn open(&self) -> Open {
-        Open::to(self.address()).expect("a connection")
+    pub(crate) fn open(&self) -> WebConnection {
+        WebConnection::to(self.address()).expect("a connection")
     }
 
     /// A figure of its metrics, by its name with labels.

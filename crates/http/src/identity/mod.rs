@@ -18,7 +18,7 @@
 //! ```
 //! use http::{HeaderMap, Method, Uri};
 //! use tollgate_core::Timestamp;
-//! use tollgate_http::who::{RequestView, IdentityResolver, IdentityConfig};
+//! use tollgate_http::identity::{RequestView, IdentityResolver, IdentityConfig};
 //!
 //! let mut settings = IdentityConfig::default();
 //! settings.routes.push("GET /users/{id}".to_owned());

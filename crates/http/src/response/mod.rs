@@ -1,12 +1,12 @@
 //! What a caller is told of a decision: one place for every HTTP front.
 //!
 //! ```
-//! use tollgate_http::answer::{ResponseConfig, DecisionSummary, Policy, Disposition};
+//! use tollgate_http::response::{ResponseConfig, DecisionSummary, Policy, Disposition};
 //! use tollgate_core::{Span, Timestamp};
 //! use tollgate_engine::Window;
 //!
 //! let minute = Policy::new("per-key", 100, Window::Span(Span::from_secs(60))).left(0).until(12).over();
-//! let facts = DecisionSummary { ruled: Disposition::Denied, retry_after: 12, ..DecisionSummary::of_policies([minute]) };
+//! let facts = DecisionSummary { disposition: Disposition::Denied, retry_after: 12, ..DecisionSummary::from_policies([minute]) };
 //! let answer = ResponseConfig::default().respond(&facts, Timestamp::ZERO);
 //! assert_eq!(answer.status(), 429);
 //! assert_eq!(answer.headers()["ratelimit"], "\"per-key\";r=0;t=12");
@@ -125,10 +125,10 @@ impl TryFrom<u16> for DenialStatus {
 impl ResponseConfig {
     /// The status: 200, the denial's, or 503.
     #[must_use]
-    pub const fn status(&self, ruled: Disposition) -> StatusCode {
-        match ruled {
+    pub const fn status(&self, disposition: Disposition) -> StatusCode {
+        match disposition {
             Disposition::Denied => self.status.0,
-            Disposition::Allowed | Disposition::Unavailable => ruled.status(),
+            Disposition::Allowed | Disposition::Unavailable => disposition.status(),
         }
     }
 

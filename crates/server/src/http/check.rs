@@ -13,19 +13,19 @@ use tollgate_engine::{Check, Request, Trace};
 use tollgate_http::h1::RawResponse;
 use tollgate_rules::{Descriptor, Unit};
 
-const MOST: usize = 64;
-const LONGEST: usize = 8 * 1024;
+const MAX_ENTRIES: usize = 64;
+const MAX_TEXT: usize = 8 * 1024;
 
 /// What a caller sends; everything is borrowed from the body where it can be.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct CheckRequest<'a> {
     #[serde(borrow)]
     domain: Text<'a>,
     #[serde(borrow, default)]
     attributes: Option<Pairs<'a>>,
     #[serde(borrow, default)]
-    descriptors: Option<Vec<Object<AskDescriptor<'a>>>>,
+    descriptors: Option<Vec<Object<CheckDescriptor<'a>>>>,
     #[serde(default)]
     cost: Option<u64>,
     /// For reservations alone.
@@ -38,18 +38,18 @@ pub(crate) struct Ask<'a> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AskDescriptor<'a> {
+struct CheckDescriptor<'a> {
     #[serde(borrow)]
     entries: Vec<Entry<'a>>,
     #[serde(default)]
     hits: Option<u64>,
     #[serde(default)]
-    limit: Option<Object<AskLimit>>,
+    limit: Option<Object<CheckLimit>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AskLimit {
+struct CheckLimit {
     requests_per_unit: u32,
     unit: UnitName,
 }
@@ -79,16 +79,16 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
         impl<'de> Visitor<'de> for TextVisitor {
             type Value = Cow<'de, str>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a string of at most {LONGEST} bytes")
+                write!(f, "a string of at most {MAX_TEXT} bytes")
             }
             fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                if text.len() > LONGEST {
+                if text.len() > MAX_TEXT {
                     return Err(E::invalid_length(text.len(), &self));
                 }
                 Ok(Cow::Borrowed(text))
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-                if text.len() > LONGEST {
+                if text.len() > MAX_TEXT {
                     return Err(E::invalid_length(text.len(), &self));
                 }
                 Ok(Cow::Owned(text.to_owned()))
@@ -107,13 +107,13 @@ impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
         impl<'de> Visitor<'de> for PairsVisitor {
             type Value = Pairs<'de>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a map of at most {MOST} attributes, each a string")
+                write!(f, "a map of at most {MAX_ENTRIES} attributes, each a string")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some((Text(key), Text(value))) = map.next_entry::<Text<'de>, Text<'de>>()? {
-                    if pairs.len() == MOST {
-                        return Err(A::Error::custom(format!("at most {MOST} attributes")));
+                    if pairs.len() == MAX_ENTRIES {
+                        return Err(A::Error::custom(format!("at most {MAX_ENTRIES} attributes")));
                     }
                     if pairs.iter().any(|(known, _)| *known == key) {
                         return Err(A::Error::custom(format!("attribute `{key}` is there twice")));
@@ -164,22 +164,22 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
 }
 
 /// How many of the pairs one descriptor has, and what else it says.
-struct Stretch {
+struct DescriptorRange {
     entries: usize,
     hits: Option<Cost>,
     limit: Option<(u32, Unit)>,
 }
 
 /// A decoded request laid out as the engine wants it.
-pub(crate) struct Laid<'a> {
+pub(crate) struct NormalizedCheck<'a> {
     domain: &'a str,
     pairs: SmallVec<[(&'a str, &'a str); 8]>,
-    spans: Option<Vec<Stretch>>,
+    ranges: Option<Vec<DescriptorRange>>,
     cost: Cost,
 }
 
-impl Ask<'_> {
-    pub(crate) fn lay_out(&self) -> Result<Laid<'_>, Problem> {
+impl CheckRequest<'_> {
+    pub(crate) fn normalize(&self) -> Result<NormalizedCheck<'_>, Problem> {
         if self.domain.0.is_empty() {
             return Err(Problem::bad("write the domain of a rule file").in_field("domain"));
         }
@@ -190,16 +190,16 @@ impl Ask<'_> {
                 None
             }
             (None, Some(descriptors)) => {
-                if descriptors.is_empty() || descriptors.len() > MOST {
+                if descriptors.is_empty() || descriptors.len() > MAX_ENTRIES {
                     return Err(
-                        Problem::bad(format!("write 1 to {MOST} descriptors")).in_field("descriptors")
+                        Problem::bad(format!("write 1 to {MAX_ENTRIES} descriptors")).in_field("descriptors")
                     );
                 }
                 let mut spans = Vec::with_capacity(descriptors.len());
                 for (at, Object(descriptor)) in descriptors.iter().enumerate() {
-                    if descriptor.entries.is_empty() || descriptor.entries.len() > MOST {
+                    if descriptor.entries.is_empty() || descriptor.entries.len() > MAX_ENTRIES {
                         let place = format!("descriptors[{at}].entries");
-                        return Err(Problem::bad(format!("write 1 to {MOST} entries")).in_field(place));
+                        return Err(Problem::bad(format!("write 1 to {MAX_ENTRIES} entries")).in_field(place));
                     }
                     pairs.extend(descriptor.entries.iter().map(|entry| (&*entry.0, &*entry.1)));
                     let limit = descriptor
@@ -207,22 +207,27 @@ impl Ask<'_> {
                         .as_ref()
                         .map(|Object(limit)| (limit.requests_per_unit, limit.unit.0));
                     let hits = descriptor.hits.map(Cost::take);
-                    spans.push(Stretch { entries: descriptor.entries.len(), hits, limit });
+                    spans.push(DescriptorRange { entries: descriptor.entries.len(), hits, limit });
                 }
                 Some(spans)
             }
             _ => return Err(Problem::bad("write either `attributes` or `descriptors`")),
         };
-        Ok(Laid { domain: &self.domain.0, pairs, spans, cost: self.cost.map_or(Cost::ONE, Cost::take) })
+        Ok(NormalizedCheck {
+            domain: &self.domain.0,
+            pairs,
+            ranges: spans,
+            cost: self.cost.map_or(Cost::ONE, Cost::take),
+        })
     }
 }
 
-impl Laid<'_> {
+impl NormalizedCheck<'_> {
     /// The descriptors, if it is made of any; the engine's check borrows them.
     pub(crate) fn descriptors(&self) -> Vec<Descriptor<'_>> {
         let mut rest = &self.pairs[..];
         let mut all = Vec::new();
-        for stretch in self.spans.iter().flatten() {
+        for stretch in self.ranges.iter().flatten() {
             let (entries, others) = rest.split_at(stretch.entries);
             rest = others;
             all.push(Descriptor { entries, hits: stretch.hits, limit: stretch.limit });
@@ -231,7 +236,7 @@ impl Laid<'_> {
     }
 
     pub(crate) fn check<'c>(&'c self, descriptors: &'c [Descriptor<'c>]) -> Check<'c> {
-        let request = match self.spans {
+        let request = match self.ranges {
             Some(_) => Request::Descriptors(descriptors),
             None => Request::Attributes(&self.pairs),
         };
@@ -239,8 +244,8 @@ impl Laid<'_> {
     }
 }
 
-fn decoded(body: &[u8]) -> Result<Ask<'_>, Problem> {
-    let ask: Ask<'_> = body::decode(body)?;
+fn decoded(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
+    let ask: CheckRequest<'_> = body::decode(body)?;
     for (place, there) in
         [("deadline_ms", ask.deadline_ms.is_some()), ("idempotency_key", ask.idempotency_key.is_some())]
     {
@@ -251,14 +256,14 @@ fn decoded(body: &[u8]) -> Result<Ask<'_>, Problem> {
     Ok(ask)
 }
 
-pub(crate) async fn answer<S: CounterStore>(
+pub(crate) async fn handle<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
     trace: Option<&Trace>,
 ) -> Result<RawResponse, Problem> {
     let ask = decoded(body)?;
-    let laid = ask.lay_out()?;
+    let laid = ask.normalize()?;
     let descriptors = laid.descriptors();
     let decision = app.limiter.check(&laid.check(&descriptors).traced(trace)).await;
-    Ok(decision::answer(app, &decision, &decision::Body::new(&decision)))
+    Ok(decision::response(app, &decision, &decision::DecisionBody::new(&decision)))
 }

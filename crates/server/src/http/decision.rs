@@ -13,7 +13,7 @@ use tollgate_rules::Role;
 const ROOM: usize = 512;
 
 #[derive(Serialize)]
-pub(crate) struct Body<'a> {
+pub(crate) struct DecisionBody<'a> {
     allowed: bool,
     denied_by: Option<&'a str>,
     retry_after_ms: Option<u64>,
@@ -21,7 +21,7 @@ pub(crate) struct Body<'a> {
     delay_ms: u64,
     origin: &'static str,
     revision: &'a str,
-    #[serde(serialize_with = "shown")]
+    #[serde(serialize_with = "display")]
     decision_id: DecisionId,
     #[serde(skip_serializing_if = "Option::is_none")]
     degraded_by: Option<&'a str>,
@@ -32,7 +32,7 @@ pub(crate) struct Body<'a> {
 }
 
 /// As text, written where it belongs.
-fn shown<S: serde::Serializer>(what: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+fn display<S: serde::Serializer>(what: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(what)
 }
 
@@ -42,7 +42,7 @@ struct Limits<'a>(&'a Decision);
 struct Limit<'a> {
     rule: &'a str,
     limit: u64,
-    #[serde(serialize_with = "shown")]
+    #[serde(serialize_with = "display")]
     window: Window,
     remaining: u64,
     reset_ms: u64,
@@ -88,7 +88,7 @@ impl<'a> Limit<'a> {
     }
 }
 
-impl<'a> Body<'a> {
+impl<'a> DecisionBody<'a> {
     pub(crate) fn new(decision: &'a Decision) -> Self {
         Self {
             allowed: decision.is_allowed(),
@@ -108,7 +108,7 @@ impl<'a> Body<'a> {
 
 /// The answer with its status and the fields that every HTTP answer has. Programs ask here, so the status is always the
 /// protocol's own, whatever callers of the edge are told.
-pub(crate) fn answer<S: CounterStore>(
+pub(crate) fn response<S: CounterStore>(
     app: &App<S>,
     decision: &Decision,
     body: &impl Serialize,
@@ -118,6 +118,6 @@ pub(crate) fn answer<S: CounterStore>(
     // Nothing here can fail to be written, and memory takes it.
     let _ = serde_json::to_writer(&mut bytes, body);
     let mut answer = RawResponse::json(facts.disposition.status(), bytes);
-    app.answers.write(&facts, app.limiter.clock().now(), &mut answer);
+    app.responses.write(&facts, app.limiter.clock().now(), &mut answer);
     answer
 }

@@ -11,21 +11,21 @@ use tollgate_observe::{ExpositionFormat, ProcessStatus, Verbosity};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-pub(super) async fn told(status: &Arc<dyn ProcessStatus>, request: &Request<'_>) -> h1::RawResponse {
+pub(super) async fn response(status: &Arc<dyn ProcessStatus>, request: &Request<'_>) -> h1::RawResponse {
     let accept = request.fields.all(&ACCEPT).next().and_then(|accept| std::str::from_utf8(accept).ok());
-    let (code, kind, text) = said(status, request.path, request.query, accept.unwrap_or_default()).await;
+    let (code, kind, text) = respond(status, request.path, request.query, accept.unwrap_or_default()).await;
     h1::RawResponse::new(code, kind, text)
 }
 
-type Said = (StatusCode, &'static str, String);
+type HealthText = (StatusCode, &'static str, String);
 
-async fn said(status: &Arc<dyn ProcessStatus>, path: &str, query: &str, accept: &str) -> Said {
+async fn respond(status: &Arc<dyn ProcessStatus>, path: &str, query: &str, accept: &str) -> HealthText {
     match path {
         "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
-        "/v1/hot" => aside(status, |status| ("application/json", status.hot().to_string())).await,
+        "/v1/hot" => run_blocking(status, |status| ("application/json", status.hot().to_string())).await,
         "/metrics" => {
             let format = ExpositionFormat::accepted(accept);
-            aside(status, move |status| (format.media_type(), status.metrics_text(format))).await
+            run_blocking(status, move |status| (format.media_type(), status.metrics_text(format))).await
         }
         _ => {
             let (ready, text) = status.readiness(Verbosity::from_query(query));
@@ -36,10 +36,10 @@ async fn said(status: &Arc<dyn ProcessStatus>, path: &str, query: &str, accept: 
 }
 
 /// Where there are many rules figures take long: they are worked out beside the threads that decide.
-async fn aside(
+async fn run_blocking(
     status: &Arc<dyn ProcessStatus>,
     tell: impl FnOnce(&dyn ProcessStatus) -> (&'static str, String) + Send + 'static,
-) -> Said {
+) -> HealthText {
     let status = Arc::clone(status);
     match tokio::task::spawn_blocking(move || tell(&*status)).await {
         Ok((kind, text)) => (StatusCode::OK, kind, text),
@@ -78,11 +78,11 @@ mod tests {
 
     /// Whoever scrapes must not hold up whoever is decided upon.
     #[tokio::test]
-    async fn figures_are_not_worked_out_by_those_who_decide() {
+    async fn metrics_are_not_rendered_on_a_request_thread() {
         let status: Arc<dyn ProcessStatus> = Arc::new(Thread);
         let own = format!("{:?}", thread::current().id());
         for (path, own) in [("/metrics", own.replace(['(', ')'], "_")), ("/v1/hot", own)] {
-            let (code, _, text) = said(&status, path, "", "").await;
+            let (code, _, text) = respond(&status, path, "", "").await;
             assert!(code == StatusCode::OK && text.contains(&own[..9]) && !text.contains(&own), "{text}");
         }
     }

@@ -4,24 +4,24 @@
 //! |---|---|---|
 //! | `POST /v1/check` | `check` | may this request pass? 200 or 429, the decision in the body |
 //! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charge an estimate, then the truth |
-//! | `ANY /check`, `/check/*` | `forward` | may the request pass that a proxy tells about? |
-//! | `POST /json` | `json` | the Envoy service's own JSON |
+//! | `ANY /check`, `/check/*` | `forward_auth` | may the request pass that a proxy tells about? |
+//! | `POST /json` | `rls_json` | the Envoy service's own JSON |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
 //!
-//! `listen` puts it on the HTTP/1 server ([`tollgate_http::server`]), `decision` is the answer's form.
+//! `server` puts it on the HTTP/1 server ([`tollgate_http::server`]), `decision` is the answer's form.
 //! Few paths need no router, and this is where every request passes.
 
 mod check;
 mod decision;
-mod forward;
+mod forward_auth;
 mod health;
-mod json;
-mod listen;
 pub(crate) mod request;
 mod reserve;
+mod rls_json;
+mod server;
 
-pub use forward::{Forward, ForwardError, ForwardSettings};
-pub use listen::{HttpConfig, serve};
+pub use forward_auth::{ForwardAuth, ForwardAuthConfig, ForwardAuthError};
+pub use server::{HttpConfig, serve};
 
 use http::Method;
 use problem::Problem;
@@ -37,18 +37,18 @@ use tollgate_observe::ProcessStatus;
 pub(crate) struct App<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) status: Arc<dyn ProcessStatus>,
-    pub(crate) answers: ResponseConfig,
-    pub(crate) forward: Forward,
+    pub(crate) responses: ResponseConfig,
+    pub(crate) forward_auth: ForwardAuth,
 }
 
 /// Where programs ask, by POST.
-fn is_asked_of(path: &str) -> bool {
+fn is_served(path: &str) -> bool {
     matches!(path, "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json")
 }
 
 /// Where an answer is a decision.
 fn decides(path: &str) -> bool {
-    matches!(path, "/v1/check" | "/v1/reserve" | "/json") || forward::is_at(path)
+    matches!(path, "/v1/check" | "/v1/reserve" | "/json") || forward_auth::is_at(path)
 }
 
 impl<S: CounterStore + 'static> App<S> {
@@ -77,15 +77,15 @@ async fn route<S: CounterStore + 'static>(
 ) -> Result<h1::RawResponse, Problem> {
     let body = request.body;
     match (request.path, request.method) {
-        ("/v1/check", "POST") => check::answer(app, body, trace).await,
-        (path, _) if forward::is_at(path) => forward::answer(app, request, now, trace).await,
+        ("/v1/check", "POST") => check::handle(app, body, trace).await,
+        (path, _) if forward_auth::is_at(path) => forward_auth::handle(app, request, now, trace).await,
         ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body, trace)).await,
         ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
         ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,
-        ("/json", "POST") => Box::pin(json::answer(app, body, trace)).await,
-        (path, _) if is_asked_of(path) => Err(Problem::wrong_method(&Method::POST)),
+        ("/json", "POST") => Box::pin(rls_json::handle(app, body, trace)).await,
+        (path, _) if is_served(path) => Err(Problem::wrong_method(&Method::POST)),
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", "GET" | "HEAD") => {
-            Ok(Box::pin(health::told(&app.status, request)).await)
+            Ok(Box::pin(health::response(&app.status, request)).await)
         }
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", _) => Err(Problem::wrong_method(&Method::GET)),
         (path, _) => Err(Problem::not_found(path, "POST /v1/check")),

@@ -1,6 +1,6 @@
 //! `POST /v1/reserve`, `/v1/settle`, `/v1/cancel`: an estimate is charged, then the truth.
 
-use super::check::Ask;
+use super::check::CheckRequest;
 use super::problem::Problem;
 use super::{App, body, decision};
 use http::StatusCode;
@@ -10,15 +10,15 @@ use tollgate_core::{CounterStore, Span};
 use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement, Trace};
 use tollgate_http::h1::RawResponse;
 
-const DEFAULT: u64 = 60_000;
-const LONGEST: u64 = 24 * 3_600_000;
-const LONGEST_KEY: usize = 256;
+const DEFAULT_TTL: u64 = 60_000;
+const MAX_TTL: u64 = 24 * 3_600_000;
+const MAX_KEY: usize = 256;
 
 #[derive(Serialize)]
-struct Reserved<'a> {
+struct ReserveBody<'a> {
     reservation: Option<String>,
     #[serde(flatten)]
-    decision: decision::Body<'a>,
+    decision: decision::DecisionBody<'a>,
 }
 
 pub(crate) async fn reserve<S: CounterStore>(
@@ -26,15 +26,15 @@ pub(crate) async fn reserve<S: CounterStore>(
     body: &[u8],
     trace: Option<&Trace>,
 ) -> Result<RawResponse, Problem> {
-    let ask: Ask<'_> = body::decode(body)?;
-    let within = ask.deadline_ms.unwrap_or(DEFAULT);
-    if within == 0 || within > LONGEST {
-        return Err(Problem::bad(format!("write 1 to {LONGEST} milliseconds")).in_field("deadline_ms"));
+    let ask: CheckRequest<'_> = body::decode(body)?;
+    let within = ask.deadline_ms.unwrap_or(DEFAULT_TTL);
+    if within == 0 || within > MAX_TTL {
+        return Err(Problem::bad(format!("write 1 to {MAX_TTL} milliseconds")).in_field("deadline_ms"));
     }
-    if ask.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > LONGEST_KEY) {
-        return Err(Problem::bad(format!("write 1 to {LONGEST_KEY} bytes")).in_field("idempotency_key"));
+    if ask.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > MAX_KEY) {
+        return Err(Problem::bad(format!("write 1 to {MAX_KEY} bytes")).in_field("idempotency_key"));
     }
-    let laid = ask.lay_out()?;
+    let laid = ask.normalize()?;
     let descriptors = laid.descriptors();
     let check = laid.check(&descriptors).traced(trace);
     let made = app.limiter.reserve(&check, Span::from_millis(within), ask.idempotency_key.as_deref()).await;
@@ -44,16 +44,16 @@ pub(crate) async fn reserve<S: CounterStore>(
         }
         _ => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many reservations", error.to_string()),
     })?;
-    let reserved = Reserved {
+    let reserved = ReserveBody {
         reservation: made.id.map(|id| id.to_string()),
-        decision: decision::Body::new(&made.decision),
+        decision: decision::DecisionBody::new(&made.decision),
     };
-    Ok(decision::answer(app, &made.decision, &reserved))
+    Ok(decision::response(app, &made.decision, &reserved))
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AskSettle {
+struct SettleRequest {
     reservation: String,
     cost: u64,
 }
@@ -62,13 +62,13 @@ pub(crate) async fn settle<S: CounterStore>(
     limiter: &Limiter<S>,
     body: &[u8],
 ) -> Result<RawResponse, Problem> {
-    let ask: AskSettle = body::decode(body)?;
+    let ask: SettleRequest = body::decode(body)?;
     ended(limiter.settle(name(&ask.reservation)?, ask.cost).await)
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AskCancel {
+struct CancelRequest {
     reservation: String,
 }
 
@@ -76,7 +76,7 @@ pub(crate) async fn cancel<S: CounterStore>(
     limiter: &Limiter<S>,
     body: &[u8],
 ) -> Result<RawResponse, Problem> {
-    let ask: AskCancel = body::decode(body)?;
+    let ask: CancelRequest = body::decode(body)?;
     ended(limiter.cancel(name(&ask.reservation)?).await)
 }
 

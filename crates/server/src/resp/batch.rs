@@ -8,9 +8,9 @@
 use super::check::{self, CheckCommand};
 use super::encode;
 use super::frame::{self, Words};
-use super::session::{After, Session};
+use super::session::{NextState, Session};
 use super::throttle::{self, Batch, Enqueued, Throttle};
-use super::{App, Refusal};
+use super::{App, CommandError};
 use futures_util::future::join_all;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -36,7 +36,7 @@ pub(super) enum Stop {
 }
 
 /// Answers the commands of `input`, appending to `out`. Returns how much of the input is done with, and why it ended there.
-pub(super) async fn answer<S: CounterStore>(
+pub(super) async fn run<S: CounterStore>(
     app: &App<S>,
     session: &mut Session,
     input: &[u8],
@@ -110,7 +110,7 @@ pub(super) async fn answer<S: CounterStore>(
             }
             Some(Err(refusal)) => refusal.write(out),
             None => {
-                if session.answer(&app.config, &words, out) == After::Close {
+                if session.run(&app.config, &words, out) == NextState::Close {
                     return (at, Stop::Close);
                 }
             }
@@ -162,18 +162,18 @@ pub(super) enum PendingCommand<'a> {
 enum Reply {
     Throttled(Box<Limit>, Outcome),
     Checked(Decision),
-    Unavailable(Refusal),
+    Unavailable(CommandError),
 }
 
 impl<'a> PendingCommand<'a> {
     /// The command; `None` if the store has no part in it.
-    fn parse(session: &Session, words: &Words<'a>) -> Option<Result<Self, Refusal>> {
+    fn parse(session: &Session, words: &Words<'a>) -> Option<Result<Self, CommandError>> {
         if !session.is_authenticated {
             return None;
         }
         if throttle::is_name(words.first()?) {
             return Some(Throttle::read(words).and_then(|call| {
-                let limit = Box::new(call.numbers.limit()?);
+                let limit = Box::new(call.params.limit()?);
                 Ok(Self::Throttle(call, limit))
             }));
         }

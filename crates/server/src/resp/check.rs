@@ -2,13 +2,13 @@
 //! `TG.PEEK` is the same, but only looks: nothing is charged.
 
 use super::encode::{self, Protocol};
-use super::{Refusal, frame};
+use super::{CommandError, frame};
 use smallvec::SmallVec;
 use tollgate_core::Cost;
 use tollgate_engine::{Check, Decision};
 
 /// As many attributes as the other fronts take.
-const MOST: usize = 64;
+const MAX_ATTRIBUTES: usize = 64;
 
 /// One request.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(super) struct CheckCommand<'a> {
 
 impl<'a> CheckCommand<'a> {
     /// The request that a command is; `None` if it is another command.
-    pub(super) fn parse(words: &[&'a [u8]]) -> Option<Result<Self, Refusal>> {
+    pub(super) fn parse(words: &[&'a [u8]]) -> Option<Result<Self, CommandError>> {
         let name = words.first()?;
         if name.eq_ignore_ascii_case(b"TG.CHECK") {
             return Some(Self::read(&words[1..], "tg.check").and_then(|(command, cost)| {
@@ -30,16 +30,16 @@ impl<'a> CheckCommand<'a> {
         name.eq_ignore_ascii_case(b"TG.PEEK").then(|| {
             let (command, cost) = Self::read(&words[1..], "tg.peek")?;
             match cost {
-                Some(_) => Err(Refusal::new("TG.PEEK only looks and takes no COST")),
+                Some(_) => Err(CommandError::new("TG.PEEK only looks and takes no COST")),
                 None => Ok(command),
             }
         })
     }
 
-    fn read(words: &[&'a [u8]], command: &str) -> Result<(Self, Option<&'a [u8]>), Refusal> {
+    fn read(words: &[&'a [u8]], command: &str) -> Result<(Self, Option<&'a [u8]>), CommandError> {
         let (domain, mut rest) = match words {
             [domain, rest @ ..] if rest.len() >= 2 && rest.len() % 2 == 0 => (domain, rest),
-            _ => return Err(Refusal::wrong_number(command)),
+            _ => return Err(CommandError::wrong_number(command)),
         };
         let mut cost = None;
         if let [pairs @ .., word, units] = rest
@@ -48,18 +48,18 @@ impl<'a> CheckCommand<'a> {
         {
             (rest, cost) = (pairs, Some(*units));
         }
-        if rest.len() > 2 * MOST {
-            return Err(Refusal::new(format!("at most {MOST} attributes")));
+        if rest.len() > 2 * MAX_ATTRIBUTES {
+            return Err(CommandError::new(format!("at most {MAX_ATTRIBUTES} attributes")));
         }
         let domain = text(domain, "the domain")?;
         if domain.is_empty() {
-            return Err(Refusal::new("write the domain of a rule file"));
+            return Err(CommandError::new("write the domain of a rule file"));
         }
         let mut attributes: SmallVec<[(&str, &str); 8]> = SmallVec::new();
         for pair in rest.chunks_exact(2) {
             let (key, value) = (text(pair[0], "a key")?, text(pair[1], "a value")?);
             if attributes.iter().any(|(known, _)| *known == key) {
-                return Err(Refusal::new(format!("attribute '{key}' is there twice")));
+                return Err(CommandError::new(format!("attribute '{key}' is there twice")));
             }
             attributes.push((key, value));
         }
@@ -71,19 +71,19 @@ impl<'a> CheckCommand<'a> {
     }
 }
 
-fn text<'a>(word: &'a [u8], what: &str) -> Result<&'a str, Refusal> {
-    std::str::from_utf8(word).map_err(|_| Refusal::new(format!("{what} is not UTF-8")))
+fn text<'a>(word: &'a [u8], what: &str) -> Result<&'a str, CommandError> {
+    std::str::from_utf8(word).map_err(|_| CommandError::new(format!("{what} is not UTF-8")))
 }
 
-fn read_cost(word: &[u8]) -> Result<Cost, Refusal> {
+fn read_cost(word: &[u8]) -> Result<Cost, CommandError> {
     match frame::integer(word).map(u64::try_from) {
         Some(Ok(units)) => Ok(Cost::take(units)),
-        _ => Err(Refusal::new("COST must be a whole number, 0 or more")),
+        _ => Err(CommandError::new("COST must be a whole number, 0 or more")),
     }
 }
 
 /// What is told of a decision: the five numbers of CL.THROTTLE about the limit nearest its end, then what else callers act on.
-struct Told<'a> {
+struct CheckReply<'a> {
     limited: bool,
     limit: i64,
     remaining: i64,
@@ -94,8 +94,8 @@ struct Told<'a> {
     origin: &'static str,
 }
 
-impl<'a> Told<'a> {
-    fn of(decision: &'a Decision) -> Self {
+impl<'a> CheckReply<'a> {
+    fn from_decision(decision: &'a Decision) -> Self {
         let mut told = Self {
             limited: !decision.is_allowed(),
             limit: -1,
@@ -124,7 +124,7 @@ impl<'a> Told<'a> {
 }
 
 pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) {
-    let told = Told::of(decision);
+    let told = CheckReply::from_decision(decision);
     let numbers = [
         ("limited", i64::from(told.limited)),
         ("limit", told.limit),
@@ -169,7 +169,7 @@ mod tests {
 
     fn read(text: &str) -> Result<(Vec<String>, Cost), String> {
         let words: Vec<&[u8]> = text.split(' ').map(str::as_bytes).collect();
-        let command = CheckCommand::parse(&words).expect("a command").map_err(|refusal| refusal.why)?;
+        let command = CheckCommand::parse(&words).expect("a command").map_err(|refusal| refusal.message)?;
         Ok((command.attributes.iter().map(|(key, value)| format!("{key}={value}")).collect(), command.cost))
     }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_is_refused() {
+    fn invalid_checks_are_rejected() {
         let many: String = (0..65).map(|n| format!(" k{n} v")).collect();
         for (wrong, said) in [
             ("TG.CHECK", "wrong number"),
@@ -204,6 +204,8 @@ mod tests {
             assert!(error.contains(said), "{wrong}: {error}");
         }
         let words: [&[u8]; 4] = [b"TG.CHECK", b"d", b"k", b"\xff"];
-        assert!(CheckCommand::parse(&words).expect("a command").expect_err("no text").why.contains("UTF-8"));
+        assert!(
+            CheckCommand::parse(&words).expect("a command").expect_err("no text").message.contains("UTF-8")
+        );
     }
 }

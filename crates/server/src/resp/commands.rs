@@ -1,7 +1,7 @@
 //! The list of commands, as `COMMAND` tells it: `redis-cli` completes names by it, and clients ask it on connecting.
 
 use super::encode::{self, Protocol};
-use super::{Refusal, frame::WORDS};
+use super::{CommandError, frame::MAX_WORDS};
 
 /// A command: its name, how many words it has (at least, if negative), what it does.
 struct Command {
@@ -35,10 +35,10 @@ const ALL: [Command; 12] = [
     command("tg.peek", -4, "rate limit", "domain key value [key value ...]: the same, charging nothing."),
 ];
 
-const _: () = assert!(ALL.len() < WORDS);
+const _: () = assert!(ALL.len() < MAX_WORDS);
 
 /// `COMMAND` and what may follow it.
-pub(super) fn reply(words: &[&[u8]], protocol: Protocol, out: &mut Vec<u8>) -> Result<(), Refusal> {
+pub(super) fn reply(words: &[&[u8]], protocol: Protocol, out: &mut Vec<u8>) -> Result<(), CommandError> {
     let Some(sub) = words.get(1) else {
         encode::array(out, ALL.len());
         ALL.iter().for_each(|command| command.info(out));
@@ -70,7 +70,7 @@ pub(super) fn reply(words: &[&[u8]], protocol: Protocol, out: &mut Vec<u8>) -> R
             encode::map(out, protocol, told.clone().count());
             told.for_each(|command| command.docs(protocol, out));
         }
-        _ => return Err(Refusal::new("COMMAND takes COUNT, DOCS, INFO, LIST or nothing")),
+        _ => return Err(CommandError::new("COMMAND takes COUNT, DOCS, INFO, LIST or nothing")),
     }
     Ok(())
 }

@@ -9,7 +9,7 @@
 
 use super::App;
 use super::batch::{self, Stop};
-use super::frame::LARGEST;
+use super::frame::MAX_COMMAND;
 use super::session::Session;
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -26,15 +26,15 @@ use tokio::time::Sleep;
 use tollgate_core::{CounterStore, Timestamp};
 
 /// Reads in a row after which other connections are served.
-const TURNS: usize = 8;
+const MAX_TURNS: usize = 8;
 /// How long and how much is read from a caller who has been told of its mistake. A connection closed over bytes that nobody
 /// has read takes the reply with it.
 const LINGER: Duration = Duration::from_secs(1);
-const DISCARDED: usize = 1024 * 1024;
+const MAX_DISCARDED: usize = 1024 * 1024;
 
 thread_local! {
     /// What is read, until it is copied to the connection's own.
-    static INPUT: RefCell<Vec<u8>> = RefCell::new(vec![0; LARGEST]);
+    static INPUT: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_COMMAND]);
     /// The room that replies are made in. A connection that waits for the store keeps it meanwhile, and others make their own.
     static REPLIES: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
@@ -106,7 +106,7 @@ impl<S: CounterStore> Connection<S> {
             }
             match self.next {
                 // Boxed, for it is large, and idle connections are many.
-                Next::Answer => Box::pin(self.answer()).await,
+                Next::Answer => Box::pin(self.run_commands()).await,
                 Next::Close => return Box::pin(self.close()).await,
                 Next::Read => {}
             }
@@ -130,7 +130,7 @@ impl<S: CounterStore> Connection<S> {
         {
             return Poll::Ready(result);
         }
-        if self.turns >= TURNS && self.next != Next::Close {
+        if self.turns >= MAX_TURNS && self.next != Next::Close {
             self.turns = 0;
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -170,12 +170,12 @@ impl<S: CounterStore> Connection<S> {
     }
 
     /// Answers what was read, and sends as much of the replies as the other side takes at once.
-    async fn answer(&mut self) {
+    async fn run_commands(&mut self) {
         let input = std::mem::take(&mut self.rest);
         let mut out = REPLIES.take();
         let began = self.app.limiter.clock().now();
-        let (done, stop) = batch::answer(&self.app, &mut self.session, &input, &mut out).await;
-        self.took(began);
+        let (done, stop) = batch::run(&self.app, &mut self.session, &input, &mut out).await;
+        self.record_progress(began);
         self.turns += 1;
         self.made_progress = done > 0;
         self.is_busy |= self.made_progress;
@@ -188,7 +188,7 @@ impl<S: CounterStore> Connection<S> {
         let sent = if out.is_empty() { 0 } else { self.stream.try_write(&out).unwrap_or(0) };
         self.unsent.extend_from_slice(&out[sent..]);
         // One that has grown beyond what most reads need is let go.
-        if out.capacity() <= LARGEST {
+        if out.capacity() <= MAX_COMMAND {
             out.clear();
             REPLIES.set(out);
         }
@@ -211,7 +211,7 @@ impl<S: CounterStore> Connection<S> {
     }
 
     /// Tells those who watch how long it took from the read to the answers: each that was decided waited for all.
-    fn took(&mut self, began: Timestamp) {
+    fn record_progress(&mut self, began: Timestamp) {
         let decided = std::mem::take(&mut self.session.decided);
         if decided > 0 {
             let limiter = &self.app.limiter;
@@ -243,7 +243,7 @@ impl<S: CounterStore> Connection<S> {
         let ended = async {
             self.stream.shutdown().await?;
             let (mut read, mut buffer) = (0, [0; 4096]);
-            while read < DISCARDED {
+            while read < MAX_DISCARDED {
                 match self.stream.read(&mut buffer).await? {
                     0 => break,
                     more => read += more,

@@ -1,19 +1,19 @@
 //! Commands in a buffer: `*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n` is two words. Nothing is copied.
 //!
 //! A buffer that ends within a command is parsed again from the command's start when more has come: a command is small
-//! (`LARGEST`), so that costs less than keeping a state machine, and the result cannot depend on where the bytes were cut.
+//! (`MAX_COMMAND`), so that costs less than keeping a state machine, and the result cannot depend on where the bytes were cut.
 //! A length is refused as soon as it is read, before anything is waited for or set aside for it.
 
 use smallvec::SmallVec;
 
 /// The most words of a command: `TG.CHECK`, a domain, 64 attributes, a cost, and room to spare.
-pub(super) const WORDS: usize = 256;
+pub(super) const MAX_WORDS: usize = 256;
 /// The longest word, in bytes.
-pub(super) const WORD: usize = 8 * 1024;
+pub(super) const MAX_WORD: usize = 8 * 1024;
 /// The largest command, in bytes.
-pub(super) const LARGEST: usize = 64 * 1024;
+pub(super) const MAX_COMMAND: usize = 64 * 1024;
 /// The longest number before a line's end, sign and leading zeros included.
-const DIGITS: usize = 20;
+const MAX_DIGITS: usize = 20;
 
 /// The words of one command.
 pub(super) type Words<'a> = SmallVec<[&'a [u8]; 8]>;
@@ -45,11 +45,11 @@ impl Fault {
                     .into()
             }
             Self::NoNumber => "a length must be a whole number and \\r\\n".into(),
-            Self::TooManyWords => format!("invalid multibulk length: at most {WORDS} words a command"),
+            Self::TooManyWords => format!("invalid multibulk length: at most {MAX_WORDS} words a command"),
             Self::NoString => "expected '$': a command is an array of strings".into(),
             Self::NoWord => "invalid bulk length: it is negative".into(),
-            Self::WordTooLong => format!("invalid bulk length: at most {WORD} bytes a word"),
-            Self::TooLarge => format!("at most {LARGEST} bytes a command"),
+            Self::WordTooLong => format!("invalid bulk length: at most {MAX_WORD} bytes a word"),
+            Self::TooLarge => format!("at most {MAX_COMMAND} bytes a command"),
             Self::WrongLength => "a word does not end where its length says".into(),
         }
     }
@@ -65,7 +65,7 @@ pub(super) fn parse<'a>(buffer: &'a [u8], words: &mut Words<'a>) -> Result<Optio
         return Err(Fault::Inline);
     }
     let Some((count, mut at)) = number(buffer, 1)? else { return Ok(None) };
-    if count > WORDS as i64 {
+    if count > MAX_WORDS as i64 {
         return Err(Fault::TooManyWords);
     }
     for _ in 0..count {
@@ -77,11 +77,11 @@ pub(super) fn parse<'a>(buffer: &'a [u8], words: &mut Words<'a>) -> Result<Optio
         let Some((length, from)) = number(buffer, at + 1)? else { return Ok(None) };
         let length = match usize::try_from(length) {
             Err(_) => return Err(Fault::NoWord),
-            Ok(length) if length > WORD => return Err(Fault::WordTooLong),
+            Ok(length) if length > MAX_WORD => return Err(Fault::WordTooLong),
             Ok(length) => length,
         };
         let end = from + length;
-        if end + 2 > LARGEST {
+        if end + 2 > MAX_COMMAND {
             return Err(Fault::TooLarge);
         }
         match buffer.get(end..end + 2) {
@@ -116,7 +116,7 @@ fn longer_number(buffer: &[u8], start: usize) -> Result<Option<(i64, usize)>, Fa
     loop {
         match buffer.get(at) {
             None => return Ok(None),
-            Some(digit @ b'0'..=b'9') if at - digits_at < DIGITS => {
+            Some(digit @ b'0'..=b'9') if at - digits_at < MAX_DIGITS => {
                 value = value.saturating_mul(10).saturating_add(i64::from(digit - b'0'));
                 at += 1;
             }

@@ -43,18 +43,18 @@ struct App<S> {
 
 /// A command that cannot be carried out: its code and why.
 #[derive(Debug, PartialEq, Eq)]
-struct Refusal {
+struct CommandError {
     code: &'static str,
-    why: String,
+    message: String,
 }
 
-impl Refusal {
+impl CommandError {
     fn new(why: impl Into<String>) -> Self {
-        Self { code: "ERR", why: why.into() }
+        Self { code: "ERR", message: why.into() }
     }
 
-    fn coded(code: &'static str, why: impl Into<String>) -> Self {
-        Self { code, why: why.into() }
+    fn with_code(code: &'static str, why: impl Into<String>) -> Self {
+        Self { code, message: why.into() }
     }
 
     fn wrong_number(command: &str) -> Self {
@@ -63,6 +63,6 @@ impl Refusal {
 
     #[cold]
     fn write(&self, out: &mut Vec<u8>) {
-        encode::error(out, self.code, &self.why);
+        encode::error(out, self.code, &self.message);
     }
 }

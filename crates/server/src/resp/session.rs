@@ -1,13 +1,13 @@
 //! What a connection is known by, and the commands that are about it: `HELLO`, `AUTH`, `CLIENT`, `PING` and the like.
 
 use super::encode::{self, Protocol};
-use super::{Refusal, RespConfig, commands, frame};
+use super::{CommandError, RespConfig, commands, frame};
 use subtle::ConstantTimeEq;
 
 /// Wrong passwords after which a connection is closed.
-const TRIES: u8 = 10;
+const MAX_AUTH_FAILURES: u8 = 10;
 /// The longest that a client may call itself.
-const NAME: usize = 256;
+const MAX_NAME: usize = 256;
 
 /// The state of one connection that its commands change.
 pub(super) struct Session {
@@ -22,8 +22,8 @@ pub(super) struct Session {
 
 /// Whether a connection goes on after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum After {
-    Stay,
+pub(super) enum NextState {
+    KeepOpen,
     Close,
 }
 
@@ -40,12 +40,12 @@ impl Session {
     }
 
     /// Carries out a command that needs no counters.
-    pub(super) fn answer(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> After {
+    pub(super) fn run(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> NextState {
         let name = words.first().map(|name| name.to_ascii_uppercase()).unwrap_or_default();
         let said = match name.as_slice() {
             b"QUIT" => {
                 encode::ok(out);
-                return After::Close;
+                return NextState::Close;
             }
             b"AUTH" => self.auth(config, &words[1..], out),
             b"HELLO" => self.hello(config, &words[1..], out),
@@ -54,7 +54,7 @@ impl Session {
                 encode::simple(out, "RESET");
                 Ok(())
             }
-            _ if !self.is_authenticated => Err(Refusal::coded("NOAUTH", "Authentication required.")),
+            _ if !self.is_authenticated => Err(CommandError::with_code("NOAUTH", "Authentication required.")),
             b"PING" => ping(&words[1..], out),
             b"ECHO" => echo(&words[1..], out),
             b"SELECT" => select(&words[1..], out),
@@ -69,22 +69,27 @@ impl Session {
         if let Err(refusal) = said {
             refusal.write(out);
         }
-        if self.wrong_passwords >= TRIES { After::Close } else { After::Stay }
+        if self.wrong_passwords >= MAX_AUTH_FAILURES { NextState::Close } else { NextState::KeepOpen }
     }
 
-    fn auth(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn auth(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), CommandError> {
         match *words {
-            [password] => self.log_in(config, b"default", password)?,
-            [user, password] => self.log_in(config, user, password)?,
-            _ => return Err(Refusal::wrong_number("auth")),
+            [password] => self.authenticate(config, b"default", password)?,
+            [user, password] => self.authenticate(config, user, password)?,
+            _ => return Err(CommandError::wrong_number("auth")),
         }
         encode::ok(out);
         Ok(())
     }
 
-    fn log_in(&mut self, config: &RespConfig, user: &[u8], password: &[u8]) -> Result<(), Refusal> {
+    fn authenticate(
+        &mut self,
+        config: &RespConfig,
+        user: &[u8],
+        password: &[u8],
+    ) -> Result<(), CommandError> {
         let Some(wanted) = &config.password else {
-            return Err(Refusal::new(
+            return Err(CommandError::new(
                 "AUTH called without any password configured for the default user: leave it out, or start the server with one",
             ));
         };
@@ -95,19 +100,19 @@ impl Session {
             return Ok(());
         }
         self.wrong_passwords += 1;
-        Err(Refusal::coded("WRONGPASS", "invalid username-password pair or user is disabled."))
+        Err(CommandError::with_code("WRONGPASS", "invalid username-password pair or user is disabled."))
     }
 
     /// `HELLO [version [AUTH user password] [SETNAME name]]`. Nothing is changed unless all of it can be.
-    fn hello(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn hello(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), CommandError> {
         let mut protocol = self.protocol;
         let (mut login, mut name) = (None, None);
         if let [version, options @ ..] = words {
             protocol = match frame::integer(version) {
                 Some(2) => Protocol::Resp2,
                 Some(3) => Protocol::Resp3,
-                Some(_) => return Err(Refusal::coded("NOPROTO", "unsupported protocol version")),
-                None => return Err(Refusal::new("Protocol version is not an integer or out of range")),
+                Some(_) => return Err(CommandError::with_code("NOPROTO", "unsupported protocol version")),
+                None => return Err(CommandError::new("Protocol version is not an integer or out of range")),
             };
             let mut rest = options;
             loop {
@@ -119,26 +124,26 @@ impl Session {
                     [word, wanted, ref more @ ..] if word.eq_ignore_ascii_case(b"SETNAME") => {
                         (name, rest) = (Some(checked_name(wanted)?), more);
                     }
-                    _ => return Err(Refusal::new("Syntax error in HELLO option")),
+                    _ => return Err(CommandError::new("Syntax error in HELLO option")),
                 }
             }
         }
         if let Some((user, password)) = login {
-            self.log_in(config, user, password)?;
+            self.authenticate(config, user, password)?;
         }
         if !self.is_authenticated {
             let why = "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used";
-            return Err(Refusal::coded("NOAUTH", why));
+            return Err(CommandError::with_code("NOAUTH", why));
         }
         self.protocol = protocol;
         if let Some(name) = name {
             self.name = name.into();
         }
-        self.greet(out);
+        self.write_hello(out);
         Ok(())
     }
 
-    fn greet(&self, out: &mut Vec<u8>) {
+    fn write_hello(&self, out: &mut Vec<u8>) {
         let version = match self.protocol {
             Protocol::Resp2 => 2,
             Protocol::Resp3 => 3,
@@ -160,8 +165,8 @@ impl Session {
         encode::array(out, 0);
     }
 
-    fn client(&mut self, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
-        let Some(sub) = words.first() else { return Err(Refusal::wrong_number("client")) };
+    fn client(&mut self, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), CommandError> {
+        let Some(sub) = words.first() else { return Err(CommandError::wrong_number("client")) };
         match (sub.to_ascii_uppercase().as_slice(), &words[1..]) {
             (b"SETNAME", [name]) => {
                 self.name = checked_name(name)?.into();
@@ -172,43 +177,43 @@ impl Session {
             (b"ID", []) => encode::integer(out, encode::as_i64(self.id)),
             // What a client's library is called, and what it would rather not have: taken note of by nobody.
             (b"SETINFO", [_, _]) | (b"NO-EVICT" | b"NO-TOUCH", [_]) => encode::ok(out),
-            _ => return Err(Refusal::new("CLIENT takes SETINFO, SETNAME, GETNAME or ID here")),
+            _ => return Err(CommandError::new("CLIENT takes SETINFO, SETNAME, GETNAME or ID here")),
         }
         Ok(())
     }
 }
 
-fn checked_name(name: &[u8]) -> Result<&[u8], Refusal> {
-    if name.len() > NAME || !name.iter().all(u8::is_ascii_graphic) {
+fn checked_name(name: &[u8]) -> Result<&[u8], CommandError> {
+    if name.len() > MAX_NAME || !name.iter().all(u8::is_ascii_graphic) {
         let why = format!(
-            "Client names cannot contain spaces, newlines or special characters, nor more than {NAME} of any"
+            "Client names cannot contain spaces, newlines or special characters, nor more than {MAX_NAME} of any"
         );
-        return Err(Refusal::new(why));
+        return Err(CommandError::new(why));
     }
     Ok(name)
 }
 
-fn ping(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
+fn ping(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), CommandError> {
     match words {
         [] => encode::simple(out, "PONG"),
         [text] => encode::bulk(out, text),
-        _ => return Err(Refusal::wrong_number("ping")),
+        _ => return Err(CommandError::wrong_number("ping")),
     }
     Ok(())
 }
 
-fn echo(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
-    let [text] = words else { return Err(Refusal::wrong_number("echo")) };
+fn echo(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), CommandError> {
+    let [text] = words else { return Err(CommandError::wrong_number("echo")) };
     encode::bulk(out, text);
     Ok(())
 }
 
-fn select(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), Refusal> {
-    let [number] = words else { return Err(Refusal::wrong_number("select")) };
+fn select(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), CommandError> {
+    let [number] = words else { return Err(CommandError::wrong_number("select")) };
     match frame::integer(number) {
         Some(0) => encode::ok(out),
-        Some(_) => return Err(Refusal::new("DB index is out of range: there is only 0")),
-        None => return Err(Refusal::new("value is not an integer or out of range")),
+        Some(_) => return Err(CommandError::new("DB index is out of range: there is only 0")),
+        None => return Err(CommandError::new("value is not an integer or out of range")),
     }
     Ok(())
 }
@@ -221,8 +226,10 @@ fn info(out: &mut Vec<u8>) {
     encode::bulk(out, text.as_bytes());
 }
 
-fn unknown(words: &[&[u8]]) -> Refusal {
+fn unknown(words: &[&[u8]]) -> CommandError {
     let name = words.first().copied().unwrap_or_default();
     let name = String::from_utf8_lossy(&name[..name.len().min(64)]);
-    Refusal::new(format!("unknown command '{name}'; this is a rate limiter: CL.THROTTLE, TG.CHECK, TG.PEEK"))
+    CommandError::new(format!(
+        "unknown command '{name}'; this is a rate limiter: CL.THROTTLE, TG.CHECK, TG.PEEK"
+    ))
 }

@@ -7,7 +7,7 @@
 use super::batch::PendingCommand;
 use super::encode;
 use super::session::Session;
-use super::{App, Refusal, frame};
+use super::{App, CommandError, frame};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use tollgate_core::{
@@ -24,7 +24,7 @@ pub(super) fn is_name(word: &[u8]) -> bool {
 
 /// The numbers of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Numbers {
+pub(super) struct ThrottleParams {
     max_burst: u64,
     count: u64,
     period: u64,
@@ -34,19 +34,19 @@ pub(super) struct Numbers {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Throttle<'a> {
     key: &'a [u8],
-    pub(super) numbers: Numbers,
+    pub(super) params: ThrottleParams,
     cost: Cost,
 }
 
 impl<'a> Throttle<'a> {
     #[inline]
-    pub(super) fn read(words: &[&'a [u8]]) -> Result<Self, Refusal> {
+    pub(super) fn read(words: &[&'a [u8]]) -> Result<Self, CommandError> {
         let (key, max_burst, count, period, quantity) = match *words {
             [_, key, max_burst, count, period] => (key, max_burst, count, period, None),
             [_, key, max_burst, count, period, quantity] => (key, max_burst, count, period, Some(quantity)),
-            _ => return Err(Refusal::wrong_number("cl.throttle")),
+            _ => return Err(CommandError::wrong_number("cl.throttle")),
         };
-        let numbers = Numbers {
+        let numbers = ThrottleParams {
             max_burst: at_least(0, max_burst, "max_burst")?,
             count: at_least(1, count, "count")?,
             period: at_least(1, period, "period")?,
@@ -59,7 +59,7 @@ impl<'a> Throttle<'a> {
                 None => return Err(no_integer("quantity")),
             },
         };
-        Ok(Self { key, numbers, cost })
+        Ok(Self { key, params: numbers, cost })
     }
 
     /// Charges the call on its own.
@@ -76,27 +76,27 @@ impl<'a> Throttle<'a> {
 }
 
 #[inline]
-fn at_least(least: u64, word: &[u8], name: &str) -> Result<u64, Refusal> {
+fn at_least(least: u64, word: &[u8], name: &str) -> Result<u64, CommandError> {
     match frame::integer(word).map(u64::try_from) {
         Some(Ok(number)) if number >= least => Ok(number),
-        Some(_) => Err(Refusal::new(format!("{name} must be at least {least}"))),
+        Some(_) => Err(CommandError::new(format!("{name} must be at least {least}"))),
         None => Err(no_integer(name)),
     }
 }
 
 #[cold]
-fn no_integer(name: &str) -> Refusal {
-    Refusal::new(format!("{name} is not an integer or out of range"))
+fn no_integer(name: &str) -> CommandError {
+    CommandError::new(format!("{name} is not an integer or out of range"))
 }
 
-impl Numbers {
+impl ThrottleParams {
     /// # Errors
     /// A refusal if the numbers are beyond what a limit can hold.
-    pub(super) fn limit(self) -> Result<Limit, Refusal> {
+    pub(super) fn limit(self) -> Result<Limit, CommandError> {
         let quota = Quota::per(self.count, Span::from_secs(self.period));
         let burst = self.max_burst.saturating_add(1);
         let limit = LimitSpec::new(Algorithm::Gcra, quota).burst(burst).build();
-        limit.map_err(|error| Refusal::new(error.to_string()))
+        limit.map_err(|error| CommandError::new(error.to_string()))
     }
 }
 
@@ -153,24 +153,24 @@ pub(super) fn reply(out: &mut Vec<u8>, limit: &Limit, outcome: &Outcome) {
 }
 
 /// The store did not answer, and no rule says what to do then.
-pub(super) fn unavailable(error: &StoreError) -> Refusal {
-    Refusal::coded("TGUNAVAIL", error.to_string())
+pub(super) fn unavailable(error: &StoreError) -> CommandError {
+    CommandError::with_code("TGUNAVAIL", error.to_string())
 }
 
 /// Limits that were made lately, each in the place that its numbers choose.
 struct Limits {
-    places: Vec<Option<(Numbers, Limit)>>,
+    slots: Vec<Option<(ThrottleParams, Limit)>>,
 }
 
 impl Limits {
-    const PLACES: usize = 64;
+    const SLOTS: usize = 64;
 
     fn new() -> Self {
-        Self { places: vec![None; Self::PLACES] }
+        Self { slots: vec![None; Self::SLOTS] }
     }
 
     #[inline]
-    fn place(numbers: Numbers) -> usize {
+    fn slot(numbers: ThrottleParams) -> usize {
         let mixed = numbers
             .max_burst
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -182,26 +182,26 @@ impl Limits {
     }
 
     #[inline]
-    fn find(&self, numbers: Numbers) -> Option<usize> {
-        let place = Self::place(numbers);
-        matches!(&self.places[place], Some((known, _)) if *known == numbers).then_some(place)
+    fn find(&self, numbers: ThrottleParams) -> Option<usize> {
+        let place = Self::slot(numbers);
+        matches!(&self.slots[place], Some((known, _)) if *known == numbers).then_some(place)
     }
 
     #[cold]
-    fn make(&mut self, numbers: Numbers) -> Result<usize, Refusal> {
-        let place = Self::place(numbers);
-        self.places[place] = Some((numbers, numbers.limit()?));
+    fn make(&mut self, numbers: ThrottleParams) -> Result<usize, CommandError> {
+        let place = Self::slot(numbers);
+        self.slots[place] = Some((numbers, numbers.limit()?));
         Ok(place)
     }
 
     #[inline]
     fn at(&self, place: usize) -> Option<&Limit> {
-        self.places[place].as_ref().map(|(_, limit)| limit)
+        self.slots[place].as_ref().map(|(_, limit)| limit)
     }
 }
 
 /// Calls that are decided together: as many as the store fetches at once.
-const MOST: usize = 32;
+const MAX_BATCH: usize = 32;
 
 /// What a thread keeps for the batches of all its connections.
 struct ThreadScratch {
@@ -217,15 +217,15 @@ thread_local! {
 /// Calls that wait to be decided together. Between the first call and the settling nothing is awaited, so no other
 /// connection of the thread moves their limits.
 pub(super) struct Batch<'a> {
-    calls: SmallVec<[Call<'a>; MOST]>,
+    calls: SmallVec<[Call<'a>; MAX_BATCH]>,
 }
 
 #[derive(Clone, Copy)]
 struct Call<'a> {
     key: &'a str,
-    numbers: Numbers,
+    params: ThrottleParams,
     /// Where its limit is among [`Limits`].
-    place: usize,
+    slot: usize,
     cost: Cost,
 }
 
@@ -252,15 +252,15 @@ impl<'a> Batch<'a> {
     /// # Errors
     /// A refusal if its numbers are beyond what a limit can hold.
     #[inline]
-    pub(super) fn enqueue(&mut self, call: &Throttle<'a>) -> Result<Enqueued, Refusal> {
-        if self.calls.len() == MOST {
+    pub(super) fn enqueue(&mut self, call: &Throttle<'a>) -> Result<Enqueued, CommandError> {
+        if self.calls.len() == MAX_BATCH {
             return Ok(Enqueued::Full);
         }
         let Ok(key) = std::str::from_utf8(call.key) else {
             // The limit is refused here, as any other's.
-            return call.numbers.limit().map(|_| Enqueued::Odd);
+            return call.params.limit().map(|_| Enqueued::Odd);
         };
-        let numbers = call.numbers;
+        let numbers = call.params;
         let place = SCRATCH.with_borrow_mut(|ThreadScratch { limits, .. }| match limits.find(numbers) {
             Some(place) => Ok(Some(place)),
             // Another limit may have to give up its place, and a call in the batch may be about that one.
@@ -268,7 +268,7 @@ impl<'a> Batch<'a> {
             None => limits.make(numbers).map(Some),
         })?;
         let Some(place) = place else { return Ok(Enqueued::Full) };
-        self.calls.push(Call { key, numbers, place, cost: call.cost });
+        self.calls.push(Call { key, params: numbers, slot: place, cost: call.cost });
         Ok(Enqueued::Yes)
     }
 
@@ -281,11 +281,11 @@ impl<'a> Batch<'a> {
         out: &mut Vec<u8>,
     ) -> bool {
         SCRATCH.with_borrow_mut(|ThreadScratch { limits, outcomes }| {
-            let parts: SmallVec<[[Part<'_>; 1]; MOST]> =
+            let parts: SmallVec<[[Part<'_>; 1]; MAX_BATCH]> =
                 self.calls.iter().map(|call| [Part::Text(call.key)]).collect();
-            let mut charges: SmallVec<[Charge<'_>; MOST]> = SmallVec::new();
+            let mut charges: SmallVec<[Charge<'_>; MAX_BATCH]> = SmallVec::new();
             for (call, parts) in self.calls.iter().zip(&parts) {
-                let Some(limit) = limits.at(call.place) else { continue };
+                let Some(limit) = limits.at(call.slot) else { continue };
                 charges.push(Charge::new(CounterKey { scope: &app.scope, parts }, limit, call.cost));
             }
             outcomes.clear();
@@ -306,8 +306,8 @@ impl<'a> Batch<'a> {
     /// Hands its calls over to be waited for one by one.
     pub(super) fn pending(&mut self) -> Vec<PendingCommand<'a>> {
         let pending = |call: Call<'a>| {
-            let limit = SCRATCH.with_borrow(|scratch| scratch.limits.at(call.place).cloned())?;
-            let throttle = Throttle { key: call.key.as_bytes(), numbers: call.numbers, cost: call.cost };
+            let limit = SCRATCH.with_borrow(|scratch| scratch.limits.at(call.slot).cloned())?;
+            let throttle = Throttle { key: call.key.as_bytes(), params: call.params, cost: call.cost };
             Some(PendingCommand::Throttle(throttle, Box::new(limit)))
         };
         self.calls.drain(..).filter_map(pending).collect()
@@ -323,14 +323,14 @@ pub(super) fn scope() -> Scope {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<(Numbers, Cost), String> {
+    fn read(text: &str) -> Result<(ThrottleParams, Cost), String> {
         let words: Vec<&[u8]> = text.split(' ').map(str::as_bytes).collect();
-        Throttle::read(&words).map(|call| (call.numbers, call.cost)).map_err(|refusal| refusal.why)
+        Throttle::read(&words).map(|call| (call.params, call.cost)).map_err(|refusal| refusal.message)
     }
 
     #[test]
-    fn the_numbers_are_read_and_checked() {
-        let numbers = Numbers { max_burst: 15, count: 30, period: 60 };
+    fn parameters_are_parsed_and_validated() {
+        let numbers = ThrottleParams { max_burst: 15, count: 30, period: 60 };
         assert_eq!(read("CL.THROTTLE k 15 30 60"), Ok((numbers, Cost::ONE)));
         assert_eq!(read("CL.THROTTLE k 15 30 60 0"), Ok((numbers, Cost::LOOK)));
         assert_eq!(read("CL.THROTTLE k 15 30 60 -4"), Ok((numbers, Cost::refund(4))));
@@ -352,11 +352,11 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_beyond_reason_is_refused_with_what_to_do() {
-        let limit = |max_burst, count, period| Numbers { max_burst, count, period }.limit();
-        assert!(limit(i64::MAX as u64, 1, 1).expect_err("too many").why.contains("at most"));
-        assert!(limit(1, 1, i64::MAX as u64).expect_err("too long").why.contains("out of range"));
-        assert!(limit(1_000_000, 1, 86_400).expect_err("too slow").why.contains("35 years"));
+    fn an_unreasonable_limit_is_rejected_with_advice() {
+        let limit = |max_burst, count, period| ThrottleParams { max_burst, count, period }.limit();
+        assert!(limit(i64::MAX as u64, 1, 1).expect_err("too many").message.contains("at most"));
+        assert!(limit(1, 1, i64::MAX as u64).expect_err("too long").message.contains("out of range"));
+        assert!(limit(1_000_000, 1, 86_400).expect_err("too slow").message.contains("35 years"));
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::fmt;
 use tollgate_core::Cost;
 use tollgate_rules::{Descriptor, Unit};
 
-const MOST_DESCRIPTORS: usize = 256;
-const MOST_ENTRIES: usize = 64;
-const LONGEST: usize = 8 * 1024;
+const MAX_DESCRIPTORS: usize = 256;
+const MAX_ENTRIES: usize = 64;
+const MAX_TEXT: usize = 8 * 1024;
 
 /// Why a request is not one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,18 +36,18 @@ pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequ
     if request.descriptors.is_empty() {
         return bad("rate limit descriptor list must not be empty");
     }
-    if request.descriptors.len() > MOST_DESCRIPTORS {
-        return bad(format!("descriptors: at most {MOST_DESCRIPTORS} in a request"));
+    if request.descriptors.len() > MAX_DESCRIPTORS {
+        return bad(format!("descriptors: at most {MAX_DESCRIPTORS} in a request"));
     }
     let mut all = Entries::new();
     for (d, descriptor) in request.descriptors.iter().enumerate() {
-        if descriptor.entries.len() > MOST_ENTRIES {
-            return bad(format!("descriptors[{d}].entries: at most {MOST_ENTRIES} in a descriptor"));
+        if descriptor.entries.len() > MAX_ENTRIES {
+            return bad(format!("descriptors[{d}].entries: at most {MAX_ENTRIES} in a descriptor"));
         }
         for (e, entry) in descriptor.entries.iter().enumerate() {
-            if entry.key.len() > LONGEST || entry.value.len() > LONGEST {
+            if entry.key.len() > MAX_TEXT || entry.value.len() > MAX_TEXT {
                 return bad(format!(
-                    "descriptors[{d}].entries[{e}]: a key or value has at most {LONGEST} bytes"
+                    "descriptors[{d}].entries[{e}]: a key or value has at most {MAX_TEXT} bytes"
                 ));
             }
             all.push((entry.key.as_str(), entry.value.as_str()));

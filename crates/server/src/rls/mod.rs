@@ -1,13 +1,13 @@
 //! Envoy's rate limit service.
 //!
-//! [`answer`] is the protocol: messages in, messages out, no transport in sight, so that another HTTP/2 server can carry
-//! it. `service` puts it on tonic; `layer` is what the Rust layer asks beyond it. A malformed request is the caller's error and nobody else's.
+//! [`handle`] is the protocol: messages in, messages out, no transport in sight, so that another HTTP/2 server can carry
+//! it. `service` puts it on tonic; `sdk_extension` is what the Rust layer asks beyond it. A malformed request is the caller's error and nobody else's.
 
 pub(crate) mod codec;
 mod decode;
 mod encode;
 mod incoming;
-mod layer;
+mod sdk_extension;
 mod service;
 
 pub use decode::BadRequest;
@@ -29,7 +29,7 @@ use tollgate_engine::{Check, Decision, Limiter, Trace};
 ///
 /// # Errors
 /// [`BadRequest`] if the request is not one.
-pub async fn answer<S: CounterStore>(
+pub async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,
     request: &RateLimitRequest,
     trace: Option<&Trace>,

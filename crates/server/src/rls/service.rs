@@ -1,12 +1,12 @@
 //! The rate limit service on tonic, with the standard health and reflection services beside it.
 
 use super::incoming::incoming;
-use super::layer;
 use super::proto::DESCRIPTORS;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use super::sdk_extension;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -31,13 +31,13 @@ pub struct RlsConfig {
     /// Requests under way on one connection.
     pub streams: u32,
     /// How HTTP answers are written, for those who ask for them.
-    pub answers: ResponseConfig,
+    pub responses: ResponseConfig,
 }
 
 impl Default for RlsConfig {
     fn default() -> Self {
         let answers = ResponseConfig::default();
-        Self { connections: 65_536, message_bytes: 256 * 1024, streams: 1024, answers }
+        Self { connections: 65_536, message_bytes: 256 * 1024, streams: 1024, responses: answers }
     }
 }
 
@@ -51,11 +51,12 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let began = self.0.clock().now();
         let trace = traceparent::from_headers(&self.0, request.metadata().as_ref(), || began);
-        let answered = match request.metadata().get(layer::ASK) {
+        let answered = match request.metadata().get(sdk_extension::METADATA_KEY) {
             Some(form) => {
-                layer::answer(&self.0, &self.1, request.get_ref(), form.as_bytes(), trace.as_ref()).await
+                sdk_extension::handle(&self.0, &self.1, request.get_ref(), form.as_bytes(), trace.as_ref())
+                    .await
             }
-            None => super::answer(&self.0, request.get_ref(), trace.as_ref()).await,
+            None => super::handle(&self.0, request.get_ref(), trace.as_ref()).await,
         };
         if answered.is_ok() {
             self.0.took("rls", 1, self.0.clock().now().since(began));
@@ -85,7 +86,7 @@ pub async fn serve<S: CounterStore + 'static>(
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let service = RateLimitServiceServer::new(Service(limiter, config.answers))
+    let service = RateLimitServiceServer::new(Service(limiter, config.responses))
         .max_decoding_message_size(config.message_bytes);
     let drained = async move {
         drain.await;
@@ -131,7 +132,7 @@ mod tests {
 
     /// An alarm on how long checks take is about checks, and not about callers who ask for nothing.
     #[tokio::test]
-    async fn what_is_refused_is_no_check() {
+    async fn rejected_requests_are_not_recorded_as_checks() {
         let (timed, clock) =
             (Arc::new(Timed::default()), Arc::new(ManualClock::at(Timestamp::from_secs(1_000))));
         let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");

@@ -15,13 +15,13 @@ use tollgate_engine::Limiter;
 use tollgate_http::identity::IdentityConfig;
 use tollgate_observe::{MetricsWriter, ProcessStatus};
 use tollgate_rules::{Options, Ruleset, Source};
-use tollgate_server::http::{self, Forward, ForwardSettings, HttpConfig};
+use tollgate_server::http::{self, ForwardAuth, ForwardAuthConfig, HttpConfig};
 use tollgate_server::resp::{self, RespConfig};
 use tollgate_server::rls::{self, RlsConfig};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 pub(crate) use tollgate_testing::wait::{LONG, Stopwatch, eventually, note};
-pub(crate) use tollgate_testing::web::{Answer, Open, exchange, exchange_from, request};
+pub(crate) use tollgate_testing::web::{WebConnection, WebResponse, exchange, exchange_from, request};
 
 /// Tests are many and their keys few.
 const MEMORY: usize = 16 << 20;
@@ -31,7 +31,7 @@ const MEMORY: usize = 16 << 20;
 #[serde(default, deny_unknown_fields)]
 struct Settings {
     who: IdentityConfig,
-    forward_auth: ForwardSettings,
+    forward_auth: ForwardAuthConfig,
     resp_password: Option<String>,
 }
 
@@ -100,7 +100,7 @@ impl Server {
         let clock = SystemClock::new();
         let limiter = Arc::new(Limiter::new(rules, store, Arc::new(clock) as Arc<dyn Clock>));
         let settings = Settings::read(settings);
-        let forward = Forward::new(&settings.forward_auth, &settings.who).expect("settings");
+        let forward = ForwardAuth::new(&settings.forward_auth, &settings.who).expect("settings");
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
         let runtime = runtime.expect("a runtime");
@@ -125,7 +125,7 @@ impl Server {
             on_http,
             Arc::clone(&limiter),
             Arc::new(Process(Arc::clone(&limiter))),
-            HttpConfig { forward, ..HttpConfig::default() },
+            HttpConfig { forward_auth: forward, ..HttpConfig::default() },
             drain(),
         );
         let by_grpc = rls::serve(on_grpc, Arc::clone(&limiter), RlsConfig::default(), drain());
@@ -142,23 +142,23 @@ impl Server {
     /// Why these settings are refused.
     pub(crate) fn refusal(settings: &str) -> String {
         let settings = Settings::read(settings);
-        Forward::new(&settings.forward_auth, &settings.who).expect_err("a refusal").to_string()
+        ForwardAuth::new(&settings.forward_auth, &settings.who).expect_err("a refusal").to_string()
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> WebResponse {
         self.exchange(&request("GET", path, b""))
     }
 
-    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> WebResponse {
         self.exchange(&request("POST", path, body.to_string().as_bytes()))
     }
 
     /// `POST /v1/check` with attributes.
-    pub(crate) fn check(&self, domain: &str, attributes: &Value) -> Answer {
+    pub(crate) fn check(&self, domain: &str, attributes: &Value) -> WebResponse {
         self.post("/v1/check", &json!({"domain": domain, "attributes": attributes}))
     }
 
-    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> WebResponse {
         exchange(self.http, bytes).unwrap_or_else(|error| panic!("no answer: {error}"))
     }
 

@@ -36,7 +36,7 @@ pub(crate) fn print(value: &impl Serialize) -> anyhow::Result<()> {
 }
 
 /// Prints a line, for people, with styles where there is a terminal.
-pub(crate) fn say(text: impl Display) -> anyhow::Result<()> {
+pub(crate) fn print_line(text: impl Display) -> anyhow::Result<()> {
     Ok(writeln!(output::styled(), "{text}")?)
 }
 

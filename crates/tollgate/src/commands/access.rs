@@ -2,7 +2,7 @@
 
 use crate::admin_client;
 use crate::cli::output::{BAD, GOOD, paint};
-use crate::cli::{AuditCommand, AuditFlags, Progress, TokenCommand, TokenFlags, now, print, say};
+use crate::cli::{AuditCommand, AuditFlags, Progress, TokenCommand, TokenFlags, now, print, print_line};
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -17,22 +17,22 @@ const MAX_DAYS: u64 = 36_500;
 
 /// What to do about a database that does not exist.
 #[derive(Clone, Copy)]
-enum Missing {
-    Made,
-    Refused,
+enum IfMissing {
+    Create,
+    Fail,
 }
 
-fn with<T>(
+fn with_control<T>(
     db: &str,
-    missing: Missing,
+    missing: IfMissing,
     act: impl AsyncFnOnce(Arc<ControlPlane>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let clock = Arc::new(SystemClock::new());
         let control = match missing {
-            Missing::Made => ControlPlane::connect(db, clock).await,
-            Missing::Refused => ControlPlane::connect_existing(db, clock).await,
+            IfMissing::Create => ControlPlane::connect(db, clock).await,
+            IfMissing::Fail => ControlPlane::connect_existing(db, clock).await,
         };
         let control = control.context("--db")?;
         let done = act(Arc::clone(&control)).await;
@@ -67,7 +67,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
                 !name.is_empty() && name.len() <= 128 && !name.chars().any(char::is_control),
                 "--name: must have 1 to 128 bytes and no control characters"
             );
-            let made = with(&db.db, Missing::Made, async |control| {
+            let made = with_control(&db.db, IfMissing::Create, async |control| {
                 Ok(control.create_token(name, *role, lasts, &operator()).await?)
             })?;
             // Without the password: PGPASSWORD can supply it.
@@ -77,7 +77,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
             (told, made.secret)
         }
         TokenCommand::List { db } => {
-            let tokens = with(&db.db, Missing::Refused, async |control| Ok(control.tokens().await?))?;
+            let tokens = with_control(&db.db, IfMissing::Fail, async |control| Ok(control.tokens().await?))?;
             if flags.format.is_json() {
                 print(&tokens)?;
                 return Ok(ExitCode::SUCCESS);
@@ -94,7 +94,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         TokenCommand::Revoke { db, id } => {
-            with(&db.db, Missing::Refused, async |control| {
+            with_control(&db.db, IfMissing::Fail, async |control| {
                 Ok(control.revoke_token(id, &operator()).await?)
             })?;
             (json!({"revoked": id}), format!("revoked {id}"))
@@ -103,7 +103,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
     if flags.format.is_json() {
         print(&told)?;
     } else {
-        say(text)?;
+        print_line(text)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -140,7 +140,7 @@ fn list(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let max_results = if max_results == 0 { usize::MAX } else { max_results };
-    let (entries, more) = with(db, Missing::Refused, async |control| {
+    let (entries, more) = with_control(db, IfMissing::Fail, async |control| {
         let (mut entries, mut before) = (Vec::new(), None);
         loop {
             let page = control.audit(before, PAGE).await?;
@@ -184,7 +184,7 @@ fn reason(entry: &AuditEntry) -> String {
 }
 
 fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let verified = with(db, Missing::Refused, async |control| Ok(control.verify_audit().await?))?;
+    let verified = with_control(db, IfMissing::Fail, async |control| Ok(control.verify_audit().await?))?;
     let (whole, told, text) = match verified {
         AuditVerification::Intact { entries, head } => (
             true,
@@ -200,13 +200,13 @@ fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
     if json {
         print(&told)?;
     } else {
-        say(text)?;
+        print_line(text)?;
     }
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn export(db: &str, after: i64, file: Option<&Path>) -> anyhow::Result<ExitCode> {
-    with(db, Missing::Refused, async |control| {
+    with_control(db, IfMissing::Fail, async |control| {
         let mut out = admin_client::output(file)?;
         let last = control.audit(None, 1).await?.first().map_or(0, |entry| entry.seq);
         let total = u64::try_from(last - after).ok();

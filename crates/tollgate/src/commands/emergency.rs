@@ -1,7 +1,7 @@
 //! `tollgate emergency`: emergency measures, through a running server.
 
 use crate::admin_client::{self, AdminFlags, cell, encoded};
-use crate::cli::{TimeArg, now, parse_duration, print, say};
+use crate::cli::{TimeArg, now, parse_duration, print, print_line};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ enum EmergencyCommand {
         #[command(flatten)]
         target: TargetFlags,
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Multiply limits by a factor below 1.
     Tighten {
@@ -37,14 +37,14 @@ enum EmergencyCommand {
         #[arg(long, value_name = "FACTOR")]
         factor: f64,
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Exempt from all limits.
     Exempt {
         #[command(flatten)]
         target: TargetFlags,
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Disable a rule.
     DisableRule {
@@ -52,17 +52,17 @@ enum EmergencyCommand {
         #[arg(value_name = "RULE")]
         rule: String,
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Kill switch: allow every request without counting.
     AllowAll {
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// Shadow mode for all rules: count, deny nothing.
     ShadowAll {
         #[command(flatten)]
-        about: About,
+        about: MeasureFlags,
     },
     /// List active measures.
     List,
@@ -101,7 +101,7 @@ struct TargetFlags {
 }
 
 #[derive(Debug, Args)]
-struct About {
+struct MeasureFlags {
     /// Reason, recorded in the audit log.
     #[arg(long, value_name = "TEXT")]
     reason: String,
@@ -142,7 +142,7 @@ impl TargetFlags {
 
 impl EmergencyCommand {
     /// The request that declares a measure; none for commands on existing measures.
-    fn draft(&self) -> anyhow::Result<Option<Value>> {
+    fn spec(&self) -> anyhow::Result<Option<Value>> {
         let (action, target, factor, about) = match self {
             Self::Block { target, about } => ("block", target.target(), None, about),
             Self::Tighten { target, factor, about, .. } => ("tighten", target.target(), Some(factor), about),
@@ -164,26 +164,26 @@ impl EmergencyCommand {
 pub(crate) fn emergency(flags: &EmergencyFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
     admin_client::run(&flags.admin, async |client| {
-        if let Some(draft) = flags.command.draft()? {
-            show(json, &client.ask(Method::POST, PATH, Some(&draft)).await?)?;
+        if let Some(draft) = flags.command.spec()? {
+            show(json, &client.request(Method::POST, PATH, Some(&draft)).await?)?;
             return Ok(ExitCode::SUCCESS);
         }
         match &flags.command {
             EmergencyCommand::Renew { id, lasts } => {
                 let path = format!("{PATH}/{}/renew", encoded(id));
                 let body = json!({"ttl_seconds": lasts.seconds()?});
-                show(json, &client.ask(Method::POST, &path, Some(&body)).await?)?;
+                show(json, &client.request(Method::POST, &path, Some(&body)).await?)?;
             }
             EmergencyCommand::End { id } => {
-                client.ask(Method::DELETE, &format!("{PATH}/{}", encoded(id)), None).await?;
+                client.request(Method::DELETE, &format!("{PATH}/{}", encoded(id)), None).await?;
                 if json {
                     print(&json!({"ended": id}))?;
                 } else {
-                    say(format_args!("ended {id}"))?;
+                    print_line(format_args!("ended {id}"))?;
                 }
             }
             _ => {
-                let on = client.ask(Method::GET, PATH, None).await?;
+                let on = client.request(Method::GET, PATH, None).await?;
                 if json {
                     print(&on)?;
                 } else {

@@ -1,7 +1,7 @@
 //! `tollgate quota`: quotas of single callers, through a running server.
 
 use crate::admin_client::{self, AdminFlags, Client, cell, encoded};
-use crate::cli::{TimeArg, now, output, print, say};
+use crate::cli::{TimeArg, now, output, print, print_line};
 use crate::ndjson;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -127,7 +127,7 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
     admin_client::run(&flags.admin, async |client| {
         match &flags.command {
             QuotaCommand::Get { api_key } => {
-                show(json, &client.ask(Method::GET, &path(api_key), None).await?)?;
+                show(json, &client.request(Method::GET, &path(api_key), None).await?)?;
             }
             QuotaCommand::Set(set) => {
                 let body = set.body()?;
@@ -146,7 +146,7 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
                 if json {
                     print(&json!({"deleted": true}))?;
                 } else {
-                    say("quota deleted; the rules apply again")?;
+                    print_line("quota deleted; the rules apply again")?;
                 }
             }
         }
@@ -174,7 +174,7 @@ async fn change(
 ) -> anyhow::Result<Value> {
     let tag = revision.map(|revision| format!("\"r{revision}\""));
     let headers: Vec<_> = tag.iter().map(|tag| (IF_MATCH, tag.as_str())).collect();
-    client.exchange(method, &path(api_key), &headers, body).await?.accepted()
+    client.exchange(method, &path(api_key), &headers, body).await?.into_result()
 }
 
 async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::Result<()> {
@@ -183,7 +183,7 @@ async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::
     let mut cursor = String::new();
     loop {
         let path = format!("/admin/v1/quotas?{query}&cursor={}", encoded(&cursor));
-        let mut page = client.ask(Method::GET, &path, None).await?;
+        let mut page = client.request(Method::GET, &path, None).await?;
         quotas.extend(page["quotas"].as_array_mut().map(std::mem::take).unwrap_or_default());
         match page["next_cursor"].as_str() {
             Some(next) if quotas.len() < most => cursor = next.to_owned(),
@@ -205,7 +205,7 @@ async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::
 }
 
 async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let told = ndjson::send(client, "/admin/v1/quotas/import", file).await?.accepted()?;
+    let told = ndjson::send(client, "/admin/v1/quotas/import", file).await?.into_result()?;
     let number = |name: &str| told[name].as_u64().unwrap_or(0);
     let (imported, failed) = (number("imported"), number("failed"));
     if json {

@@ -1,7 +1,7 @@
 //! `tollgate validate`, `schema` and `explain`: rule files without a server.
 
 use crate::cli::output::{GOOD, paint, paint_diagnostics};
-use crate::cli::{ExplainFlags, ProfileName, ValidateFlags, print, say};
+use crate::cli::{ExplainFlags, ProfileName, ValidateFlags, print, print_line};
 use crate::config;
 use crate::config::rule_sources;
 use anyhow::{Context, bail};
@@ -17,21 +17,20 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
         Ok(rules) if flags.format.is_json() => {
             let told = json!({
                 "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
-                "errors": [], "warnings": remarks(rules.warnings()),
+                "errors": [], "warnings": diagnostics(rules.warnings()),
             });
             print(&told).map(|()| ExitCode::SUCCESS)
         }
         Err(errors) if flags.format.is_json() => {
-            let told =
-                json!({"ok": false, "files": sources.len(), "errors": remarks(errors.all()), "warnings": []});
+            let told = json!({"ok": false, "files": sources.len(), "errors": diagnostics(errors.all()), "warnings": []});
             print(&told).map(|()| ExitCode::FAILURE)
         }
         Ok(rules) => {
             for warning in rules.warnings() {
-                say(paint_diagnostics(&format!("{warning}\n")))?;
+                print_line(paint_diagnostics(&format!("{warning}\n")))?;
             }
             let (files, warnings) = (sources.len(), rules.warnings().len());
-            say(format_args!(
+            print_line(format_args!(
                 "{} in {}: {}, {}",
                 counted(rules.rules().len(), "rule"),
                 counted(files, "file"),
@@ -41,14 +40,14 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(errors) => {
-            say(paint_diagnostics(&errors.to_string()))?;
+            print_line(paint_diagnostics(&errors.to_string()))?;
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
 /// Diagnostics as the admin API returns them.
-fn remarks(all: &[Diagnostic]) -> Vec<RuleDiagnostic> {
+fn diagnostics(all: &[Diagnostic]) -> Vec<RuleDiagnostic> {
     all.iter().map(RuleDiagnostic::from).collect()
 }
 
@@ -57,7 +56,7 @@ fn counted(number: usize, noun: &str) -> String {
 }
 
 pub(crate) fn schema() -> anyhow::Result<ExitCode> {
-    say(tollgate_rules::schema().trim_end())?;
+    print_line(tollgate_rules::schema().trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -82,7 +81,7 @@ pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     if flags.format.is_json() {
         print(&explained(&explanation))?;
     } else {
-        say(explanation)?;
+        print_line(explanation)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,7 +2,7 @@
 
 use crate::admin_client::{self, AdminFlags, Client, cell};
 use crate::cli::output::{self, BAD, GOOD, WARNING, paint};
-use crate::cli::{print, say};
+use crate::cli::{print, print_line};
 use crate::config::rule_sources;
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Replayed requests below which an impact preview is not meaningful.
-const ENOUGH: u64 = 100;
+const MIN_SAMPLES: u64 = 100;
 
 #[derive(Debug, Args)]
 pub(crate) struct RulesFlags {
@@ -82,11 +82,11 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
         RulesCommand::Diff { paths } => diff(&client, flags.admin.is_json(), paths).await,
         RulesCommand::Rollback { rev, reason } => {
             let path = format!("/admin/v1/rules/{rev}/rollback");
-            let made = client.ask(Method::POST, &path, Some(&json!({"reason": reason}))).await?;
+            let made = client.request(Method::POST, &path, Some(&json!({"reason": reason}))).await?;
             done(flags.admin.is_json(), &made, &format!("active; same rules as revision {rev}"))
         }
         RulesCommand::Approve { rev } => {
-            let made = client.ask(Method::POST, &format!("/admin/v1/rules/{rev}/approve"), None).await?;
+            let made = client.request(Method::POST, &format!("/admin/v1/rules/{rev}/approve"), None).await?;
             done(flags.admin.is_json(), &made, "approved and active")
         }
         RulesCommand::List => list(&client, flags.admin.is_json()).await,
@@ -127,14 +127,14 @@ fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
     if json {
         print(made)?;
     } else {
-        say(format_args!("revision {} ({}): {says}", made["rev"], cell(&made["revision"])))?;
+        print_line(format_args!("revision {} ({}): {says}", made["rev"], cell(&made["revision"])))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<ExitCode> {
     let sent = json!({"files": files(paths)?});
-    let told = client.ask(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
+    let told = client.request(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
     if json {
         print(&told)?;
     } else {
@@ -192,7 +192,7 @@ fn report(told: &Value) -> anyhow::Result<()> {
             percent("newly_allowed_share"),
             percent("callers_affected_share"),
         )?;
-        if impact["weight"].as_u64().is_some_and(|weight| weight < ENOUGH) {
+        if impact["weight"].as_u64().is_some_and(|weight| weight < MIN_SAMPLES) {
             writeln!(out, "too few requests for a meaningful preview")?;
         }
         let rows = impact["top"].as_array().into_iter().flatten().map(|one| {
@@ -215,14 +215,14 @@ fn report(told: &Value) -> anyhow::Result<()> {
 }
 
 async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
-    let told = client.ask(Method::GET, "/admin/v1/rules", None).await?;
+    let told = client.request(Method::GET, "/admin/v1/rules", None).await?;
     if json {
         print(&told)?;
         return Ok(ExitCode::SUCCESS);
     }
     let active = &told["active"];
     if active["source"] == "files" {
-        say(format_args!("rule files are active (rules hash {})", cell(&active["revision"])))?;
+        print_line(format_args!("rule files are active (rules hash {})", cell(&active["revision"])))?;
     }
     let rows: Vec<[String; 6]> = told["revisions"]
         .as_array()
@@ -243,7 +243,7 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
 async fn show(client: &Client, json: bool, rev: &str) -> anyhow::Result<ExitCode> {
     let known = rev == "current" || rev.parse::<i64>().is_ok();
     anyhow::ensure!(known, "`{rev}` is not a revision; use a number from `tollgate rules list`, or current");
-    let told = client.ask(Method::GET, &format!("/admin/v1/rules/{rev}"), None).await?;
+    let told = client.request(Method::GET, &format!("/admin/v1/rules/{rev}"), None).await?;
     if json {
         print(&told)?;
         return Ok(ExitCode::SUCCESS);

@@ -28,21 +28,21 @@ pub(crate) struct TopFlags {
 }
 
 /// How often the server is asked, and the screen drawn.
-const EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 /// How long one look may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Seconds that the curves show.
-const SHOWN: usize = 240;
+const MAX_ROWS: usize = 240;
 
 pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
     let once = json || !std::io::stdout().is_terminal();
     admin_client::run(&flags.admin, async move |client| {
-        let first = look(&client).await?;
+        let first = fetch(&client).await?;
         if json {
             print(&json!({"stats": first.stats, "top": first.top}))?;
         } else if once {
-            text::tell(&first)?;
+            text::print(&first)?;
         } else {
             // Before the terminal is changed: nothing may end this from then on but what changes it back.
             let stops = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
@@ -57,16 +57,16 @@ pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<ExitCode> {
 }
 
 /// What the server has told, and why it has told nothing newer.
-struct Seen {
+struct TopState {
     stats: Value,
     top: Value,
-    trouble: Option<String>,
+    failure: Option<String>,
 }
 
-async fn look(client: &Client) -> anyhow::Result<Seen> {
-    let stats = client.ask(Method::GET, &format!("/admin/v1/stats?seconds={SHOWN}"), None).await?;
-    let top = client.ask(Method::GET, "/admin/v1/top", None).await?;
-    Ok(Seen { stats, top, trouble: None })
+async fn fetch(client: &Client) -> anyhow::Result<TopState> {
+    let stats = client.request(Method::GET, &format!("/admin/v1/stats?seconds={MAX_ROWS}"), None).await?;
+    let top = client.request(Method::GET, "/admin/v1/top", None).await?;
+    Ok(TopState { stats, top, failure: None })
 }
 
 /// Draws until somebody has seen enough, or the process is told to end: the terminal is then as it was.
@@ -74,21 +74,21 @@ async fn show(
     client: &Client,
     terminal: &mut ratatui::DefaultTerminal,
     mut stops: Vec<Signal>,
-    mut seen: Seen,
+    mut seen: TopState,
 ) -> anyhow::Result<()> {
     let clock = SystemClock::new();
     let mut events = events();
-    let mut ticks = tokio::time::interval(EVERY);
+    let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let next = || async {
-        tokio::time::sleep(EVERY).await;
-        tokio::time::timeout(PATIENCE, look(client)).await
+        tokio::time::sleep(INTERVAL).await;
+        tokio::time::timeout(TIMEOUT, fetch(client)).await
     };
     let mut looking = Box::pin(next());
     let (mut answered, mut is_late) = (clock.now(), false);
     loop {
         if is_late {
-            seen.trouble =
+            seen.failure =
                 Some(format!("no response for {} s", clock.now().since(answered).as_micros() / 1_000_000));
         }
         terminal.draw(|frame| draw::draw(frame, &seen))?;
@@ -108,7 +108,7 @@ async fn show(
                         answered = clock.now();
                     }
                     // What was seen stays on the screen: a server that restarts is worth watching.
-                    Ok(Err(error)) => seen.trouble = Some(format!("{error:#}")),
+                    Ok(Err(error)) => seen.failure = Some(format!("{error:#}")),
                     Err(_) => {}
                 }
                 looking.set(next());
@@ -131,7 +131,7 @@ fn ends(event: &Event) -> bool {
     key.kind == KeyEventKind::Press && (interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
 }
 
-impl Seen {
+impl TopState {
     /// Which server it is, and what of.
     fn node(&self) -> (String, String) {
         let text = |name: &str| plain(&self.stats["node"][name]);

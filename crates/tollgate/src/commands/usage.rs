@@ -1,7 +1,7 @@
 //! `tollgate usage`: usage of a caller's limits, through a running server: show, reset, grant, revoke.
 
 use crate::admin_client::{self, AdminFlags, cell, encoded};
-use crate::cli::{TimeArg, now, output, parse_attribute, print, say};
+use crate::cli::{TimeArg, now, output, parse_attribute, print, print_line};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ pub(crate) struct UsageFlags {
     #[command(subcommand)]
     command: Option<UsageCommand>,
     #[command(flatten)]
-    of: Option<Of>,
+    of: Option<UsageTarget>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -24,7 +24,7 @@ enum UsageCommand {
     /// Reset usage to zero.
     Reset {
         #[command(flatten)]
-        of: Of,
+        of: UsageTarget,
         /// Reset only this rule's limits.
         #[arg(long, value_name = "RULE")]
         rule: Option<String>,
@@ -66,7 +66,7 @@ enum UsageCommand {
 
 /// The caller, and the other attributes of its requests.
 #[derive(Debug, Args)]
-struct Of {
+struct UsageTarget {
     /// API key of the caller.
     #[arg(value_name = "API_KEY")]
     api_key: String,
@@ -78,7 +78,7 @@ struct Of {
     domain: Option<String>,
 }
 
-impl Of {
+impl UsageTarget {
     fn path(&self, what: &str) -> String {
         let domain = self.domain.iter().map(|domain| format!("domain={}", encoded(domain)));
         let attributes =
@@ -95,14 +95,14 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
         let told = match (&flags.command, &flags.of) {
             (Some(UsageCommand::Reset { of, rule, reason }), _) => {
                 let body = json!({"rule": rule, "reason": reason});
-                client.ask(Method::POST, &of.path("/reset"), Some(&body)).await?
+                client.request(Method::POST, &of.path("/reset"), Some(&body)).await?
             }
             (Some(UsageCommand::Grant { api_key, rule, units, reason, days, until }), _) => {
                 let path = format!("/admin/v1/usage/{}/grant", encoded(api_key));
                 let until = until.as_ref().map(|until| until.seconds_from(now()?)).transpose()?;
                 let ttl = until.unwrap_or(days * 86_400);
                 let body = json!({"rule": rule, "units": units, "reason": reason, "ttl_seconds": ttl});
-                let granted = client.ask(Method::POST, &path, Some(&body)).await?;
+                let granted = client.request(Method::POST, &path, Some(&body)).await?;
                 if json {
                     print(&granted)?;
                 } else {
@@ -116,15 +116,15 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
             }
             (Some(UsageCommand::Revoke { api_key, id }), _) => {
                 let path = format!("/admin/v1/usage/{}/grant/{}", encoded(api_key), encoded(id));
-                client.ask(Method::DELETE, &path, None).await?;
+                client.request(Method::DELETE, &path, None).await?;
                 if json {
                     print(&json!({"revoked": id}))?;
                 } else {
-                    say(format_args!("revoked {id}"))?;
+                    print_line(format_args!("revoked {id}"))?;
                 }
                 return Ok(ExitCode::SUCCESS);
             }
-            (None, Some(of)) => client.ask(Method::GET, &of.path(""), None).await?,
+            (None, Some(of)) => client.request(Method::GET, &of.path(""), None).await?,
             (None, None) => anyhow::bail!("missing API key; usage: tollgate usage <API_KEY>"),
         };
         if json {

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use tollgate_core::{Clock, SystemClock};
 
 /// Maximum distance of a decision from the time of `--at`, in milliseconds.
-const NEAR: i64 = 60_000;
+const MAX_DISTANCE: i64 = 60_000;
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).args(["id", "key"]))]
@@ -38,7 +38,7 @@ pub(crate) fn why(flags: &WhyFlags) -> anyhow::Result<ExitCode> {
             (None, key) => find(&client, key.as_deref().unwrap_or_default(), flags.at.as_deref()).await?,
         };
         let path = format!("/admin/v1/decisions/{}/why", encoded(&id));
-        let told = client.ask(Method::GET, &path, None).await?;
+        let told = client.request(Method::GET, &path, None).await?;
         if flags.admin.is_json() {
             print(&told)?;
             return Ok(ExitCode::SUCCESS);
@@ -57,7 +57,7 @@ async fn find(client: &Client, key: &str, at: Option<&str>) -> anyhow::Result<St
     let now = i64::try_from(SystemClock::new().now().as_micros() / 1_000)?;
     let at = at.map(|text| time(text, now)).transpose()?;
     for verdict in ["&verdict=deny", ""] {
-        let log = Log { client, query: format!("key={}{verdict}", encoded(key)) };
+        let log = LogQuery { client, query: format!("key={}{verdict}", encoded(key)) };
         let found = match at {
             None => log.latest("").await?,
             Some(at) => log.nearest(at).await?,
@@ -74,7 +74,7 @@ async fn find(client: &Client, key: &str, at: Option<&str>) -> anyhow::Result<St
 }
 
 /// What a node's log has of somebody.
-struct Log<'a> {
+struct LogQuery<'a> {
     client: &'a Client,
     query: String,
 }
@@ -85,11 +85,11 @@ struct Found {
     at: i64,
 }
 
-impl Log<'_> {
+impl LogQuery<'_> {
     /// The latest, with more said about it.
     async fn latest(&self, more: &str) -> anyhow::Result<Option<Found>> {
         let path = format!("/admin/v1/decisions?{}{more}&limit=1", self.query);
-        let told = self.client.ask(Method::GET, &path, None).await?;
+        let told = self.client.request(Method::GET, &path, None).await?;
         let told = told["decisions"].as_array().context("invalid response: no decisions")?;
         let Some(first) = told.first() else { return Ok(None) };
         let made = first["at"].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
@@ -128,8 +128,8 @@ impl Log<'_> {
 
     /// The one nearest to a time, of those within a minute.
     async fn nearest(&self, at: i64) -> anyhow::Result<Option<Found>> {
-        let before = self.latest_within(at.saturating_sub(NEAR), at).await?;
-        let after = self.first_within(at.saturating_add(1), at.saturating_add(NEAR)).await?;
+        let before = self.latest_within(at.saturating_sub(MAX_DISTANCE), at).await?;
+        let after = self.first_within(at.saturating_add(1), at.saturating_add(MAX_DISTANCE)).await?;
         Ok(before.into_iter().chain(after).min_by_key(|found| found.at.abs_diff(at)))
     }
 }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_misread_is_refused() {
+    fn ambiguous_times_are_rejected() {
         for text in [
             "",
             "soon",

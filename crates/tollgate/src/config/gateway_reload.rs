@@ -1,30 +1,30 @@
-//! The gateway's settings, changed while it serves: routes, upstreams, listeners, limits on callers, `who` and `answers` act at
+//! The gateway's settings, changed while it serves: routes, upstreams, listeners, limits on callers, `identity` and `responses` act at
 //! once; what takes a restart is named. A file that cannot be used changes nothing.
 
 use crate::cli::ServeFlags;
 use crate::config::Config;
-use crate::config::reload::{self, Why};
-use crate::config::rule_sources::Glimpse;
-use crate::server::status::{Part, ServerStatus};
+use crate::config::reload::{self, ReloadCause};
+use crate::config::rule_sources::FileStamps;
+use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_gateway::Handle;
 
 /// What acts, and what is needed to read it again.
-pub(crate) struct Settings {
+pub(crate) struct GatewayReload {
     pub(crate) flags: ServeFlags,
     pub(crate) path: PathBuf,
     /// What the file said when it was read.
     pub(crate) text: Option<Vec<u8>>,
     pub(crate) started: Config,
     /// Whether programs ask beside the traffic.
-    pub(crate) asked_elsewhere: bool,
+    pub(crate) ignored_changes: bool,
     pub(crate) gateway: Handle<Store>,
     pub(crate) status: Arc<ServerStatus>,
 }
 
-impl Settings {
+impl GatewayReload {
     /// Watches the file for as long as it is polled.
     pub(crate) async fn watch(mut self) {
         let last = Mutex::new(self.text.take());
@@ -33,13 +33,13 @@ impl Settings {
             let text = std::fs::read(&self.path).ok();
             let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
             // Other files of the folder change as well: a log, for one.
-            if why == Why::Asked || *last != text {
+            if why == ReloadCause::Signal || *last != text {
                 *last = text;
                 self.reload();
             }
         };
         // Nothing was seen yet: a change since the file was read shows at the first glance.
-        reload::watch_files(paths, Glimpse::default(), act).await;
+        reload::watch_files(paths, FileStamps::default(), act).await;
     }
 
     fn reload(&self) {
@@ -51,10 +51,12 @@ impl Settings {
             Err(error) => {
                 let error = format!("{}: {error:#}", self.path.display());
                 tracing::error!("configuration reload failed; keeping previous settings: {error}");
-                self.status.refused(Part::Settings, error);
+                self.status.record_failure(ReloadTarget::Settings, error);
             }
             Ok(config) => {
-                for ((name, before), (_, now)) in self.started.fixed().iter().zip(&config.fixed()) {
+                for ((name, before), (_, now)) in
+                    self.started.restart_only().iter().zip(&config.restart_only())
+                {
                     if before != now {
                         tracing::warn!(
                             "`{name}` changed in {}; it takes effect after a restart",
@@ -64,17 +66,17 @@ impl Settings {
                 }
                 // What is passed on goes by these already.
                 let told = [
-                    ("identity", self.started.who == config.who),
-                    ("responses", self.started.answers == config.answers),
+                    ("identity", self.started.identity == config.identity),
+                    ("responses", self.started.responses == config.responses),
                 ];
-                for (name, _) in told.iter().filter(|(_, same)| !same && self.asked_elsewhere) {
+                for (name, _) in told.iter().filter(|(_, same)| !same && self.ignored_changes) {
                     tracing::warn!(
                         "`{name}` changed in {}; for the protocol servers (`http`, `grpc`) it takes effect after a restart",
                         self.path.display()
                     );
                 }
                 tracing::info!("configuration reloaded from {}", self.path.display());
-                self.status.accepted(Part::Settings);
+                self.status.record_success(ReloadTarget::Settings);
             }
         }
     }

@@ -6,7 +6,7 @@ pub(crate) mod reload;
 pub(crate) mod rule_sources;
 
 use crate::cli::{
-    DAY, GuardrailSection, LONGEST_DEADLINE, Listen, MOST_FAILURES, ProfileName, RulesFromName, ServeFlags,
+    DAY, GuardrailSection, Listen, MAX_DEADLINE, MAX_FAILURES, ProfileName, RulesFromName, ServeFlags,
     parse_size,
 };
 use crate::server::logging::Stdout;
@@ -25,7 +25,7 @@ use tollgate_gateway::{GatewayConfig, GatewaySection};
 use tollgate_http::identity::IdentityConfig;
 use tollgate_http::response::ResponseConfig;
 use tollgate_rules::{Options, Profile};
-use tollgate_server::http::ForwardSettings;
+use tollgate_server::http::ForwardAuthConfig;
 use tollgate_server::resp::RespConfig;
 use tollgate_store::{LeaseConfig, RedisConfig};
 
@@ -57,9 +57,9 @@ pub(crate) struct Config {
     pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
-    pub(crate) answers: ResponseConfig,
-    pub(crate) who: IdentityConfig,
-    pub(crate) forward_auth: ForwardSettings,
+    pub(crate) responses: ResponseConfig,
+    pub(crate) identity: IdentityConfig,
+    pub(crate) forward_auth: ForwardAuthConfig,
     /// What is logged of decisions, and how.
     pub(crate) decision_log: DecisionLog,
     /// Where spans go.
@@ -105,7 +105,7 @@ impl TryFrom<String> for RoleName {
     }
 }
 
-fn admin_tls(flags: &ServeFlags, file: &File) -> anyhow::Result<AdminTlsSettings> {
+fn admin_tls(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<AdminTlsSettings> {
     let pick = |flag: &Option<PathBuf>, file: &Option<PathBuf>| flag.clone().or(file.clone());
     let certificate = pick(&flags.admin_tls_cert, &file.admin_tls_cert);
     let key = pick(&flags.admin_tls_key, &file.admin_tls_key);
@@ -138,7 +138,7 @@ pub(crate) enum StoreChoice {
 /// The file of `--config`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ConfigFile {
     #[serde(default, deserialize_with = "one_or_more")]
     rules: Vec<PathBuf>,
     store: Option<String>,
@@ -150,7 +150,7 @@ struct File {
     store_caution_ms: Option<u64>,
     nodes: Option<u32>,
     #[serde(default)]
-    leases: Leases,
+    leases: LeaseSection,
     memory: Option<String>,
     grpc: Option<Listen>,
     http: Option<Listen>,
@@ -174,7 +174,7 @@ struct File {
     #[serde(default, alias = "who")]
     identity: IdentityConfig,
     #[serde(default)]
-    forward_auth: ForwardSettings,
+    forward_auth: ForwardAuthConfig,
     gateway: Option<GatewaySection>,
     node: Option<String>,
     region: Option<String>,
@@ -186,7 +186,7 @@ struct File {
 /// `leases` in the file of `--config`; what is left out is as in `docs/leases.md`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Leases {
+struct LeaseSection {
     share: Option<f64>,
     ttl_ms: Option<u64>,
     horizon_ms: Option<u64>,
@@ -230,15 +230,15 @@ impl Config {
             region: named("--region", flags.region.clone().or(file.region))?,
             decision_log: decision_log(flags, file.decision_log)?,
             otlp: otlp::read(flags, file.otlp)?,
-            answers: file.responses,
-            who: file.identity,
+            responses: file.responses,
+            identity: file.identity,
             forward_auth: file.forward_auth,
             gateway: file.gateway,
         })
     }
 
     /// Settings of which another value takes a restart, with their values (secrets are not shown).
-    pub(crate) fn fixed(&self) -> [(&'static str, String); 15] {
+    pub(crate) fn restart_only(&self) -> [(&'static str, String); 15] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
@@ -254,7 +254,7 @@ impl Config {
             ("otlp", format!("{:?}", self.otlp)),
             ("profile", format!("{:?}", self.profile)),
             ("global_shadow", self.global_shadow.to_string()),
-            ("identity.api_key.secret_file", format!("{:?}", self.who.api_key.secret_file)),
+            ("identity.api_key.secret_file", format!("{:?}", self.identity.api_key.secret_file)),
         ]
     }
 
@@ -263,7 +263,7 @@ impl Config {
         let gateway = self.gateway.clone().context(
             "`tollgate gateway` requires --config FILE with a `gateway` section; see examples/gateway",
         )?;
-        Ok(GatewayConfig { gateway, who: self.who.clone(), answers: self.answers.clone() })
+        Ok(GatewayConfig { gateway, who: self.identity.clone(), answers: self.responses.clone() })
     }
 
     /// What the standard output is for.
@@ -282,7 +282,7 @@ impl Config {
 }
 
 /// The store that the settings ask for. Its address may hold a password, so no error repeats it.
-fn store(flags: &ServeFlags, file: &File) -> anyhow::Result<StoreChoice> {
+fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     let Some(address) = flags.store.as_ref().or(file.store.as_ref()).filter(|store| *store != "memory")
     else {
         return Ok(StoreChoice::Memory);
@@ -297,11 +297,11 @@ fn store(flags: &ServeFlags, file: &File) -> anyhow::Result<StoreChoice> {
     if let Some(path) = flags.store_password_file.as_ref().or(file.store_password_file.as_ref()) {
         redis = redis.with_password_file(path).context("--store-password-file")?;
     }
-    let deadline = within("store_deadline_ms", file.store_deadline_ms, LONGEST_DEADLINE)?;
+    let deadline = within("store_deadline_ms", file.store_deadline_ms, MAX_DEADLINE)?;
     if let Some(deadline) = flags.store_deadline_ms.or(deadline) {
         redis.deadline = Duration::from_millis(deadline);
     }
-    let failures = within("store_breaker_failures", file.store_breaker_failures, MOST_FAILURES)?;
+    let failures = within("store_breaker_failures", file.store_breaker_failures, MAX_FAILURES)?;
     if let Some(failures) = flags.store_breaker_failures.or(failures) {
         redis.breaker.failures = usize::try_from(failures)?;
     }
@@ -318,7 +318,7 @@ fn store(flags: &ServeFlags, file: &File) -> anyhow::Result<StoreChoice> {
     Ok(StoreChoice::Redis(redis))
 }
 
-fn leases(flags: &ServeFlags, file: &Leases) -> anyhow::Result<LeaseConfig> {
+fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig> {
     let mut leases = LeaseConfig::default();
     if let Some(share) = flags.lease_share.or(file.share) {
         anyhow::ensure!(
@@ -348,16 +348,13 @@ fn leases(flags: &ServeFlags, file: &Leases) -> anyhow::Result<LeaseConfig> {
 }
 
 /// The longest name of a node or a region.
-const LONGEST_NAME: usize = 128;
+const MAX_NAME: usize = 128;
 
 /// A name that can stand in a log, a label and a list.
 fn named(flag: &str, name: Option<String>) -> anyhow::Result<Option<String>> {
     if let Some(name) = &name {
-        let fits = (1..=LONGEST_NAME).contains(&name.len()) && !name.chars().any(char::is_control);
-        anyhow::ensure!(
-            fits,
-            "{flag}: must have 1 to {LONGEST_NAME} characters on one line, such as eu-west-1"
-        );
+        let fits = (1..=MAX_NAME).contains(&name.len()) && !name.chars().any(char::is_control);
+        anyhow::ensure!(fits, "{flag}: must have 1 to {MAX_NAME} characters on one line, such as eu-west-1");
     }
     Ok(name)
 }
@@ -375,7 +372,7 @@ fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u
 }
 
 /// The password of the Redis protocol, if it has one. An empty one would let everybody in who sends nothing.
-fn resp_password(flags: &ServeFlags, file: &File) -> anyhow::Result<Option<String>> {
+fn resp_password(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<Option<String>> {
     let password = match flags.resp_password_file.as_ref().or(file.resp_password_file.as_ref()) {
         Some(path) => {
             let text = std::fs::read_to_string(path)
@@ -421,9 +418,9 @@ fn one_or_more<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Er
 }
 
 /// Paths in the file are relative to it.
-fn read(path: &Path) -> anyhow::Result<File> {
+fn read(path: &Path) -> anyhow::Result<ConfigFile> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut file: File =
+    let mut file: ConfigFile =
         serde_saphyr::from_str(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
     for (old, new) in deprecated_keys::find(&text) {
         tracing::warn!("{}: `{old}` is deprecated; use `{new}`", path.display());

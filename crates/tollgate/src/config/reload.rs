@@ -6,8 +6,8 @@
 //! them would be the cause of the next. What does not load changes nothing but the status and the log; the last good stays.
 
 use crate::config::Config;
-use crate::config::rule_sources::{self, Glimpse, Said};
-use crate::server::status::{Part, ServerStatus};
+use crate::config::rule_sources::{self, FileStamps, LoadedFiles};
+use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
 use notify::{RecursiveMode, Watcher};
 use std::collections::BTreeSet;
@@ -21,23 +21,23 @@ use tollgate_engine::Limiter;
 use tollgate_http::identity::JwtVerifier;
 use tollgate_rules::Ruleset;
 
-const GLANCE: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Writers need a moment: many changes in this time are one.
-const SETTLE: Duration = Duration::from_millis(50);
+const SETTLE_TIME: Duration = Duration::from_millis(50);
 
 /// Why files are looked at again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum ReloadCause {
     /// Something has changed where they are, maybe they.
-    Stirred,
+    FileChanged,
     /// Somebody asked, by SIGHUP.
-    Asked,
+    Signal,
 }
 
 /// Watches for changes of the rules from `said` on: what the files said before they were loaded.
 pub(crate) async fn watch(
     config: Config,
-    said: Said,
+    said: LoadedFiles,
     limiter: Arc<Limiter<Store>>,
     status: Arc<ServerStatus>,
     desk: Option<Arc<RuleManager>>,
@@ -45,22 +45,22 @@ pub(crate) async fn watch(
     let paths = config.rules.clone();
     let last = Mutex::new(said);
     let act = move |why| {
-        let said = rule_sources::said(&config.rules);
+        let said = rule_sources::load(&config.rules);
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        if why == Why::Asked || *last != said {
+        if why == ReloadCause::Signal || *last != said {
             last.clone_from(&said);
             reload(&config, said, &limiter, &status, desk.as_deref());
         }
     };
     // A change since then shows at the first glance.
-    watch_files(paths, Glimpse::default(), act).await;
+    watch_files(paths, FileStamps::default(), act).await;
 }
 
 /// Calls `act` whenever these files may have changed, one call at a time.
 pub(crate) async fn watch_files(
     paths: Vec<PathBuf>,
-    mut seen: Glimpse,
-    act: impl Fn(Why) + Send + Sync + 'static,
+    mut seen: FileStamps,
+    act: impl Fn(ReloadCause) + Send + Sync + 'static,
 ) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     let (tell, mut told) = mpsc::channel(1);
@@ -68,28 +68,28 @@ pub(crate) async fn watch_files(
     let act = Arc::new(act);
     loop {
         let why = tokio::select! {
-            _ = hangup.recv() => Some(Why::Asked),
+            _ = hangup.recv() => Some(ReloadCause::Signal),
             Some(()) = told.recv() => {
-                tokio::time::sleep(SETTLE).await;
+                tokio::time::sleep(SETTLE_TIME).await;
                 while told.try_recv().is_ok() {}
-                Some(Why::Stirred)
+                Some(ReloadCause::FileChanged)
             }
-            () = tokio::time::sleep(GLANCE) => None,
+            () = tokio::time::sleep(POLL_INTERVAL) => None,
         };
-        let now = rule_sources::glimpse(&paths);
+        let now = rule_sources::file_stamps(&paths);
         if why.is_none() && now == seen {
             continue;
         }
         seen = now;
         let act = Arc::clone(&act);
-        let _ = tokio::task::spawn_blocking(move || act(why.unwrap_or(Why::Stirred))).await;
+        let _ = tokio::task::spawn_blocking(move || act(why.unwrap_or(ReloadCause::FileChanged))).await;
     }
 }
 
 /// Loads what the files say and, if it is good and new, puts it in force.
 fn reload(
     config: &Config,
-    said: Said,
+    said: LoadedFiles,
     limiter: &Limiter<Store>,
     status: &ServerStatus,
     desk: Option<&RuleManager>,
@@ -111,9 +111,11 @@ fn reload(
     match loaded {
         Err(error) => {
             tracing::error!("rule reload failed; keeping previous rules\n{error}");
-            status.refused(Part::Rules, error);
+            status.record_failure(ReloadTarget::Rules, error);
         }
-        Ok((_, rules)) if rules.revision() == limiter.rules().revision() => status.accepted(Part::Rules),
+        Ok((_, rules)) if rules.revision() == limiter.rules().revision() => {
+            status.record_success(ReloadTarget::Rules)
+        }
         Ok((sources, rules)) => {
             for warning in rules.warnings() {
                 tracing::warn!("{warning}");
@@ -138,22 +140,22 @@ pub(crate) async fn watch_keys(
 ) {
     let mut last = tokens();
     loop {
-        tokio::time::sleep(GLANCE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let now = tokens();
         if now.as_ref().map(Arc::as_ptr) != last.as_ref().map(Arc::as_ptr) {
             // Other settings name other keys, and were only taken with good ones.
-            status.accepted(Part::Keys);
+            status.record_success(ReloadTarget::Keys);
             last.clone_from(&now);
         }
         match now.map_or(Ok(false), |tokens| tokens.reload_if_changed()) {
             Ok(false) => {}
             Ok(true) => {
                 tracing::info!("JWT keys reloaded");
-                status.accepted(Part::Keys);
+                status.record_success(ReloadTarget::Keys);
             }
             Err(error) => {
                 tracing::error!("JWT key reload failed; keeping previous keys: {error}");
-                status.refused(Part::Keys, error.to_string());
+                status.record_failure(ReloadTarget::Keys, error.to_string());
             }
         }
     }

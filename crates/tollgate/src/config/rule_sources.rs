@@ -56,29 +56,29 @@ pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
 }
 
 /// What rule files say, or why they cannot be read.
-pub(crate) type Said = Result<Vec<Source>, String>;
+pub(crate) type LoadedFiles = Result<Vec<Source>, String>;
 
 /// What stands in these paths just now.
-pub(crate) fn said(paths: &[PathBuf]) -> Said {
+pub(crate) fn load(paths: &[PathBuf]) -> LoadedFiles {
     read(paths).map_err(|error| format!("{error:#}"))
 }
 
 /// What stands in these paths; the sample, where none are given.
-pub(crate) fn given(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
+pub(crate) fn load_or_sample(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
     if paths.is_empty() { Ok(vec![sample()]) } else { read(paths) }
 }
 
 /// What a look at the files shows without reading them: enough to see that something has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Glimpse(Vec<(PathBuf, u64, Option<SystemTime>)>);
+pub(crate) struct FileStamps(Vec<(PathBuf, u64, Option<SystemTime>)>);
 
 /// Looks at the rule files. A change behind a symbolic link shows too: links are followed to their ends.
-pub(crate) fn glimpse(paths: &[PathBuf]) -> Glimpse {
+pub(crate) fn file_stamps(paths: &[PathBuf]) -> FileStamps {
     let look = |file: PathBuf| {
         let target = std::fs::canonicalize(&file).unwrap_or(file);
         let seen = std::fs::metadata(&target).ok();
         let (size, changed) = seen.map_or((0, None), |seen| (seen.len(), seen.modified().ok()));
         (target, size, changed)
     };
-    Glimpse(files(paths).unwrap_or_default().into_iter().map(look).collect())
+    FileStamps(files(paths).unwrap_or_default().into_iter().map(look).collect())
 }

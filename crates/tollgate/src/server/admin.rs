@@ -4,7 +4,7 @@ use crate::cli::Listen;
 use crate::config::rule_sources;
 use crate::config::{Config, StoreChoice};
 use crate::server::build::listen_if_free;
-use crate::server::status::{Part, ServerStatus};
+use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -32,10 +32,10 @@ const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 
 const BEFORE_TRAFFIC: Duration = Duration::from_secs(5);
 
 /// Where decisions of operators are kept, if anywhere, and where operators come in, if anywhere.
-pub(crate) struct Operators {
+pub(crate) struct AdminServer {
     pub(crate) control: Option<Arc<ControlPlane>>,
     /// Which rules act, where they can be published.
-    pub(crate) desk: Option<Arc<RuleManager>>,
+    pub(crate) rule_manager: Option<Arc<RuleManager>>,
     /// Where what is known from the database is kept.
     snapshot: Option<PathBuf>,
     /// How often callers are denied.
@@ -46,14 +46,14 @@ pub(crate) struct Operators {
 }
 
 /// What runs until it is told to stop.
-pub(crate) struct Running {
-    following: Vec<JoinHandle<()>>,
+pub(crate) struct RunningAdmin {
+    sync: Vec<JoinHandle<()>>,
     serving: Option<JoinHandle<()>>,
     /// Who tells others of this node, if anybody does: it takes its leave when it is let go.
-    telling: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    heartbeat: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
-impl Operators {
+impl AdminServer {
     /// Opens the database and the address.
     pub(crate) async fn open(config: &Config) -> anyhow::Result<Self> {
         let control = match &config.db {
@@ -83,7 +83,7 @@ impl Operators {
             StoreChoice::Redis(_) => Counters::Shared,
         };
         let desk = control.as_ref().map(|control| {
-            let files = || rule_sources::given(&config.rules);
+            let files = || rule_sources::load_or_sample(&config.rules);
             RuleManager::open(
                 Arc::clone(control),
                 config.rule_options(),
@@ -99,19 +99,19 @@ impl Operators {
         });
         let tls = tls.transpose().context("--admin-tls-cert, --admin-tls-key, --admin-client-ca")?;
         let (desk, snapshot, roles) = (desk.transpose()?, config.snapshot.clone(), settings.roles.clone());
-        Ok(Self { control, desk, snapshot, denials: Arc::default(), listener, tls, roles })
+        Ok(Self { control, rule_manager: desk, snapshot, denials: Arc::default(), listener, tls, roles })
     }
 
     /// Lets those watch who rehearse and guard rules, where any can be published.
-    pub(crate) fn watched(&self, limiter: Limiter<Store>) -> Limiter<Store> {
-        match &self.desk {
+    pub(crate) fn observed(&self, limiter: Limiter<Store>) -> Limiter<Store> {
+        match &self.rule_manager {
             Some(desk) => limiter.with_observer(desk.sample()).with_observer(Arc::clone(&self.denials) as _),
             None => limiter,
         }
     }
 
     /// Lines of the start banner.
-    pub(crate) fn greeting(&self) -> Vec<String> {
+    pub(crate) fn banner(&self) -> Vec<String> {
         let Some(address) = self.listener.as_ref().and_then(|listener| listener.local_addr().ok()) else {
             return Vec::new();
         };
@@ -141,20 +141,20 @@ impl Operators {
         status: &Arc<ServerStatus>,
         log: Arc<dyn LogLevels>,
         drain: impl Future<Output = ()> + Send + 'static,
-    ) -> anyhow::Result<Running> {
+    ) -> anyhow::Result<RunningAdmin> {
         let (mut following, mut telling) = (Vec::new(), None);
-        if let (Some(control), Some(desk)) = (&self.control, &self.desk) {
-            status.tell_of(Arc::clone(control), Arc::clone(desk));
+        if let (Some(control), Some(desk)) = (&self.control, &self.rule_manager) {
+            status.attach_control(Arc::clone(control), Arc::clone(desk));
             let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
             desk.on_change(move |taken| match taken {
                 Ok(rules) => {
                     own.replace_rules(rules);
                     counting.reloaded();
                 }
-                Err(error) => counting.refused(Part::Rules, error),
+                Err(error) => counting.record_failure(ReloadTarget::Rules, error),
             });
             let heard = Arc::clone(status);
-            control.on_change(move |what| heard.heard(what));
+            control.on_change(move |what| heard.on_change(what));
             let present = Arc::clone(status);
             let (end, ended) = oneshot::channel();
             let told = Arc::clone(control).run_heartbeat(move || present.presence(), async {
@@ -168,7 +168,9 @@ impl Operators {
             following.push(tokio::spawn(Arc::clone(desk).run()));
             following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
         }
-        let Some(listener) = self.listener else { return Ok(Running { following, serving: None, telling }) };
+        let Some(listener) = self.listener else {
+            return Ok(RunningAdmin { sync: following, serving: None, heartbeat: telling });
+        };
         // Where certificates say who asks, everybody has to say it.
         let auth_mode = if self.roles.is_empty() {
             AuthMode::at(&listener.local_addr()?)
@@ -179,7 +181,7 @@ impl Operators {
         let rules = Box::new(move || limiter.rules());
         let admin = AdminState {
             control: self.control,
-            desk: self.desk,
+            rule_manager: self.rule_manager,
             rules,
             usage,
             status: Arc::clone(status) as _,
@@ -191,7 +193,7 @@ impl Operators {
             nodes: NodeCache::default(),
         };
         let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, drain)));
-        Ok(Running { following, serving, telling })
+        Ok(RunningAdmin { sync: following, serving, heartbeat: telling })
     }
 }
 
@@ -216,14 +218,14 @@ async fn needs_tokens(address: SocketAddr, control: Option<&ControlPlane>) -> an
     Ok(())
 }
 
-impl Running {
+impl RunningAdmin {
     /// Waits for those who are being answered.
-    pub(crate) async fn end(self) {
+    pub(crate) async fn shutdown(self) {
         if let Some(serving) = self.serving {
             let _ = serving.await;
         }
-        self.following.iter().for_each(JoinHandle::abort);
-        if let Some((end, telling)) = self.telling {
+        self.sync.iter().for_each(JoinHandle::abort);
+        if let Some((end, telling)) = self.heartbeat {
             drop(end);
             let _ = telling.await;
         }

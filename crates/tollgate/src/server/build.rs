@@ -2,9 +2,9 @@
 
 use crate::config::rule_sources;
 use crate::config::{Config, StoreChoice};
-use crate::server::admin::Operators;
-use crate::server::otlp::Sending;
-use crate::server::protocols::{Fronts, Unsaid};
+use crate::server::admin::AdminServer;
+use crate::server::otlp::ExportTask;
+use crate::server::protocols::{DefaultListeners, ProtocolServers};
 use crate::server::status::ServerStatus;
 use crate::server::store::Store;
 use crate::server::telemetry;
@@ -19,32 +19,32 @@ use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
 
 /// A server that is about to listen.
-pub(crate) struct Built {
+pub(crate) struct Assembly {
     pub(crate) limiter: Arc<Limiter<Store>>,
     pub(crate) status: Arc<ServerStatus>,
-    pub(crate) fronts: Fronts,
-    pub(crate) operators: Operators,
+    pub(crate) protocols: ProtocolServers,
+    pub(crate) admin: AdminServer,
     /// Who sends spans to a collector, if anybody does.
-    pub(crate) sending: Option<Sending>,
+    pub(crate) export: Option<ExportTask>,
 }
 
 /// Rules and store that decide together: what every way to run begins with.
 fn limiter(
     config: &Config,
-    operators: &Operators,
+    operators: &AdminServer,
     observe: Arc<Telemetry>,
 ) -> anyhow::Result<Arc<Limiter<Store>>> {
-    let rules = match &operators.desk {
+    let rules = match &operators.rule_manager {
         Some(desk) => Arc::clone(&desk.active().rules),
         None => {
-            let rules = Ruleset::load(&rule_sources::given(&config.rules)?, &config.rule_options());
+            let rules = Ruleset::load(&rule_sources::load_or_sample(&config.rules)?, &config.rule_options());
             Arc::new(rules.map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))?)
         }
     };
     for warning in rules.warnings() {
         tracing::warn!("{warning}");
     }
-    let secret = config.who.api_key.secret().context("`identity.api_key.secret_file`")?;
+    let secret = config.identity.api_key.secret().context("`identity.api_key.secret_file`")?;
     let clock = SystemClock::new();
     let memory = MemoryConfig::with_bytes(config.memory);
     let time: Arc<dyn Clock> = Arc::new(clock);
@@ -67,7 +67,7 @@ fn limiter(
             Limiter::new(rules, store, time).with_fallback(fallback)
         }
     };
-    let limiter = operators.watched(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
+    let limiter = operators.observed(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
     Ok(Arc::new(match &operators.control {
         Some(control) => {
             limiter.with_tenants(control.quota_table()).with_emergencies(control.active_measures())
@@ -76,14 +76,14 @@ fn limiter(
     }))
 }
 
-pub(crate) async fn build(config: &Config, unsaid: Unsaid) -> anyhow::Result<Built> {
-    let operators = Operators::open(config).await?;
+pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::Result<Assembly> {
+    let operators = AdminServer::open(config).await?;
     let observe = telemetry::start(config, operators.control.as_ref())?;
     let limiter = limiter(config, &operators, Arc::clone(&observe))?;
-    let sending = Sending::start(config.otlp.as_ref(), &observe)?;
+    let sending = ExportTask::start(config.otlp.as_ref(), &observe)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
-    let fronts = Fronts::open(config, unsaid).await?;
-    Ok(Built { limiter, status, fronts, operators, sending })
+    let fronts = ProtocolServers::open(config, unsaid).await?;
+    Ok(Assembly { limiter, status, protocols: fronts, admin: operators, export: sending })
 }
 
 /// Nobody has asked for this address by name, so that it is taken is no reason not to serve.

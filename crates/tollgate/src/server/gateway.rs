@@ -2,17 +2,17 @@
 
 use crate::cli::ServeFlags;
 use crate::config::Config;
-use crate::config::gateway_reload::Settings;
+use crate::config::gateway_reload::GatewayReload;
 use crate::config::reload;
 use crate::config::rule_sources;
-use crate::server::admin::Operators;
-use crate::server::build::{Built, build};
+use crate::server::admin::AdminServer;
+use crate::server::build::{Assembly, build};
 use crate::server::leases;
-use crate::server::logging::{self, Logs};
+use crate::server::logging::{self, LogControl};
 use crate::server::open_files;
-use crate::server::protocols::{Fronts, Unsaid};
-use crate::server::serve::{pay_debts, told_to_stop};
-use crate::server::status::FAREWELL;
+use crate::server::protocols::{DefaultListeners, ProtocolServers};
+use crate::server::serve::{run_reconciliation, shutdown_signal};
+use crate::server::status::SHUTDOWN_TIMEOUT;
 use anyhow::Context;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -37,20 +37,21 @@ async fn serve(
     config: Config,
     flags: &ServeFlags,
     text: Option<Vec<u8>>,
-    logs: Arc<Logs>,
+    logs: Arc<LogControl>,
 ) -> anyhow::Result<()> {
     let section = config.gateway()?;
     // Before the files are loaded: a change in between must not be missed.
-    let said = rule_sources::said(&config.rules);
+    let said = rule_sources::load(&config.rules);
     // Probes, metrics and programs that ask come in where somebody wants them to.
-    let Built { limiter, status, fronts, operators, sending } = build(&config, Unsaid::Closed).await?;
+    let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
+        build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind(&section, Arc::clone(&limiter));
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
     let figures = gateway.handle();
-    status.tell_also(move |page| figures.metrics(page));
-    let told_to_stop = told_to_stop()?;
-    logs.greet(config.stdout(), &greeting(&config, &gateway.addresses(), &fronts, &operators));
-    let (tokens, asked_elsewhere) = (fronts.tokens(), !fronts.is_empty());
+    status.add_metrics(move |page| figures.metrics(page));
+    let told_to_stop = shutdown_signal()?;
+    logs.print_banner(config.stdout(), &banner(&config, &gateway.addresses(), &fronts, &operators));
+    let (tokens, asked_elsewhere) = (fronts.jwt(), !fronts.is_empty());
     let (stop, stopping) = watch::channel(false);
     let drain = || {
         let mut stopping = stopping.clone();
@@ -58,15 +59,15 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let desk = operators.desk.clone();
+    let desk = operators.rule_manager.clone();
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
-    let settings = Settings {
+    let settings = GatewayReload {
         flags: flags.clone(),
         path: flags.config.clone().unwrap_or_default(),
         text,
         started: config.clone(),
-        asked_elsewhere,
+        ignored_changes: asked_elsewhere,
         gateway: gateway.handle(),
         status: Arc::clone(&status),
     };
@@ -76,8 +77,8 @@ async fn serve(
     let settings = tokio::spawn(settings.watch());
     let reloading =
         tokio::spawn(reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk));
-    let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
-    let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
+    let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
+    let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop.await;
@@ -86,41 +87,41 @@ async fn serve(
     let _ = stop.send(true);
     // Each bounds its own drain.
     let _ = proxy.await;
-    match fronts.end().await {
+    match fronts.shutdown().await {
         Ok(()) => tracing::info!("drained"),
         Err(error) => tracing::warn!("{error:#}"),
     }
-    operators.end().await;
+    operators.shutdown().await;
     for task in [reloading, settings, keys, more_keys] {
         task.abort();
     }
     paying.abort();
     tending.abort();
-    leases::say_farewell(&limiter).await;
-    status.end().await;
-    if let Ok(lost @ 1..) = tokio::task::spawn_blocking(move || served.end(FAREWELL)).await {
+    leases::return_leases(&limiter).await;
+    status.shutdown().await;
+    if let Ok(lost @ 1..) = tokio::task::spawn_blocking(move || served.shutdown(SHUTDOWN_TIMEOUT)).await {
         tracing::warn!(lost, "access log lines lost at shutdown");
     }
     if let Some(sending) = sending {
-        sending.end().await;
+        sending.shutdown().await;
     }
     Ok(())
 }
 
 /// The start banner.
-fn greeting(
+fn banner(
     config: &Config,
     addresses: &[(std::net::SocketAddr, bool)],
-    fronts: &Fronts,
-    operators: &Operators,
+    fronts: &ProtocolServers,
+    operators: &AdminServer,
 ) -> Vec<String> {
     let mut lines = vec![format!("tollgate {} gateway is listening", env!("CARGO_PKG_VERSION"))];
     for (address, tls) in addresses {
         let scheme = if *tls { "https" } else { "http" };
         lines.push(format!("  gateway {scheme}://{address}"));
     }
-    lines.extend(fronts.greeting());
-    lines.extend(operators.greeting());
+    lines.extend(fronts.banner());
+    lines.extend(operators.banner());
     let rules = if config.rules.is_empty() {
         "built-in sample".to_owned()
     } else {

@@ -1,6 +1,6 @@
 //! Leases as the binary runs them: tended beside the traffic, given back at the end, told about.
 
-use crate::server::store::{Far, Store};
+use crate::server::store::{RedisStack, Store};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,19 +11,19 @@ use tollgate_observe::{MetricsWriter, Telemetry};
 use tollgate_store::LeaseFigures;
 
 /// How often idle leases are looked for.
-const GLANCE: Duration = Duration::from_millis(250);
+const TASK_INTERVAL: Duration = Duration::from_millis(250);
 /// How long giving back may hold up the end of the process.
-const FAREWELL: Duration = Duration::from_secs(2);
+const RETURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Keys told about.
-const HOTTEST: usize = 100;
+const MAX_HOT: usize = 100;
 
 /// Asks for units before they run out and gives back what is idle, for as long as the process runs.
-pub(crate) async fn tend(limiter: Arc<Limiter<Store>>) {
+pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
     let Some(leases) = limiter.store().leases() else { return };
     loop {
         tokio::select! {
             () = leases.called() => {}
-            () = tokio::time::sleep(GLANCE) => {}
+            () = tokio::time::sleep(TASK_INTERVAL) => {}
         }
         for errand in leases.errands() {
             let limiter = Arc::clone(&limiter);
@@ -37,7 +37,7 @@ pub(crate) async fn tend(limiter: Arc<Limiter<Store>>) {
 }
 
 /// Gives everything back: the process is about to end.
-pub(crate) async fn say_farewell(limiter: &Arc<Limiter<Store>>) {
+pub(crate) async fn return_leases(limiter: &Arc<Limiter<Store>>) {
     let Some(leases) = limiter.store().leases() else { return };
     let mut returns = JoinSet::new();
     for errand in leases.farewell() {
@@ -48,15 +48,18 @@ pub(crate) async fn say_farewell(limiter: &Arc<Limiter<Store>>) {
             }
         });
     }
-    if tokio::time::timeout(FAREWELL, async { while returns.join_next().await.is_some() {} }).await.is_err() {
+    if tokio::time::timeout(RETURN_TIMEOUT, async { while returns.join_next().await.is_some() {} })
+        .await
+        .is_err()
+    {
         tracing::warn!("some leases were not returned; they will expire");
     }
 }
 
 /// For `GET /v1/hot`, and with who asks most.
-pub(crate) fn hot(leases: &Far, observe: &Telemetry) -> Value {
+pub(crate) fn hot(leases: &RedisStack, observe: &Telemetry) -> Value {
     let keys: Vec<Value> = leases
-        .hot_keys(HOTTEST)
+        .hot_keys(MAX_HOT)
         .iter()
         .map(|key| {
             json!({
@@ -72,7 +75,7 @@ pub(crate) fn hot(leases: &Far, observe: &Telemetry) -> Value {
 }
 
 /// The figures, for those who look on.
-pub(crate) fn told(figures: &LeaseFigures) -> Value {
+pub(crate) fn stats_json(figures: &LeaseFigures) -> Value {
     json!({
         "keys": figures.leases, "hot": figures.hot, "available": figures.in_hand, "local": figures.local,
         "central": figures.central, "refused": figures.refused, "failed": figures.failed,

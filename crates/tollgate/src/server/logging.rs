@@ -20,7 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
 /// The levels that act, and the way to change them.
-pub(crate) struct Logs {
+pub(crate) struct LogControl {
     handle: reload::Handle<Targets, Registry>,
     settings: Mutex<LogSettings>,
     format: LogFormat,
@@ -29,7 +29,7 @@ pub(crate) struct Logs {
 /// Where messages go, once there are any: one for the process, as its standard error is.
 static MESSAGES: OnceLock<Sink> = OnceLock::new();
 /// How long the end waits for the last messages to be read.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One message on its way.
 struct Message;
@@ -48,23 +48,23 @@ impl Write for Message {
 }
 
 /// Lets out what was said when the process ends by a panic.
-pub(crate) struct Farewell;
+pub(crate) struct FlushOnPanic;
 
-impl Drop for Farewell {
+impl Drop for FlushOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            end(None);
+            flush(None);
         }
     }
 }
 
 /// Messages that were lost.
-pub(crate) fn lost() -> u64 {
+pub(crate) fn dropped_messages() -> u64 {
     MESSAGES.get().map_or(0, |messages| messages.counts().1)
 }
 
 /// Writes what still waits, and why the process ends, if it is not because somebody told it to.
-pub(crate) fn end(why: Option<&anyhow::Error>) {
+pub(crate) fn flush(why: Option<&anyhow::Error>) {
     let why = why.map(|error| {
         let name =
             if output::stderr_has_color() { paint(BAD.bold(), "tollgate:") } else { "tollgate:".to_owned() };
@@ -75,7 +75,7 @@ pub(crate) fn end(why: Option<&anyhow::Error>) {
             if let Some(why) = why {
                 messages.write(why, 1);
             }
-            messages.flush(FAREWELL);
+            messages.flush(FLUSH_TIMEOUT);
         }
         (None, Some(why)) => eprint!("{why}"),
         (None, None) => {}
@@ -96,7 +96,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
 ///
 /// # Errors
 /// If there can be no thread for them.
-pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<Logs>> {
+pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<LogControl>> {
     let _ = MESSAGES.set(Sink::open("messages", Output::Stderr).context("the standard error")?);
     std::panic::set_hook(Box::new(panicked));
     let (filter, handle) = reload::Layer::new(targets(&flags.log.0));
@@ -112,7 +112,7 @@ pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<Logs>> {
         }
     }
     let settings = Mutex::new(flags.log.0.clone());
-    Ok(Arc::new(Logs { handle, settings, format: flags.log_format }))
+    Ok(Arc::new(LogControl { handle, settings, format: flags.log_format }))
 }
 
 /// What the standard output is for.
@@ -124,9 +124,9 @@ pub(crate) enum Stdout {
     Data,
 }
 
-impl Logs {
+impl LogControl {
     /// Tells whoever starts the server what there is. A closed output is no reason not to serve.
-    pub(crate) fn greet(&self, stdout: Stdout, lines: &[String]) {
+    pub(crate) fn print_banner(&self, stdout: Stdout, lines: &[String]) {
         let text = lines.join("\n");
         match (stdout, self.format) {
             (Stdout::People, _) => {
@@ -141,7 +141,7 @@ impl Logs {
     }
 }
 
-impl LogLevels for Logs {
+impl LogLevels for LogControl {
     fn now(&self) -> LogSettings {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -158,13 +158,16 @@ impl LogLevels for Logs {
 }
 
 /// The most modules with a level of their own.
-const MOST: usize = 64;
+const MAX_TARGETS: usize = 64;
 
 /// What is wrong, and where.
 fn check(wanted: &LogSettings) -> Result<(), (String, String)> {
     level(&wanted.level).map_err(|error| ("level".to_owned(), error))?;
-    if wanted.modules.len() > MOST {
-        return Err(("modules".to_owned(), format!("at most {MOST} modules have levels of their own")));
+    if wanted.modules.len() > MAX_TARGETS {
+        return Err((
+            "modules".to_owned(),
+            format!("at most {MAX_TARGETS} modules have levels of their own"),
+        ));
     }
     for (module, text) in &wanted.modules {
         let place = format!("modules.{module}");

@@ -5,7 +5,7 @@ mod settings;
 
 pub(crate) use settings::{Otlp, read};
 
-use crate::admin_client::{Client, Sent};
+use crate::admin_client::{Client, RequestBody};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::SendRequest;
@@ -19,42 +19,42 @@ use tokio::task::JoinHandle;
 use tollgate_observe::{SpanBuffer, Telemetry};
 
 /// How often what waits is taken away.
-const EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 /// Spans in one message, and messages a round: with what may wait, that is all that one node ever sends in a second.
 const BATCH: usize = 512;
 const ROUND: usize = 16;
 /// How long a collector may take for a message.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a message is tried, and the longest wait before the next time.
-const TRIES: u32 = 4;
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const MAX_ATTEMPTS: u32 = 4;
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// How long the end waits for the last spans to be sent.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// What is read of an answer.
-const ANSWER: usize = 64 * 1024;
+const MAX_RESPONSE: usize = 64 * 1024;
 
 /// The task that sends, and how it is ended.
-pub(crate) struct Sending {
+pub(crate) struct ExportTask {
     task: JoinHandle<()>,
     stop: watch::Sender<bool>,
 }
 
-impl Sending {
+impl ExportTask {
     /// Begins to send, where that is asked for.
     pub(crate) fn start(otlp: Option<&Otlp>, observe: &Arc<Telemetry>) -> anyhow::Result<Option<Self>> {
         let Some(otlp) = otlp else { return Ok(None) };
         tracing::info!("sending traces to {}", otlp.uri);
         let (stop, stopped) = watch::channel(false);
         let (client, observe) = (otlp.client()?, Arc::clone(observe));
-        let collector = Collector { otlp: otlp.clone(), client, kept: None, is_away: false };
+        let collector = Collector { otlp: otlp.clone(), client, pending: None, is_unavailable: false };
         Ok(Some(Self { task: tokio::spawn(collector.run(observe, stopped)), stop }))
     }
 
     /// Sends what still waits, and ends.
-    pub(crate) async fn end(self) {
+    pub(crate) async fn shutdown(self) {
         let _ = self.stop.send(true);
         let abort = self.task.abort_handle();
-        if tokio::time::timeout(FAREWELL, self.task).await.is_err() {
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.task).await.is_err() {
             tracing::warn!("spans lost at shutdown; the collector was too slow");
             abort.abort();
         }
@@ -66,21 +66,21 @@ struct Collector {
     otlp: Otlp,
     client: Client,
     /// A connection that may still be good.
-    kept: Option<SendRequest<Sent>>,
-    is_away: bool,
+    pending: Option<SendRequest<RequestBody>>,
+    is_unavailable: bool,
 }
 
 /// Why a message was not taken.
-enum Trouble {
+enum ExportError {
     /// Another time it may be.
-    Later(anyhow::Error, Option<Duration>),
-    Never(anyhow::Error),
+    Retryable(anyhow::Error, Option<Duration>),
+    Permanent(anyhow::Error),
 }
 
 impl Collector {
     async fn run(mut self, observe: Arc<Telemetry>, mut stop: watch::Receiver<bool>) {
         let Some(traces) = observe.spans() else { return };
-        while !wait(EVERY, &mut stop).await {
+        while !wait(INTERVAL, &mut stop).await {
             self.round(traces, &mut stop).await;
         }
         self.round(traces, &mut stop).await;
@@ -93,13 +93,13 @@ impl Collector {
             match self.send(&message, stop).await {
                 Ok(answer) => {
                     traces.record_sent(batch.spans, &answer);
-                    if std::mem::take(&mut self.is_away) {
+                    if std::mem::take(&mut self.is_unavailable) {
                         tracing::info!("trace collector {} available again", self.otlp.uri);
                     }
                 }
                 Err(error) => {
                     traces.record_dropped(batch.spans);
-                    if !std::mem::replace(&mut self.is_away, true) {
+                    if !std::mem::replace(&mut self.is_unavailable, true) {
                         let uri = &self.otlp.uri;
                         tracing::warn!("trace collector {uri} unavailable; dropping spans: {error:#}");
                     }
@@ -110,28 +110,29 @@ impl Collector {
 
     /// Tries for a while; its answer.
     async fn send(&mut self, message: &Bytes, stop: &mut watch::Receiver<bool>) -> anyhow::Result<Bytes> {
-        let (mut tries, mut pause) = (TRIES, EVERY);
+        let (mut tries, mut pause) = (MAX_ATTEMPTS, INTERVAL);
         loop {
-            let late =
-                |_| Err(Trouble::Later(anyhow::anyhow!("no answer in {} s", PATIENCE.as_secs()), None));
-            let sent = tokio::time::timeout(PATIENCE, self.post(message.clone())).await;
+            let late = |_| {
+                Err(ExportError::Retryable(anyhow::anyhow!("no answer in {} s", TIMEOUT.as_secs()), None))
+            };
+            let sent = tokio::time::timeout(TIMEOUT, self.post(message.clone())).await;
             let (error, after) = match sent.unwrap_or_else(late) {
                 Ok(answer) => return Ok(answer),
-                Err(Trouble::Never(error)) => return Err(error),
-                Err(Trouble::Later(error, after)) => (error, after),
+                Err(ExportError::Permanent(error)) => return Err(error),
+                Err(ExportError::Retryable(error, after)) => (error, after),
             };
             tries -= 1;
             let must_stop = *stop.borrow();
-            if tries == 0 || must_stop || wait(after.unwrap_or(pause).min(LONGEST_WAIT), stop).await {
+            if tries == 0 || must_stop || wait(after.unwrap_or(pause).min(MAX_BACKOFF), stop).await {
                 return Err(error);
             }
             pause *= 2;
         }
     }
 
-    async fn post(&mut self, message: Bytes) -> Result<Bytes, Trouble> {
-        let later = |error: anyhow::Error| Trouble::Later(error, None);
-        let mut sender = match self.kept.take().filter(|kept| !kept.is_closed()) {
+    async fn post(&mut self, message: Bytes) -> Result<Bytes, ExportError> {
+        let later = |error: anyhow::Error| ExportError::Retryable(error, None);
+        let mut sender = match self.pending.take().filter(|kept| !kept.is_closed()) {
             Some(kept) => kept,
             None => self.client.connect().await.map_err(later)?,
         };
@@ -140,7 +141,7 @@ impl Collector {
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.otlp.uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();
         let own = request.headers_mut();
-        own.insert(HOST, self.client.host().map_err(Trouble::Never)?);
+        own.insert(HOST, self.client.host().map_err(ExportError::Permanent)?);
         own.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
         own.extend(self.otlp.headers.iter().cloned());
         sender.ready().await.map_err(|error| later(error.into()))?;
@@ -153,14 +154,16 @@ impl Collector {
                 StatusCode::TOO_MANY_REQUESTS
                 | StatusCode::BAD_GATEWAY
                 | StatusCode::SERVICE_UNAVAILABLE
-                | StatusCode::GATEWAY_TIMEOUT => Trouble::Later(error, after.map(Duration::from_secs)),
-                _ => Trouble::Never(error),
+                | StatusCode::GATEWAY_TIMEOUT => {
+                    ExportError::Retryable(error, after.map(Duration::from_secs))
+                }
+                _ => ExportError::Permanent(error),
             });
         }
-        let answer = Limited::new(answer.into_body(), ANSWER).collect().await;
+        let answer = Limited::new(answer.into_body(), MAX_RESPONSE).collect().await;
         // It has the spans, whatever becomes of the rest of its answer.
         let Ok(answer) = answer else { return Ok(Bytes::new()) };
-        self.kept = Some(sender);
+        self.pending = Some(sender);
         Ok(answer.to_bytes())
     }
 }

@@ -31,38 +31,41 @@ const fn local(port: u16) -> SocketAddr {
 
 /// What becomes of addresses that nobody has said anything of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unsaid {
+pub(crate) enum DefaultListeners {
     /// They are open where everybody looks for them.
-    Usual,
+    Open,
     /// They are not open.
     Closed,
 }
 
 /// Addresses that are bound, and how those who ask there are answered.
-pub(crate) struct Fronts {
+pub(crate) struct ProtocolServers {
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
     resp: Option<TcpListener>,
-    forward: http::Forward,
+    forward: http::ForwardAuth,
 }
 
 /// What serves them.
-pub(crate) struct Serving {
+pub(crate) struct RunningServers {
     grpc: Option<JoinHandle<Result<(), Box<dyn std::error::Error + Send + Sync>>>>,
     others: Vec<JoinHandle<()>>,
 }
 
-impl Fronts {
-    pub(crate) async fn open(config: &Config, unsaid: Unsaid) -> anyhow::Result<Self> {
-        let forward = http::Forward::new(&config.forward_auth, &config.who);
+impl ProtocolServers {
+    pub(crate) async fn open(config: &Config, unsaid: DefaultListeners) -> anyhow::Result<Self> {
+        let forward = http::ForwardAuth::new(&config.forward_auth, &config.identity);
         let forward = forward.context("the file of --config")?;
-        let usual = |address| if unsaid == Unsaid::Usual { Listen::At(address) } else { Listen::Off };
+        let usual =
+            |address| if unsaid == DefaultListeners::Open { Listen::At(address) } else { Listen::Off };
         let grpc = listen(config.grpc.unwrap_or(usual(GRPC)), "--grpc").await?;
         let http = listen(config.http.unwrap_or(usual(HTTP)), "--http").await?;
         let resp = match (config.resp, unsaid) {
             (Some(said), _) => listen(said, "--resp").await?,
-            (None, Unsaid::Usual) => listen_if_free(RESP, "the Redis protocol is off", "--resp").await,
-            (None, Unsaid::Closed) => None,
+            (None, DefaultListeners::Open) => {
+                listen_if_free(RESP, "the Redis protocol is off", "--resp").await
+            }
+            (None, DefaultListeners::Closed) => None,
         };
         Ok(Self { grpc, http, resp, forward })
     }
@@ -77,7 +80,7 @@ impl Fronts {
     }
 
     /// What a person who starts the server reads of them.
-    pub(crate) fn greeting(&self) -> Vec<String> {
+    pub(crate) fn banner(&self) -> Vec<String> {
         let all = [
             ("http", &self.http, "probes, metrics, /v1/check"),
             ("grpc", &self.grpc, "envoy.service.ratelimit.v3"),
@@ -90,7 +93,7 @@ impl Fronts {
     }
 
     /// What reads tokens there, for whoever looks after its keys.
-    pub(crate) fn tokens(&self) -> Option<Arc<JwtVerifier>> {
+    pub(crate) fn jwt(&self) -> Option<Arc<JwtVerifier>> {
         self.http.as_ref().and_then(|_| self.forward.tokens())
     }
 
@@ -101,27 +104,28 @@ impl Fronts {
         limiter: &Arc<Limiter<Store>>,
         status: Arc<dyn ProcessStatus>,
         drain: impl Fn() -> D,
-    ) -> Serving {
+    ) -> RunningServers {
         let Self { grpc, http, resp, forward } = self;
-        let answers = config.answers.clone();
+        let answers = config.responses.clone();
         let grpc = grpc.map(|listener| {
-            let config = rls::RlsConfig { answers: answers.clone(), ..rls::RlsConfig::default() };
+            let config = rls::RlsConfig { responses: answers.clone(), ..rls::RlsConfig::default() };
             tokio::spawn(rls::serve(listener, Arc::clone(limiter), config, drain()))
         });
         let http = http.map(|listener| {
-            let config = http::HttpConfig { answers, forward, ..http::HttpConfig::default() };
+            let config =
+                http::HttpConfig { responses: answers, forward_auth: forward, ..http::HttpConfig::default() };
             tokio::spawn(http::serve(listener, Arc::clone(limiter), status, config, drain()))
         });
         let resp = resp.map(|listener| {
             tokio::spawn(resp::serve(listener, Arc::clone(limiter), config.resp_config.clone(), drain()))
         });
-        Serving { grpc, others: http.into_iter().chain(resp).collect() }
+        RunningServers { grpc, others: http.into_iter().chain(resp).collect() }
     }
 }
 
-impl Serving {
+impl RunningServers {
     /// Waits for those who are being answered.
-    pub(crate) async fn end(self) -> anyhow::Result<()> {
+    pub(crate) async fn shutdown(self) -> anyhow::Result<()> {
         let ended = async {
             for other in self.others {
                 let _ = other.await;

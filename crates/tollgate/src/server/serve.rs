@@ -4,12 +4,12 @@ use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::config::reload;
 use crate::config::rule_sources;
-use crate::server::admin::Operators;
-use crate::server::build::{Built, build};
+use crate::server::admin::AdminServer;
+use crate::server::build::{Assembly, build};
 use crate::server::leases;
-use crate::server::logging::{self, Logs};
+use crate::server::logging::{self, LogControl};
 use crate::server::open_files;
-use crate::server::protocols::{Fronts, Unsaid};
+use crate::server::protocols::{DefaultListeners, ProtocolServers};
 use crate::server::store::Store;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -42,14 +42,15 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
+async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     // Before the files are loaded: a change in between must not be missed.
-    let said = rule_sources::said(&config.rules);
-    let Built { limiter, status, fronts, operators, sending } = build(&config, Unsaid::Usual).await?;
+    let said = rule_sources::load(&config.rules);
+    let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
+        build(&config, DefaultListeners::Open).await?;
     anyhow::ensure!(!fronts.is_empty(), "enable at least one of --grpc, --http, --resp");
-    let told_to_stop = told_to_stop()?;
-    logs.greet(config.stdout(), &greeting(&config, &fronts, &operators));
-    let tokens = fronts.tokens();
+    let told_to_stop = shutdown_signal()?;
+    logs.print_banner(config.stdout(), &banner(&config, &fronts, &operators));
+    let tokens = fronts.jwt();
     let (stop, stopping) = watch::channel(false);
     let drain = || {
         let mut stopping = stopping.clone();
@@ -57,39 +58,39 @@ async fn serve(config: Config, logs: Arc<Logs>) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let desk = operators.desk.clone();
+    let desk = operators.rule_manager.clone();
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let reloading = reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk);
     let reloading = tokio::spawn(reloading);
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
-    let paying = tokio::spawn(pay_debts(Arc::clone(&limiter)));
-    let tending = tokio::spawn(leases::tend(Arc::clone(&limiter)));
+    let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
+    let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
 
     told_to_stop.await;
     tracing::info!("draining; requests in flight are finished");
     status.drain();
     let _ = stop.send(true);
-    match fronts.end().await {
+    match fronts.shutdown().await {
         Ok(()) => tracing::info!("drained"),
         Err(error) => tracing::warn!("{error:#}"),
     }
-    operators.end().await;
+    operators.shutdown().await;
     reloading.abort();
     keys.abort();
     paying.abort();
     tending.abort();
-    leases::say_farewell(&limiter).await;
-    status.end().await;
+    leases::return_leases(&limiter).await;
+    status.shutdown().await;
     if let Some(sending) = sending {
-        sending.end().await;
+        sending.shutdown().await;
     }
     Ok(())
 }
 
 /// Charges the shared counters with what was let through while they were away. While they still are, ever more seldom: each try
 /// counts as an error of theirs, and whoever owes pays before he is served anyway.
-pub(crate) async fn pay_debts(limiter: Arc<Limiter<Store>>) {
+pub(crate) async fn run_reconciliation(limiter: Arc<Limiter<Store>>) {
     const SOON: Duration = Duration::from_millis(100);
     const LATE: Duration = Duration::from_secs(5);
     let mut pause = SOON;
@@ -101,7 +102,7 @@ pub(crate) async fn pay_debts(limiter: Arc<Limiter<Store>>) {
 
 /// Ready when somebody has told the process to stop. From this call on signals end it no more by themselves: whoever has read
 /// the greeting may send one.
-pub(crate) fn told_to_stop() -> anyhow::Result<impl Future<Output = ()>> {
+pub(crate) fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     // Somebody listens to this one a little later.
@@ -115,10 +116,10 @@ pub(crate) fn told_to_stop() -> anyhow::Result<impl Future<Output = ()>> {
 }
 
 /// The start banner.
-fn greeting(config: &Config, fronts: &Fronts, operators: &Operators) -> Vec<String> {
+fn banner(config: &Config, fronts: &ProtocolServers, operators: &AdminServer) -> Vec<String> {
     let mut lines = vec![format!("tollgate {} is listening", env!("CARGO_PKG_VERSION"))];
-    lines.extend(fronts.greeting());
-    lines.extend(operators.greeting());
+    lines.extend(fronts.banner());
+    lines.extend(operators.banner());
     if let (true, Some(http)) = (config.rules.is_empty(), fronts.http()) {
         let check = |attributes: &str| {
             format!("curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{{attributes}}}}}'")

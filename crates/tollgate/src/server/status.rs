@@ -16,29 +16,29 @@ use tollgate_engine::{Limiter, Origin};
 use tollgate_observe::{MetricsWriter, ProcessStatus, Telemetry, rfc3339};
 
 /// How long the end waits for the last decisions to be written.
-pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
+pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) struct ServerStatus {
     limiter: Arc<Limiter<Store>>,
-    observe: Arc<Telemetry>,
+    telemetry: Arc<Telemetry>,
     clock: SystemClock,
     started: Timestamp,
     /// Since when the rules act, in microseconds.
     rules_since: AtomicU64,
     draining: AtomicBool,
     paths: Vec<String>,
-    refused: Mutex<BTreeMap<Part, String>>,
+    failures: Mutex<BTreeMap<ReloadTarget, String>>,
     reloads: AtomicU64,
-    refusals: AtomicU64,
+    failure_count: AtomicU64,
     /// Figures of whatever else runs in the process.
-    more: std::sync::OnceLock<Figures>,
+    more: std::sync::OnceLock<MetricsSource>,
     /// What operators decide, where that is kept.
     control: std::sync::OnceLock<(Arc<ControlPlane>, Arc<RuleManager>)>,
 }
 
 /// What can be changed while the process runs, each on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Part {
+pub(crate) enum ReloadTarget {
     Rules,
     /// What tokens are verified by.
     Keys,
@@ -46,47 +46,47 @@ pub(crate) enum Part {
     Settings,
 }
 
-type Figures = Box<dyn Fn(&mut MetricsWriter) + Send + Sync>;
+type MetricsSource = Box<dyn Fn(&mut MetricsWriter) + Send + Sync>;
 
 impl ServerStatus {
     pub(crate) fn new(limiter: Arc<Limiter<Store>>, observe: Arc<Telemetry>, config: &Config) -> Self {
         let clock = SystemClock::new();
         Self {
             limiter,
-            observe,
+            telemetry: observe,
             started: clock.now(),
             rules_since: AtomicU64::new(clock.now().as_micros()),
             clock,
             draining: AtomicBool::new(false),
             paths: config.rules.iter().map(|path| path.display().to_string()).collect(),
-            refused: Mutex::default(),
+            failures: Mutex::default(),
             reloads: AtomicU64::new(0),
-            refusals: AtomicU64::new(0),
+            failure_count: AtomicU64::new(0),
             more: std::sync::OnceLock::new(),
             control: std::sync::OnceLock::new(),
         }
     }
 
     /// Adds figures to those that are told already.
-    pub(crate) fn tell_also(&self, figures: impl Fn(&mut MetricsWriter) + Send + Sync + 'static) {
+    pub(crate) fn add_metrics(&self, figures: impl Fn(&mut MetricsWriter) + Send + Sync + 'static) {
         let _ = self.more.set(Box::new(figures));
     }
 
     /// Tells of what operators decide, too.
-    pub(crate) fn tell_of(&self, control: Arc<ControlPlane>, desk: Arc<RuleManager>) {
+    pub(crate) fn attach_control(&self, control: Arc<ControlPlane>, desk: Arc<RuleManager>) {
         let _ = self.control.set((control, desk));
     }
 
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
         // Those who listen would never go by themselves.
-        self.observe.close();
+        self.telemetry.close();
     }
 
     /// Writes the last decisions to the log's output. Nobody decides any more.
-    pub(crate) async fn end(&self) {
-        let observe = Arc::clone(&self.observe);
-        let lost = tokio::task::spawn_blocking(move || observe.flush(FAREWELL)).await;
+    pub(crate) async fn shutdown(&self) {
+        let observe = Arc::clone(&self.telemetry);
+        let lost = tokio::task::spawn_blocking(move || observe.flush(SHUTDOWN_TIMEOUT)).await;
         if let Ok(lost @ 1..) = lost {
             tracing::warn!(lost, "decision log entries lost at shutdown");
         }
@@ -101,37 +101,37 @@ impl ServerStatus {
     pub(crate) fn reloaded(&self) {
         self.reloads.fetch_add(1, Ordering::Relaxed);
         self.rules_since.store(self.clock.now().as_micros(), Ordering::Relaxed);
-        self.observe.broadcast("rules", &json!({"revision": self.limiter.rules().revision()}));
-        self.accepted(Part::Rules);
+        self.telemetry.broadcast("rules", &json!({"revision": self.limiter.rules().revision()}));
+        self.record_success(ReloadTarget::Rules);
     }
 
     /// Somebody has changed something, here or elsewhere: those who look on may want to look again. What it was is for those
     /// who may ask.
-    pub(crate) fn heard(&self, heard: ChangeEvent) {
+    pub(crate) fn on_change(&self, heard: ChangeEvent) {
         let Some((control, _)) = self.control.get() else { return };
         let kind = match heard {
             ChangeEvent::Quotas => "quota",
             ChangeEvent::Emergencies => "emergency",
             ChangeEvent::Rules => "rules",
         };
-        self.observe.broadcast(kind, &json!({"revision": control.revision()}));
+        self.telemetry.broadcast(kind, &json!({"revision": control.revision()}));
     }
 
     /// A change was refused; what was good before still acts.
-    pub(crate) fn refused(&self, part: Part, error: String) {
-        if part == Part::Rules {
-            self.refusals.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn record_failure(&self, part: ReloadTarget, error: String) {
+        if part == ReloadTarget::Rules {
+            self.failure_count.fetch_add(1, Ordering::Relaxed);
         }
-        self.all_refused().insert(part, error);
+        self.all_failures().insert(part, error);
     }
 
     /// What is on disk is what acts.
-    pub(crate) fn accepted(&self, part: Part) {
-        self.all_refused().remove(&part);
+    pub(crate) fn record_success(&self, part: ReloadTarget) {
+        self.all_failures().remove(&part);
     }
 
-    fn all_refused(&self) -> MutexGuard<'_, BTreeMap<Part, String>> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    fn all_failures(&self) -> MutexGuard<'_, BTreeMap<ReloadTarget, String>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -144,7 +144,7 @@ impl ProcessStatus for ServerStatus {
     fn details(&self) -> Value {
         let rules = self.limiter.rules();
         let acting = self.control.get().map(|(_, desk)| desk.active());
-        let refused = self.all_refused().clone();
+        let refused = self.all_failures().clone();
         json!({
             "draining": self.draining.load(Ordering::Relaxed),
             "rules": {
@@ -155,10 +155,10 @@ impl ProcessStatus for ServerStatus {
                 "source": acting.as_deref().map_or("files", ActiveRules::source),
                 "rev": acting.as_deref().and_then(ActiveRules::rev),
                 "guard": self.control.get().map(|(_, desk)| desk.guard_state()),
-                "error": refused.get(&Part::Rules),
+                "error": refused.get(&ReloadTarget::Rules),
             },
-            "keys": {"error": refused.get(&Part::Keys)},
-            "settings": {"error": refused.get(&Part::Settings)},
+            "keys": {"error": refused.get(&ReloadTarget::Keys)},
+            "settings": {"error": refused.get(&ReloadTarget::Settings)},
             "open_files": open_files::details(),
             "store": self.limiter.store().details(),
             "control": self.control.get().map(|(control, _)| admin::details(control)),
@@ -167,13 +167,13 @@ impl ProcessStatus for ServerStatus {
 
     fn hot(&self) -> Value {
         match self.limiter.store().leases() {
-            Some(leases) => crate::server::leases::hot(leases, &self.observe),
+            Some(leases) => crate::server::leases::hot(leases, &self.telemetry),
             None => json!({"hot": [], "threshold_per_second": null}),
         }
     }
 
     fn metrics(&self, page: &mut MetricsWriter) {
-        self.observe.write(page);
+        self.telemetry.write(page);
         self.limiter.store().metrics(page);
         let fallbacks = self.limiter.fallbacks();
         let help = "Number of decisions made without the store, by rule and origin.";
@@ -193,7 +193,7 @@ impl ProcessStatus for ServerStatus {
         }
         let reloads = self.reloads.load(Ordering::Relaxed);
         page.counter("ratelimit_rule_reloads_total", "Number of successful rule reloads.", reloads);
-        let refusals = self.refusals.load(Ordering::Relaxed);
+        let refusals = self.failure_count.load(Ordering::Relaxed);
         page.counter("ratelimit_rule_reload_failures_total", "Number of failed rule reloads.", refusals);
         let rules = self.limiter.rules();
         page.gauges("ratelimit_rules_info", "Rules hash of the active rules.")
@@ -202,7 +202,7 @@ impl ProcessStatus for ServerStatus {
         let help = "Seconds since the active rules took effect.";
         page.gauge("ratelimit_rules_age_seconds", help, self.rules_age_millis() as f64 / 1_000.0);
         let help = "Number of log messages dropped because standard error was not read.";
-        page.counter("ratelimit_log_messages_dropped_total", help, logging::lost());
+        page.counter("ratelimit_log_messages_dropped_total", help, logging::dropped_messages());
         if let Some((control, desk)) = self.control.get() {
             admin::metrics(control, desk, page);
         }
@@ -212,7 +212,7 @@ impl ProcessStatus for ServerStatus {
     }
 
     fn telemetry(&self) -> Option<&Arc<Telemetry>> {
-        Some(&self.observe)
+        Some(&self.telemetry)
     }
 
     fn node(&self) -> Value {
@@ -225,14 +225,14 @@ impl ProcessStatus for ServerStatus {
             "propagation_lag_ms": control.and_then(|control| took(control)),
             "store": store.kind(),
             "breakers": store.breakers(),
-            "leases": store.leases().map(|leases| crate::server::leases::told(&leases.figures())),
+            "leases": store.leases().map(|leases| crate::server::leases::stats_json(&leases.figures())),
             "concurrency": self.limiter.in_flight().into_iter().map(|(rule, count)| json!({"rule": rule, "in_flight": count})).collect::<Vec<_>>(),
             "draining": self.draining.load(Ordering::Relaxed),
         })
     }
 
     fn presence(&self) -> Value {
-        let (store, place) = (self.limiter.store(), self.observe.node_info());
+        let (store, place) = (self.limiter.store(), self.telemetry.node_info());
         let mut breakers = BTreeMap::<String, u64>::new();
         for breaker in store.breakers() {
             *breakers.entry(breaker["state"].as_str().unwrap_or_default().to_owned()).or_default() += 1;

@@ -16,11 +16,11 @@ const DENIALS: usize = 65_536;
 #[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is never moved")]
 pub(crate) enum Store {
     Memory(MemoryStore<SystemClock>),
-    Redis(Far),
+    Redis(RedisStack),
 }
 
 /// Counters in Redis, with what stands in front of them.
-pub(crate) type Far = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
+pub(crate) type RedisStack = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
 impl Store {
     pub(crate) fn redis(
@@ -34,7 +34,7 @@ impl Store {
     }
 
     /// The leases, where there are any.
-    pub(crate) const fn leases(&self) -> Option<&Far> {
+    pub(crate) const fn leases(&self) -> Option<&RedisStack> {
         match self {
             Self::Memory(_) => None,
             Self::Redis(far) => Some(far),

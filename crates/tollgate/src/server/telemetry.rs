@@ -10,7 +10,7 @@ use tollgate_control::ControlPlane;
 use tollgate_observe::{Mask, MaskStyle, MaskedAttributes, NodeInfo, Output, Telemetry, TelemetryConfig};
 
 /// Decisions in memory, at the most.
-const MOST_KEPT: usize = 1_000_000;
+const MAX_RECORDS: usize = 1_000_000;
 
 /// `decision_log` in the file of `--config`; what is left out is as in `docs/observe.md`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -52,8 +52,8 @@ pub(crate) fn decision_log(flags: &ServeFlags, file: DecisionLog) -> anyhow::Res
     }
     if let Some(keep) = log.keep {
         anyhow::ensure!(
-            (1..=MOST_KEPT).contains(&keep),
-            "`decision_log.keep`: must be between 1 and {MOST_KEPT}, got {keep}"
+            (1..=MAX_RECORDS).contains(&keep),
+            "`decision_log.keep`: must be between 1 and {MAX_RECORDS}, got {keep}"
         );
     }
     if let Some(files) = log.files {

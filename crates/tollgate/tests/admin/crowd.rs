@@ -1,7 +1,7 @@
 //! Connections that do nothing, in crowds: whoever has something to ask gets in all the same.
 
 use crate::databases::Place;
-use crate::harness::{Open, run};
+use crate::harness::{WebConnection, run};
 use crate::node;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -21,10 +21,11 @@ fn health(from: &str, url: &str) -> String {
 fn those_who_ask_for_nothing_keep_nobody_out() {
     let place = Place::new();
     let node = node(&place.sqlite("crowd"));
-    let mut looks_on = Open::to(node.admin).expect("a connection");
+    let mut looks_on = WebConnection::to(node.admin).expect("a connection");
     looks_on.send(b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("sent");
     looks_on.read_until(b"event: tick\n").expect("a tick");
-    let mut crowd: Vec<Open> = (0..600).map(|_| Open::to(node.admin).expect("a connection")).collect();
+    let mut crowd: Vec<WebConnection> =
+        (0..600).map(|_| WebConnection::to(node.admin).expect("a connection")).collect();
     // Half a head is nothing, too.
     crowd.iter_mut().step_by(2).for_each(|one| drop(one.send(b"GET /healthz HTTP/1.1\r\nhost:")));
     let url = format!("http://{}/healthz", node.admin);
@@ -36,8 +37,8 @@ fn those_who_ask_for_nothing_keep_nobody_out() {
 }
 
 /// Somebody who listens, and has been greeted.
-pub(crate) fn listener(admin: SocketAddr, more: &str) -> Open {
-    let mut listener = Open::to(admin).expect("a connection");
+pub(crate) fn listener(admin: SocketAddr, more: &str) -> WebConnection {
+    let mut listener = WebConnection::to(admin).expect("a connection");
     let request = format!("GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n{more}\r\n");
     listener.send(request.as_bytes()).expect("sent");
     listener.read_until(b"retry: 2000\n\n").expect("a greeting");
@@ -50,7 +51,7 @@ pub(crate) fn listener(admin: SocketAddr, more: &str) -> Open {
 fn those_who_listen_leave_room_for_those_who_ask() {
     let place = Place::new();
     let node = node(&place.sqlite("tabs"));
-    let mut tabs: Vec<Open> = (0..224).map(|_| listener(node.admin, "")).collect();
+    let mut tabs: Vec<WebConnection> = (0..224).map(|_| listener(node.admin, "")).collect();
     let refused = node.ask("GET", "/admin/v1/events", &[], &Value::Null);
     assert_eq!(refused.status, 503, "{}", refused.text());
     assert!(refused.text().contains("224 listen from 127.0.0.1"), "{}", refused.text());
@@ -60,7 +61,7 @@ fn those_who_listen_leave_room_for_those_who_ask() {
     tabs[0].read_until(b"event: tick\n").expect("and all go on listening");
     drop(tabs);
     crate::harness::eventually("room for listeners again", || {
-        let mut again = Open::to(node.admin).ok()?;
+        let mut again = WebConnection::to(node.admin).ok()?;
         again.send(b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").ok()?;
         (again.head().ok()?.status == 200).then_some(())
     });

@@ -118,7 +118,7 @@ fn what_is_wrong_says_where_and_what_to_do() {
     for (method, path, body, status, says) in [
         ("PUT", key, json!({"teir": "pro"}), 400, "unknown field `teir`"),
         ("PUT", key, json!([]), 400, "an object"),
-        ("PUT", key, json!({"tier": 5}), 400, "\"place\":\"tier\""),
+        ("PUT", key, json!({"tier": 5}), 400, "\"field\":\"tier\""),
         ("PUT", key, json!({"overrides": [{"descriptor": "default"}]}), 400, "overrides[0]"),
         (
             "PUT",

@@ -3,7 +3,7 @@
 
 use crate::RULES;
 use crate::databases::{Place, Postgres};
-use crate::harness::{Node, Open, eventually, run};
+use crate::harness::{Node, WebConnection, eventually, run};
 use serde_json::{Value, json};
 
 const KEY: &str = "sk_live_PLANTED0123456789abcdef";
@@ -145,7 +145,7 @@ fn those_who_were_let_in_may_look_while_the_database_is_away() {
 }
 
 /// The kinds of what a page hears, with their data, until one that is waited for.
-fn hears(page: &mut Open, kind: &str) -> String {
+fn hears(page: &mut WebConnection, kind: &str) -> String {
     let mut heard = page.read_until(format!("event: {kind}\n").as_bytes()).expect("an event");
     heard.extend(page.read_until(b"\n\n").expect("its data"));
     String::from_utf8_lossy(&heard).into_owned()
@@ -156,7 +156,7 @@ fn pages_hear_of_what_is_changed_at_another_node() {
     let place = Place::new();
     let db = place.sqlite("heard");
     let (here, there) = (Node::start(RULES, &db, &[]), Node::start(RULES, &db, &[]));
-    let mut page = Open::to(here.admin).expect("a connection");
+    let mut page = WebConnection::to(here.admin).expect("a connection");
     page.send(b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("sent");
     let mut all = hears(&mut page, "tick");
     let ask = |method: &str, path: &str, body: &Value| {

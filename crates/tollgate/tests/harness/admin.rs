@@ -1,6 +1,6 @@
 //! A running server with a database, and its admin address.
 
-use super::{Answer, Folder, Server, exchange};
+use super::{Folder, Server, WebResponse, exchange};
 use serde_json::Value;
 use std::net::SocketAddr;
 
@@ -28,7 +28,13 @@ impl Node {
         Self { admin: admin.parse().expect("an address"), server, rules: folder }
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+    pub(crate) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> WebResponse {
         self.try_ask(method, path, headers, body)
             .unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.server.log()))
     }
@@ -39,7 +45,7 @@ impl Node {
         path: &str,
         headers: &[(&str, &str)],
         body: &Value,
-    ) -> std::io::Result<Answer> {
+    ) -> std::io::Result<WebResponse> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let mut head =
             format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
@@ -53,7 +59,7 @@ impl Node {
     }
 
     /// Agrees on something with a caller.
-    pub(crate) fn put(&self, key: &str, body: &Value) -> Answer {
+    pub(crate) fn put(&self, key: &str, body: &Value) -> WebResponse {
         self.ask("PUT", &format!("/admin/v1/quotas/{key}"), &[], body)
     }
 

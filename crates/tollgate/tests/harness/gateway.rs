@@ -5,7 +5,7 @@ use super::{Folder, eventually};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
-use tollgate_testing::web::{self, Answer, Open};
+use tollgate_testing::web::{self, WebConnection, WebResponse};
 
 pub(crate) struct Gateway {
     child: Ended,
@@ -78,17 +78,17 @@ impl Gateway {
         self.addresses[0]
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> WebResponse {
         self.exchange(&web::request("GET", path, b""))
     }
 
-    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> WebResponse {
         web::exchange(self.address(), bytes)
             .unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.log()))
     }
 
-    pub(crate) fn open(&self) -> Open {
-        Open::to(self.address()).expect("a connection")
+    pub(crate) fn open(&self) -> WebConnection {
+        WebConnection::to(self.address()).expect("a connection")
     }
 
     /// A figure of `/metrics`, by its name with labels.

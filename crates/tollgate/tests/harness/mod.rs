@@ -41,5 +41,5 @@ pub(crate) use server::{Run, Server, run, run_with};
 pub(crate) use service::Service;
 pub(crate) use tollgate_testing::origin::Origin;
 pub(crate) use tollgate_testing::wait::{LONG, Stopwatch, eventually, note};
-pub(crate) use tollgate_testing::web::{Answer, Open, exchange, exchange_from, request};
+pub(crate) use tollgate_testing::web::{WebConnection, WebResponse, exchange, exchange_from, request};
 pub(crate) use upstreams::{Haproxy, Nginx, WebSockets};

@@ -1,6 +1,6 @@
 //! Somebody who asks a node's admin address, over HTTP and by the command line.
 
-use super::{Answer, Node};
+use super::{Node, WebResponse};
 use serde_json::{Value, json};
 
 pub(crate) struct Operator(Node);
@@ -18,7 +18,7 @@ impl Operator {
         Self(Node::start(rules, db, flags))
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> Answer {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> WebResponse {
         self.0.ask(method, path, &[], body)
     }
 

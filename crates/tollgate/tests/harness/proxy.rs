@@ -2,7 +2,7 @@
 
 use super::foreign::{program, spawn};
 use super::server::{Ended, Said};
-use super::{Answer, Folder, LONG, Server, Service, eventually, exchange_from};
+use super::{Folder, LONG, Server, Service, WebResponse, eventually, exchange_from};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -62,7 +62,7 @@ impl Proxy {
     }
 
     /// A request from an address of loopback. `headers` end each in a line's end.
-    pub(crate) fn ask(&self, source: &str, method: &str, path: &str, headers: &str) -> Answer {
+    pub(crate) fn ask(&self, source: &str, method: &str, path: &str, headers: &str) -> WebResponse {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: Shop.example\r\nconnection: close\r\ncontent-length: 0\r\n{headers}\r\n"
         );

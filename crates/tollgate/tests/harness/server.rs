@@ -9,7 +9,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use tollgate_testing::web::{self, Answer};
+use tollgate_testing::web::{self, WebResponse};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
 
@@ -215,20 +215,20 @@ impl Server {
         self.rules.as_ref().expect("started with rules").join("rules.yaml")
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> WebResponse {
         self.exchange(&web::request("GET", path, b""))
     }
 
-    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> WebResponse {
         self.exchange(&web::request("POST", path, body.to_string().as_bytes()))
     }
 
     /// `POST /v1/check` with attributes.
-    pub(crate) fn check(&self, domain: &str, attributes: &Value) -> Answer {
+    pub(crate) fn check(&self, domain: &str, attributes: &Value) -> WebResponse {
         self.post("/v1/check", &json!({"domain": domain, "attributes": attributes}))
     }
 
-    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> WebResponse {
         web::exchange(self.http, bytes).unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.log()))
     }
 

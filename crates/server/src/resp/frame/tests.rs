@@ -85,7 +85,7 @@ proptest! {
 }
 
 #[test]
-fn what_never_becomes_a_command_is_refused_at_once() {
+fn invalid_commands_are_rejected_immediately() {
     let long = format!("*{}\r\n", "1".repeat(30));
     let cases: [(&[u8], Fault); 22] = [
         (b"PING\r\n", Fault::Inline),
@@ -121,7 +121,7 @@ fn what_never_becomes_a_command_is_refused_at_once() {
 /// Eight words that are each within bounds may not be so together.
 #[test]
 fn a_command_as_a_whole_is_bounded() {
-    let command = |words: usize| encode(&vec![vec![b'x'; WORD]; words]);
+    let command = |words: usize| encode(&vec![vec![b'x'; MAX_WORD]; words]);
     assert_eq!(all(&command(7)).0.len(), 1);
     let (commands, done, fault) = all(&command(8));
     assert_eq!((commands.len(), done, fault), (0, 0, Some(Fault::TooLarge)));
@@ -129,7 +129,7 @@ fn a_command_as_a_whole_is_bounded() {
 
 /// Redis passes over a command without words, and clients count on it.
 #[test]
-fn no_words_are_passed_over() {
+fn empty_commands_are_skipped() {
     let (commands, done, fault) = all(b"*0\r\n*-1\r\n*1\r\n$4\r\nPING\r\n");
     assert_eq!(commands, [vec![], vec![], vec![b"PING".to_vec()]]);
     assert_eq!((done, fault), (23, None));

@@ -43,7 +43,7 @@ async fn is_served(stream: &mut TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn who_leaves_a_command_unfinished_is_let_go_and_who_waits_is_not() {
+async fn a_client_with_an_unfinished_command_is_disconnected_and_an_idle_one_is_not() {
     let address = start(impatient()).await;
     let mut patient = open(address).await;
     assert!(is_served(&mut patient).await);
@@ -68,7 +68,7 @@ async fn who_leaves_a_command_unfinished_is_let_go_and_who_waits_is_not() {
 }
 
 #[tokio::test]
-async fn who_takes_no_replies_is_let_go() {
+async fn a_client_that_reads_no_replies_is_disconnected() {
     let address = start(impatient()).await;
     let mut greedy = open(address).await;
     let commands = b"*2\r\n$7\r\nCOMMAND\r\n$4\r\nDOCS\r\n".repeat(100);
@@ -78,13 +78,13 @@ async fn who_takes_no_replies_is_let_go() {
 }
 
 #[tokio::test]
-async fn who_gives_no_password_is_let_go() {
+async fn an_unauthenticated_client_is_disconnected() {
     let address = start(RespConfig { password: Some("hunter2".to_owned()), ..impatient() }).await;
     assert_eq!(until_closed(&mut open(address).await).await, b"");
 }
 
 #[tokio::test]
-async fn idle_connections_are_kept_so_long_and_no_longer() {
+async fn idle_connections_are_closed_after_the_timeout() {
     let address = start(RespConfig { idle_ticks: 3, ..impatient() }).await;
     let mut idle = open(address).await;
     assert!(is_served(&mut idle).await);
@@ -92,7 +92,7 @@ async fn idle_connections_are_kept_so_long_and_no_longer() {
 }
 
 #[tokio::test]
-async fn one_too_many_is_told_so() {
+async fn a_connection_over_the_limit_gets_an_error() {
     let address = start(RespConfig { connections: 1, ..impatient() }).await;
     let mut first = open(address).await;
     assert!(is_served(&mut first).await);

@@ -8,7 +8,7 @@ mod file;
 mod runner;
 
 use crate::cli::output::{BAD, GOOD, paint};
-use crate::cli::{TestFlags, print, say};
+use crate::cli::{TestFlags, print, print_line};
 use anyhow::Context;
 use serde_json::json;
 use std::path::Path;
@@ -23,11 +23,11 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
             _ if json => told.push(json!({
                 "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
             })),
-            Ok(()) => say(format_args!("{}      {}: {name}", paint(GOOD, "ok"), path.display()))?,
+            Ok(()) => print_line(format_args!("{}      {}: {name}", paint(GOOD, "ok"), path.display()))?,
             Err(difference) => {
-                say(format_args!("{}  {}: {name}", paint(BAD, "FAILED"), path.display()))?;
+                print_line(format_args!("{}  {}: {name}", paint(BAD, "FAILED"), path.display()))?;
                 for line in difference.lines() {
-                    say(format_args!("          {line}"))?;
+                    print_line(format_args!("          {line}"))?;
                 }
             }
         }
@@ -52,7 +52,7 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
         print(&json!({"passed": passed, "failed": failed, "cases": told}))?;
     } else {
         let style = if failed == 0 { GOOD } else { BAD };
-        say(paint(style, format_args!("{passed} passed, {failed} failed")))?;
+        print_line(paint(style, format_args!("{passed} passed, {failed} failed")))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

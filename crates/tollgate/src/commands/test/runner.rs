@@ -45,9 +45,9 @@ pub(crate) fn run(case: &Case, base: &Path) -> Result<(), String> {
         if let Some(advance) = step.advance {
             clock.advance(advance.0);
         }
-        let mut actual = take(&limiter, step)?;
+        let mut actual = run_step(&limiter, step)?;
         for _ in 1..step.repeat.unwrap_or(1) {
-            actual = take(&limiter, step)?;
+            actual = run_step(&limiter, step)?;
         }
         let found = differences(&step.expect, &actual);
         report.extend(found.into_iter().map(|line| format!("step {}: {line}", number + 1)));
@@ -73,7 +73,7 @@ fn sources(case: &Case, base: &Path) -> Result<Vec<Source>, String> {
     Ok(sources)
 }
 
-fn take(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
+fn run_step(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
     let rules = limiter.rules();
     let domain = match &step.domain {
         Some(domain) => domain.clone(),
@@ -87,7 +87,7 @@ fn take(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
             let check = Check::attributes(&domain, &pairs).costing(step.cost.map_or(Cost::ONE, Cost::take));
             let decision = pollster::block_on(limiter.check(&check));
             let statuses = decision.limits.iter().map(|limit| attribute_status(&decision, limit)).collect();
-            Ok(Actual { statuses, ..of_decision(&decision) })
+            Ok(Actual { statuses, ..from_decision(&decision) })
         }
         _ => Err("a step has either `descriptors` or `attributes`".to_owned()),
     }
@@ -109,12 +109,12 @@ fn by_descriptors(
         Ok(decision) => {
             let RateLimitResponse { statuses, .. } = rls::response(&decision);
             let statuses = statuses.into_iter().map(wire_status).collect();
-            Actual { statuses, ..of_decision(&decision) }
+            Actual { statuses, ..from_decision(&decision) }
         }
     }
 }
 
-fn of_decision(decision: &Decision) -> Actual {
+fn from_decision(decision: &Decision) -> Actual {
     Actual {
         overall: if decision.is_allowed() { "OK" } else { "OVER_LIMIT" },
         denied_by: decision.denied_by_name().map(str::to_owned),

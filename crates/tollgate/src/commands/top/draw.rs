@@ -1,6 +1,6 @@
 //! The screen of `tollgate top`.
 
-use super::{Seen, numbers, plain, shown};
+use super::{TopState, numbers, plain, shown};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
@@ -11,7 +11,7 @@ use serde_json::Value;
 const ALLOW: Color = Color::Green;
 const DENY: Color = Color::Red;
 
-pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen) {
+pub(super) fn draw(frame: &mut Frame<'_>, seen: &TopState) {
     let [head, curves, rules, keys, foot] = Layout::vertical([
         Constraint::Length(3),
         Constraint::Length(6),
@@ -45,14 +45,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen) {
     );
     let near_limit = [("key_masked", ""), ("utilisation", "%"), ("tier_above", "")];
     list(frame, near, "near a limit (tier above)", &seen.top["near_limit"], &near_limit);
-    let foot_line = match &seen.trouble {
+    let foot_line = match &seen.failure {
         Some(trouble) => Line::from(format!(" {trouble}")).fg(DENY),
         None => Line::from(" q quits; `tollgate why ID` explains a decision; the dashboard is at /").dim(),
     };
     frame.render_widget(foot_line, foot);
 }
 
-fn heading(seen: &Seen) -> Vec<Line<'static>> {
+fn heading(seen: &TopState) -> Vec<Line<'static>> {
     let (name, about) = seen.node();
     let [allowed, denied, rest] = seen.rates();
     let first = Line::from(vec![Span::from(format!(" {name} ")).bold(), Span::from(about)]);
@@ -72,7 +72,7 @@ fn curve(frame: &mut Frame<'_>, area: Rect, title: &str, all: &[u64], colour: Co
     frame.render_widget(Sparkline::default().data(shown).style(Style::new().fg(colour)).block(block), area);
 }
 
-fn by_rule(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
+fn by_rule(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     let mut rules: Vec<&Value> = seen.stats["rules"].as_array().into_iter().flatten().collect();
     let count = |rule: &Value, name: &str| rule[name].as_u64().unwrap_or(0);
     rules.sort_by_key(|rule| std::cmp::Reverse((count(rule, "deny"), count(rule, "allow"))));
@@ -119,7 +119,7 @@ fn widths<'r>(area: Rect, rows: impl Iterator<Item = &'r Vec<String>>) -> Vec<Co
 }
 
 /// What stands behind the decisions; below it the keys that are hot, where keys are leased.
-fn store(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
+fn store(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     if seen.stats["node"]["leases"].is_null() {
         health(frame, area, seen);
         return;
@@ -132,7 +132,7 @@ fn store(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
 }
 
 /// Breakers, leases, and what is under way.
-fn health(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
+fn health(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     let node = &seen.stats["node"];
     let mut lines = Vec::new();
     for [shard, state] in seen.breakers() {
@@ -174,7 +174,7 @@ mod tests {
     use ratatui::backend::TestBackend;
     use serde_json::json;
 
-    fn screen(seen: &Seen, width: u16, height: u16) -> String {
+    fn screen(seen: &TopState, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a screen in memory");
         terminal.draw(|frame| draw(frame, seen)).expect("drawn");
         let buffer = terminal.backend().buffer().clone();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_is_on_the_screen() {
+    fn the_screen_shows_the_state() {
         let stats = json!({
             "series": {"allow": [1, 2, 900], "deny": [0, 0, 37], "p99_us": [10.0, 11.0, 42.0]},
             "rules": [{"rule": "quiet", "allow": 9, "deny": 0}, {"rule": "login", "allow": 5, "deny": 321}],
@@ -196,7 +196,7 @@ mod tests {
                          "hot": [{"counter": "d/api_key", "values": ["sk_liv…12345678"], "per_second": 4321, "state": "promoted", "available": 9},
                                  {"counter": "d/all", "values": [], "per_second": 2000, "state": "leased", "available": 9}],
                          "hot_from_per_second": 1000});
-        let seen = Seen { stats, top, trouble: None };
+        let seen = TopState { stats, top, failure: None };
         let text = screen(&seen, 120, 30);
         for word in [
             "n1",
@@ -226,8 +226,8 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_went_away_is_told() {
-        let seen = Seen { stats: json!({}), top: json!({}), trouble: Some("cannot connect".to_owned()) };
+    fn an_unavailable_server_is_reported() {
+        let seen = TopState { stats: json!({}), top: json!({}), failure: Some("cannot connect".to_owned()) };
         assert!(screen(&seen, 60, 24).contains("cannot connect"));
         // Too small for anything, but no reason to fall over.
         screen(&seen, 5, 3);
@@ -243,7 +243,7 @@ mod tests {
             "near_limit": [{"key_masked": caller, "utilisation": 0.93, "tier_above": "pro"}],
         });
         let stats = json!({"rules": [{"rule": "per key and endpoint", "allow": 9, "deny": 1}]});
-        let text = screen(&Seen { stats, top, trouble: None }, 80, 24);
+        let text = screen(&TopState { stats, top, failure: None }, 80, 24);
         assert_eq!(text.matches("sk_liv…12345").count(), 3, "{text}");
         for word in ["43210/s", "50%", "21000", "93%", "pro", "per key and endpoint"] {
             assert!(text.contains(word), "{word} is missing\n{text}");

@@ -1,16 +1,16 @@
 //! One snapshot of `tollgate top`, line by line, where there is no terminal.
 
-use super::{Seen, plain, shown};
+use super::{TopState, plain, shown};
 use crate::admin_client;
-use crate::cli::say;
+use crate::cli::print_line;
 use serde_json::Value;
 
-pub(super) fn tell(seen: &Seen) -> anyhow::Result<()> {
+pub(super) fn print(seen: &TopState) -> anyhow::Result<()> {
     let (name, about) = seen.node();
-    say(format_args!("{name}  {about}"))?;
-    say(seen.rates().join("  "))?;
+    print_line(format_args!("{name}  {about}"))?;
+    print_line(seen.rates().join("  "))?;
     for [shard, state] in seen.breakers() {
-        say(format_args!("{shard}  breaker {state}"))?;
+        print_line(format_args!("{shard}  breaker {state}"))?;
     }
     let count = |rule: &Value, name: &str| rule[name].as_u64().unwrap_or(0).to_string();
     let rules = seen.stats["rules"].as_array().into_iter().flatten();
@@ -19,11 +19,11 @@ pub(super) fn tell(seen: &Seen) -> anyhow::Result<()> {
             [plain(&rule["rule"]), count(rule, "allow"), count(rule, "deny"), count(rule, "shadow_deny")]
         })
         .collect();
-    say("")?;
+    print_line("")?;
     admin_client::table_or(["RULE", "ALLOWED", "DENIED", "SHADOW"], &rows, "no rules")?;
     let top = |name: &str| seen.top[name].as_array().cloned().unwrap_or_default();
     if top("by_rate").is_empty() {
-        say("\nno traffic yet")?;
+        print_line("\nno traffic yet")?;
     }
     list(["CALLER", "RATE", "SHARE"], &top("by_rate"), [("key_masked", ""), ("rate", "/s"), ("share", "%")])?;
     let denied = [("key_masked", ""), ("denied", ""), ("rule", "")];
@@ -39,6 +39,6 @@ fn list(titles: [&str; 3], all: &[Value], fields: [(&str, &str); 3]) -> anyhow::
         return Ok(());
     }
     let row = |one: &Value| fields.map(|(name, unit)| shown(&one[name], unit));
-    say("")?;
+    print_line("")?;
     admin_client::table(titles, &all.iter().map(row).collect::<Vec<_>>())
 }

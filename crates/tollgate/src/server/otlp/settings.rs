@@ -43,13 +43,13 @@ fn either(traces: &'static str, all: &'static str) -> Option<(&'static str, Stri
 pub(crate) fn read(flags: &ServeFlags, file: Option<String>) -> anyhow::Result<Option<Otlp>> {
     match flags.otlp.clone().or(file) {
         Some(address) if address == "off" => Ok(None),
-        Some(address) => reaching("--otlp", &address).map(Some),
-        None => Ok(by_environment()),
+        Some(address) => from_endpoint("--otlp", &address).map(Some),
+        None => Ok(from_environment()),
     }
 }
 
 /// An address, with what OpenTelemetry's variables say beside it. What cannot be used is an error, which holds no secrets.
-fn reaching(from: &'static str, address: &str) -> anyhow::Result<Otlp> {
+fn from_endpoint(from: &'static str, address: &str) -> anyhow::Result<Otlp> {
     let uri = endpoint(address, from != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").with_context(|| {
         format!("{from}: write the HTTP address of a collector, such as http://127.0.0.1:4318, or off")
     })?;
@@ -70,7 +70,7 @@ fn reaching(from: &'static str, address: &str) -> anyhow::Result<Otlp> {
 
 /// Where OpenTelemetry's own variables send traces. They are often there for all programs of a machine, so what does not
 /// suit us switches us off and is no error.
-fn by_environment() -> Option<Otlp> {
+fn from_environment() -> Option<Otlp> {
     let is = |name, word| variable(name).is_some_and(|text| text.eq_ignore_ascii_case(word));
     if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
         return None;
@@ -81,7 +81,7 @@ fn by_environment() -> Option<Otlp> {
             "{name} asks for {protocol}, and only http/protobuf is spoken here; \
              set --otlp to the collector's HTTP address"
         )),
-        _ => reaching(from, &address),
+        _ => from_endpoint(from, &address),
     };
     found.inspect_err(|error| tracing::warn!("traces disabled: {error:#}")).ok()
 }
@@ -144,7 +144,7 @@ impl Otlp {
     /// The way there.
     pub(super) fn client(&self) -> anyhow::Result<Client> {
         let ca = self.ca.as_ref().map(|(name, path)| (*name, path.as_path()));
-        Client::reaching(&self.uri, || admin_client::trusting(ca, None))
+        Client::connect_to(&self.uri, || admin_client::trusting(ca, None))
     }
 }
 

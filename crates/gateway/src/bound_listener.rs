@@ -1,9 +1,9 @@
 //! One address that callers reach, and what those who come in there are held to. A change of the settings leaves the address
 //! open, and those who are there: it acts on whoever comes next.
 
-use crate::config::{CallerLimits, GatewayConfig, ListenerConfig};
+use crate::acceptor::Acceptor;
+use crate::config::{ClientLimits, GatewayConfig, ListenerConfig};
 use crate::h2;
-use crate::listener::Listener;
 use crate::proxy::Proxy;
 use crate::tls::ServerTls;
 use arc_swap::ArcSwap;
@@ -19,49 +19,49 @@ use tollgate_http::server::{Drain, Settings};
 /// Connections that may wait to be accepted. The usual 128 overflow in a burst, and whoever does not fit waits a second.
 const BACKLOG: u32 = 4096;
 
-pub(crate) struct Door<S: CounterStore + 'static> {
+pub(crate) struct BoundListener<S: CounterStore + 'static> {
     config: ListenerConfig,
     connections: usize,
     pub(crate) address: SocketAddr,
-    current: Arc<ArcSwap<Listener<S>>>,
+    current: Arc<ArcSwap<Acceptor<S>>>,
     /// Until it is opened.
     bound: Option<TcpListener>,
-    accepting: Option<Task>,
-    watching: Option<Task>,
+    accepting: Option<AbortOnDrop>,
+    watching: Option<AbortOnDrop>,
 }
 
 /// A task that ends when it is dropped.
-pub(crate) struct Task(JoinHandle<()>);
+pub(crate) struct AbortOnDrop(JoinHandle<()>);
 
-impl Task {
+impl AbortOnDrop {
     pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(tokio::spawn(future))
     }
 
     /// Waits until it has ended.
-    pub(crate) async fn end(mut self) {
+    pub(crate) async fn abort(mut self) {
         self.0.abort();
         let _ = (&mut self.0).await;
     }
 }
 
-impl Drop for Task {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 /// What a door is going to be, once nothing can go wrong any more.
-pub(crate) struct Planned<S: CounterStore + 'static> {
+pub(crate) struct ListenerPlan<S: CounterStore + 'static> {
     config: ListenerConfig,
     connections: usize,
-    listener: Listener<S>,
-    place: Place,
+    listener: Acceptor<S>,
+    slot: ListenerSlot,
 }
 
-enum Place {
+enum ListenerSlot {
     /// The door that is there, by its number.
-    Known(usize),
+    Existing(usize),
     New(SocketAddr, TcpListener),
 }
 
@@ -70,20 +70,20 @@ pub(crate) fn plan<S: CounterStore + 'static>(
     config: &GatewayConfig,
     proxy: &Arc<Proxy<S>>,
     drain: &Arc<Drain>,
-    doors: &[Door<S>],
-) -> Result<Vec<Planned<S>>, String> {
+    doors: &[BoundListener<S>],
+) -> Result<Vec<ListenerPlan<S>>, String> {
     if config.listeners.is_empty() {
         return Err("`listeners` is empty; write at least one, such as {address: 127.0.0.1:8000}".to_owned());
     }
-    let mut planned: Vec<Planned<S>> = Vec::new();
+    let mut planned: Vec<ListenerPlan<S>> = Vec::new();
     for listener in &config.listeners {
         let address = listener.address;
         let is_free = |at: usize| {
-            !planned.iter().any(|other| matches!(other.place, Place::Known(taken) if taken == at))
+            !planned.iter().any(|other| matches!(other.slot, ListenerSlot::Existing(taken) if taken == at))
         };
         let known = (0..doors.len()).find(|at| doors[*at].config.address == address && is_free(*at));
         let former = known.map(|at| (&doors[at], doors[at].current.load_full()));
-        let same = |door: &Door<S>| door.config.tls == listener.tls;
+        let same = |door: &BoundListener<S>| door.config.tls == listener.tls;
         let tls = match former.as_ref().filter(|(door, _)| same(door)) {
             Some((_, former)) => former.tls.clone(),
             None => {
@@ -97,27 +97,30 @@ pub(crate) fn plan<S: CounterStore + 'static>(
             None => ConnectionSlots::new(connections, WhenFull::Wait),
         };
         let place = match known {
-            Some(at) => Place::Known(at),
+            Some(at) => ListenerSlot::Existing(at),
             None => {
                 let bound =
                     listen(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
-                Place::New(bound.local_addr().map_err(|error| error.to_string())?, bound)
+                ListenerSlot::New(bound.local_addr().map_err(|error| error.to_string())?, bound)
             }
         };
         let (h1, h2) = bounds(&config.callers);
         let (proxy, drain, proxied) = (Arc::clone(proxy), Arc::clone(drain), listener.proxy_protocol);
-        let shared = Listener { proxy, drain, tls, proxied, h1, h2, slots };
-        planned.push(Planned { config: listener.clone(), connections, listener: shared, place });
+        let shared = Acceptor { proxy, drain, tls, proxy_protocol: proxied, h1, h2, slots };
+        planned.push(ListenerPlan { config: listener.clone(), connections, listener: shared, slot: place });
     }
     Ok(planned)
 }
 
 /// Puts a plan into force: doors that are not in it are closed.
-pub(crate) fn build<S: CounterStore + 'static>(planned: Vec<Planned<S>>, doors: &mut Vec<Door<S>>) {
-    let mut former: Vec<Option<Door<S>>> = std::mem::take(doors).into_iter().map(Some).collect();
-    for Planned { config, connections, listener, place } in planned {
+pub(crate) fn build<S: CounterStore + 'static>(
+    planned: Vec<ListenerPlan<S>>,
+    doors: &mut Vec<BoundListener<S>>,
+) {
+    let mut former: Vec<Option<BoundListener<S>>> = std::mem::take(doors).into_iter().map(Some).collect();
+    for ListenerPlan { config, connections, listener, slot: place } in planned {
         let door = match place {
-            Place::New(address, bound) => Some(Door {
+            ListenerSlot::New(address, bound) => Some(BoundListener {
                 config,
                 connections,
                 address,
@@ -126,26 +129,26 @@ pub(crate) fn build<S: CounterStore + 'static>(planned: Vec<Planned<S>>, doors: 
                 accepting: None,
                 watching: None,
             }),
-            Place::Known(at) => former[at].take().map(|mut door| {
+            ListenerSlot::Existing(at) => former[at].take().map(|mut door| {
                 if door.config.tls != config.tls {
                     door.watching = None;
                 }
                 door.current.store(Arc::new(listener));
-                Door { config, connections, ..door }
+                BoundListener { config, connections, ..door }
             }),
         };
         doors.extend(door);
     }
 }
 
-impl<S: CounterStore + 'static> Door<S> {
+impl<S: CounterStore + 'static> BoundListener<S> {
     /// Takes callers in, if it does not already.
     pub(crate) fn open(&mut self) {
         if let Some(bound) = self.bound.take() {
-            self.accepting = Some(Task::spawn(Listener::accept_all(Arc::clone(&self.current), bound)));
+            self.accepting = Some(AbortOnDrop::spawn(Acceptor::accept_all(Arc::clone(&self.current), bound)));
         }
         if let (None, Some(tls)) = (&self.watching, self.current.load().tls.clone()) {
-            self.watching = Some(Task::spawn(async move { tls.watch().await }));
+            self.watching = Some(AbortOnDrop::spawn(async move { tls.watch().await }));
         }
     }
 
@@ -156,12 +159,12 @@ impl<S: CounterStore + 'static> Door<S> {
     /// Lets nobody in any more: whoever comes finds nobody when this has ended.
     pub(crate) async fn close(self) {
         for task in [self.accepting, self.watching].into_iter().flatten() {
-            task.end().await;
+            task.abort().await;
         }
     }
 }
 
-fn bounds(callers: &CallerLimits) -> (Settings, h2::Settings) {
+fn bounds(callers: &ClientLimits) -> (Settings, h2::H2Settings) {
     let size = |size: crate::Size| usize::try_from(size.0).unwrap_or(usize::MAX);
     let h1 = Settings {
         head: HeadLimits {
@@ -174,7 +177,7 @@ fn bounds(callers: &CallerLimits) -> (Settings, h2::Settings) {
         body_timeout: callers.body_timeout.0,
         max_discarded: 0,
     };
-    let h2 = h2::Settings {
+    let h2 = h2::H2Settings {
         streams: callers.streams,
         header_bytes: u32::try_from(callers.header_bytes.0).unwrap_or(u32::MAX),
         idle_timeout: callers.idle_timeout.0,

@@ -17,11 +17,11 @@ use tokio::time::Instant;
 
 /// How one body gets on.
 #[derive(Debug, Default)]
-pub(crate) struct Flow {
+pub(crate) struct BodyProgress {
     /// One more than the frames that were taken; zero while there is no body yet.
     taken: AtomicU64,
     /// Whether more was asked for, and has not come.
-    is_asked: AtomicBool,
+    is_polled: AtomicBool,
     ended: Notify,
 }
 
@@ -29,11 +29,11 @@ pub(crate) struct Flow {
 #[derive(Debug)]
 pub(crate) struct Stalled;
 
-impl Flow {
+impl BodyProgress {
     /// If it is the reader's turn: how far it has come.
-    pub(crate) fn owed_by_reader(&self) -> Option<u64> {
+    pub(crate) fn stalled_by_reader(&self) -> Option<u64> {
         let taken = self.taken.load(Ordering::Relaxed);
-        (taken > 0 && !self.is_asked.load(Ordering::Relaxed)).then_some(taken)
+        (taken > 0 && !self.is_polled.load(Ordering::Relaxed)).then_some(taken)
     }
 
     /// Waits until the body is done with.
@@ -45,7 +45,7 @@ impl Flow {
                 () = ended.as_mut() => return Ok(()),
                 () = tokio::time::sleep(patience / 4) => {}
             }
-            let owed = self.owed_by_reader();
+            let owed = self.stalled_by_reader();
             if owed.is_none() || owed != seen.0 {
                 seen = (owed, Instant::now());
             } else if seen.1.elapsed() >= patience {
@@ -56,19 +56,19 @@ impl Flow {
 }
 
 /// A body, if there is one, that notes how it gets on.
-pub(crate) struct Flowing<B> {
+pub(crate) struct TrackedBody<B> {
     body: Option<B>,
-    flow: Arc<Flow>,
+    progress: Arc<BodyProgress>,
 }
 
-impl<B> Flowing<B> {
-    pub(crate) fn new(body: Option<B>, flow: Arc<Flow>) -> Self {
+impl<B> TrackedBody<B> {
+    pub(crate) fn new(body: Option<B>, flow: Arc<BodyProgress>) -> Self {
         flow.taken.store(1, Ordering::Relaxed);
-        Self { body, flow }
+        Self { body, progress: flow }
     }
 }
 
-impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Body for Flowing<B> {
+impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Body for TrackedBody<B> {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -76,10 +76,10 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Body for Flowing<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Self { body, flow } = self.get_mut();
+        let Self { body, progress: flow } = self.get_mut();
         let Some(body) = body else { return Poll::Ready(None) };
         let polled = Pin::new(body).poll_frame(cx);
-        flow.is_asked.store(polled.is_pending(), Ordering::Relaxed);
+        flow.is_polled.store(polled.is_pending(), Ordering::Relaxed);
         if polled.is_ready() {
             flow.taken.fetch_add(1, Ordering::Relaxed);
         }
@@ -95,8 +95,8 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Body for Flowing<B> {
     }
 }
 
-impl<B> Drop for Flowing<B> {
+impl<B> Drop for TrackedBody<B> {
     fn drop(&mut self) {
-        self.flow.ended.notify_one();
+        self.progress.ended.notify_one();
     }
 }

@@ -1,7 +1,7 @@
 //! One exchange on an upstream's connection: the request goes out while the answer may already come in.
 
-use crate::body::{BodyError, Incoming};
-use crate::pool::{InFlight, Place};
+use crate::body::{BodyError, ClientBody};
+use crate::pool::{ConnectionPermit, InFlight};
 use bytes::{Buf, Bytes, BytesMut};
 use http::{Method, StatusCode};
 use http_body::{Body, Frame, SizeHint};
@@ -17,10 +17,10 @@ use tollgate_http::server::{self, BodyReader, BufferedRead, Io, LazyTimeout, Rea
 /// Upstreams are ours: they may say more than strangers.
 const LIMITS: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 0, fields: 200 };
 /// How long an upstream that has stopped reading may take to say why.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FINAL_READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection to an upstream, between two exchanges.
-pub(crate) struct Connection {
+pub(crate) struct UpstreamConnection {
     read: ReadHalf,
     write: Option<WriteHalf>,
     buffer: BytesMut,
@@ -30,13 +30,13 @@ pub(crate) struct Connection {
     /// Since when it waits.
     pub(crate) idle_since: Instant,
     /// Whether it has, at least once.
-    pub(crate) has_waited: bool,
+    pub(crate) is_reused: bool,
     /// Its request's place among those that may have one open.
-    pub(crate) place: Place,
+    pub(crate) permit: ConnectionPermit,
 }
 
-impl Connection {
-    pub(crate) fn new(io: Io, place: Place) -> Self {
+impl UpstreamConnection {
+    pub(crate) fn new(io: Io, place: ConnectionPermit) -> Self {
         let (read, write) = io.split();
         Self {
             read,
@@ -45,8 +45,8 @@ impl Connection {
             out: BytesMut::new(),
             timeout: LazyTimeout::new(Duration::from_secs(60)),
             idle_since: Instant::now(),
-            has_waited: false,
-            place,
+            is_reused: false,
+            permit: place,
         }
     }
 
@@ -99,9 +99,9 @@ impl Connection {
     }
 
     /// Takes the connection apart after the head of a response that switches protocols.
-    pub(crate) fn into_tunnel(mut self, end: usize) -> Option<(BufferedRead, WriteHalf, Place)> {
+    pub(crate) fn into_tunnel(mut self, end: usize) -> Option<(BufferedRead, WriteHalf, ConnectionPermit)> {
         self.buffer.advance(end);
-        let Self { read, write, buffer, place, .. } = self;
+        let Self { read, write, buffer, permit: place, .. } = self;
         Some((BufferedRead { read, buffer }, write?, place))
     }
 
@@ -124,7 +124,7 @@ pub(crate) enum ExchangeError {
     #[error("the upstream's answer is malformed: {0}")]
     Malformed(#[from] HeadError),
     #[error("the upstream switched protocols unasked")]
-    Unasked,
+    Unsolicited,
     /// The caller's fault, not the upstream's.
     #[error("the request's body could not be read: {0}")]
     Body(BodyError),
@@ -132,7 +132,7 @@ pub(crate) enum ExchangeError {
 
 /// How one exchange is made.
 #[derive(Clone, Copy)]
-pub(crate) struct Terms<'a> {
+pub(crate) struct ExchangeOptions<'a> {
     pub(crate) method: &'a Method,
     /// How the request's body is sent.
     pub(crate) frames: Frames,
@@ -155,7 +155,7 @@ pub(crate) type Pump = Pin<Box<dyn Future<Output = Result<WriteHalf, PumpError>>
 async fn pump(
     mut write: WriteHalf,
     mut out: BytesMut,
-    mut body: Incoming,
+    mut body: ClientBody,
     frames: Frames,
     idle: Duration,
 ) -> Result<WriteHalf, PumpError> {
@@ -195,9 +195,9 @@ async fn pump(
 /// Sends the head that was written to the connection, and the body, and waits for the head of the response: where it ends,
 /// and what it says. What is left to send of the body is in `pumping`.
 pub(crate) async fn exchange(
-    connection: &mut Connection,
-    terms: &Terms<'_>,
-    body: Option<Incoming>,
+    connection: &mut UpstreamConnection,
+    terms: &ExchangeOptions<'_>,
+    body: Option<ClientBody>,
     pumping: &mut Option<Pump>,
     timeout: &mut LazyTimeout,
 ) -> Result<(usize, ResponseHead), ExchangeError> {
@@ -223,7 +223,7 @@ pub(crate) async fn exchange(
                 }
                 Poll::Ready(Err(PumpError::Io)) => {
                     *pumping = None;
-                    timeout.set(LAST_WORDS);
+                    timeout.set(FINAL_READ_TIMEOUT);
                 }
             }
         }
@@ -246,26 +246,26 @@ pub(crate) async fn exchange(
     .await?;
     let switches = head.status == StatusCode::SWITCHING_PROTOCOLS;
     if switches && (!terms.upgrades || connection.write.is_none()) {
-        return Err(ExchangeError::Unasked);
+        return Err(ExchangeError::Unsolicited);
     }
     Ok((end, head))
 }
 
 /// An answer's body. The connection goes back to its pool at the last byte, before the caller has read it.
 pub(crate) struct UpstreamBody {
-    connection: Option<Box<Connection>>,
+    connection: Option<Box<UpstreamConnection>>,
     in_flight: Option<InFlight>,
     reader: BodyReader,
     /// The request, as far as it is still being sent.
     pumping: Option<Pump>,
-    keep: bool,
+    is_reusable: bool,
     idle: Duration,
 }
 
 impl UpstreamBody {
     /// The body behind a response's head, which ends at `end`.
     pub(crate) fn new(
-        mut connection: Box<Connection>,
+        mut connection: Box<UpstreamConnection>,
         in_flight: InFlight,
         (end, head): (usize, &ResponseHead),
         pumping: Option<Pump>,
@@ -277,7 +277,7 @@ impl UpstreamBody {
             in_flight: Some(in_flight),
             reader: BodyReader::new(head.framing),
             pumping,
-            keep: head.keep_alive,
+            is_reusable: head.keep_alive,
             idle,
         };
         if body.reader.is_done() {
@@ -314,8 +314,8 @@ impl UpstreamBody {
         };
         // Bytes behind the answer belong to nothing: such a connection is not used again.
         let whole = self.pumping.take().is_none() && connection.write.is_some();
-        if self.keep && whole && connection.buffer.is_empty() {
-            in_flight.endpoint().put_back(connection);
+        if self.is_reusable && whole && connection.buffer.is_empty() {
+            in_flight.backend().put_back(connection);
         }
     }
 

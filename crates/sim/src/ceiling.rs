@@ -4,14 +4,14 @@ use tollgate_core::{Algorithm, Cost, Limit, State, Timestamp};
 
 /// What was let through, and what a disaster may have handed out beside.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct CeilingCheck {
     /// When, how many.
     admitted: Vec<(u64, u64)>,
     /// From when on, how many more.
     excused: Vec<(u64, u64)>,
 }
 
-impl Meter {
+impl CeilingCheck {
     pub(crate) fn admit(&mut self, when: u64, units: u64) {
         self.admitted.push((when, units));
     }
@@ -25,7 +25,7 @@ impl Meter {
     }
 
     /// Where the ceiling was broken, in words.
-    pub(crate) fn broken(&self, limit: &Limit, phase: u64) -> Option<String> {
+    pub(crate) fn violation(&self, limit: &Limit, phase: u64) -> Option<String> {
         let mut admitted = self.admitted.clone();
         admitted.sort_unstable();
         match limit.algorithm() {

@@ -8,7 +8,7 @@ use tollgate_core::CounterStore;
 use tollgate_engine::{Limiter, Passed, Trace};
 
 /// A span that has begun.
-pub(crate) struct Followed<S: CounterStore> {
+pub(crate) struct RequestSpan<S: CounterStore> {
     limiter: Arc<Limiter<S>>,
     trace: Trace,
     method: Method,
@@ -17,7 +17,7 @@ pub(crate) struct Followed<S: CounterStore> {
     pub(crate) status: Option<u16>,
 }
 
-impl<S: CounterStore> Followed<S> {
+impl<S: CounterStore> RequestSpan<S> {
     pub(crate) fn new(
         limiter: &Arc<Limiter<S>>,
         trace: Trace,
@@ -34,7 +34,7 @@ impl<S: CounterStore> Followed<S> {
     }
 }
 
-impl<S: CounterStore> Drop for Followed<S> {
+impl<S: CounterStore> Drop for RequestSpan<S> {
     fn drop(&mut self) {
         let Self { trace, method, route, status, .. } = self;
         let passed =

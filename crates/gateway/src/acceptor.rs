@@ -20,17 +20,17 @@ use tollgate_http::server::accept::{self, ConnectionSlots};
 use tollgate_http::server::{self, Drain, Io, Settings};
 
 /// What the connections of one listener share.
-pub(crate) struct Listener<S: CounterStore + 'static> {
+pub(crate) struct Acceptor<S: CounterStore + 'static> {
     pub(crate) proxy: Arc<Proxy<S>>,
     pub(crate) drain: Arc<Drain>,
     pub(crate) tls: Option<Arc<ServerTls>>,
-    pub(crate) proxied: bool,
+    pub(crate) proxy_protocol: bool,
     pub(crate) h1: Settings,
-    pub(crate) h2: h2::Settings,
+    pub(crate) h2: h2::H2Settings,
     pub(crate) slots: ConnectionSlots,
 }
 
-impl<S: CounterStore + 'static> Listener<S> {
+impl<S: CounterStore + 'static> Acceptor<S> {
     /// Takes connections for as long as it is polled; each is served by what acts when it comes.
     pub(crate) async fn accept_all(current: Arc<ArcSwap<Self>>, listener: TcpListener) {
         loop {
@@ -45,7 +45,7 @@ impl<S: CounterStore + 'static> Listener<S> {
     async fn serve(&self, stream: TcpStream, address: SocketAddr) {
         let deadline = Instant::now() + self.h1.header_timeout;
         let mut from = address.ip();
-        if self.proxied {
+        if self.proxy_protocol {
             match tokio::time::timeout_at(deadline, self.proxied_for(&stream, from)).await {
                 Ok(Some(named)) => from = named,
                 _ => return,
@@ -60,7 +60,7 @@ impl<S: CounterStore + 'static> Listener<S> {
 
     /// Whom a load balancer speaks for. Only trusted ones may say.
     async fn proxied_for(&self, stream: &TcpStream, from: IpAddr) -> Option<IpAddr> {
-        if !self.proxy.state().routes.nobody().trusts(from) {
+        if !self.proxy.state().routes.fallback_site().trusts(from) {
             tracing::debug!(%from, "no trusted peer, where a PROXY header is needed");
             return None;
         }
@@ -106,7 +106,7 @@ impl<S: CounterStore + 'static> Listener<S> {
         let mut first = BytesMut::new();
         // Whoever has said nothing is idle, not slow.
         let mut deadline = Instant::now() + self.h2.idle_timeout;
-        if tokio::time::timeout_at(deadline, self.spoken(&stream)).await != Ok(true) {
+        if tokio::time::timeout_at(deadline, self.negotiated(&stream)).await != Ok(true) {
             return;
         }
         deadline = deadline.min(Instant::now() + self.h1.header_timeout);
@@ -137,7 +137,7 @@ impl<S: CounterStore + 'static> Listener<S> {
     }
 
     /// Waits for a first byte; false where draining begins before.
-    async fn spoken(&self, stream: &TcpStream) -> bool {
+    async fn negotiated(&self, stream: &TcpStream) -> bool {
         let draining = self.drain.begun();
         if self.drain.has_begun() {
             return false;
@@ -161,7 +161,7 @@ impl<S: CounterStore + 'static> Listener<S> {
             let (peer, proxy) = (Arc::clone(&peer), Arc::clone(&proxy));
             async move { h2::respond(&proxy, &peer, request).await }
         };
-        let refused = |status, detail: &str| self.proxy.refused(&refused_peer, status, detail);
+        let refused = |status, detail: &str| self.proxy.rejected(&refused_peer, status, detail);
         Box::pin(h2::serve(io, first, self.h2, &self.drain, handle, refused)).await;
     }
 }

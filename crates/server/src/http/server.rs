@@ -1,7 +1,7 @@
 //! The HTTP front on the HTTP/1 server: its settings, and each connection's requests.
 
 use super::request::Request;
-use super::{App, Forward, is_asked_of};
+use super::{App, ForwardAuth, is_served};
 use bytes::BytesMut;
 use http::StatusCode;
 use std::future::Future;
@@ -36,9 +36,9 @@ pub struct HttpConfig {
     /// How long requests under way may take to end when the process is told to.
     pub drain: Duration,
     /// How answers are written.
-    pub answers: ResponseConfig,
+    pub responses: ResponseConfig,
     /// How proxies that ask are answered.
-    pub forward: Forward,
+    pub forward_auth: ForwardAuth,
 }
 
 impl Default for HttpConfig {
@@ -47,8 +47,8 @@ impl Default for HttpConfig {
             connections: 65_536,
             header_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(10),
-            answers: ResponseConfig::default(),
-            forward: Forward::default(),
+            responses: ResponseConfig::default(),
+            forward_auth: ForwardAuth::default(),
         }
     }
 }
@@ -69,7 +69,7 @@ impl<S: CounterStore + 'static> Service for Session<S> {
 
     fn body_mode(&self, scan: &ScannedHead, head: &[u8]) -> BodyMode {
         let request = Request::new(self.peer, scan, head, b"");
-        if request.method == "POST" && is_asked_of(request.path) {
+        if request.method == "POST" && is_served(request.path) {
             BodyMode::Whole { max: MAX_BODY }
         } else {
             BodyMode::Skip
@@ -116,7 +116,8 @@ pub async fn serve<S: CounterStore + 'static>(
     config: HttpConfig,
     drain: impl Future<Output = ()> + Send,
 ) {
-    let app = Arc::new(App { limiter, status, answers: config.answers, forward: config.forward });
+    let app =
+        Arc::new(App { limiter, status, responses: config.responses, forward_auth: config.forward_auth });
     let slots = ConnectionSlots::new(config.connections, WhenFull::Wait);
     let shutdown = Shutdown { timeout: config.drain, new_connections: NewConnections::Serve };
     let settings = Settings {

@@ -1,4 +1,4 @@
-//! What an answer tells its caller to do: how long to stay away. Read from `Retry-ConnectionMode`, and from `RateLimit` where nothing
+//! What an answer tells its caller to do: how long to stay away. Read from `Retry-After`, and from `RateLimit` where nothing
 //! is left. What cannot be read tells nothing.
 
 use http::header::{HeaderMap, RETRY_AFTER};
@@ -63,7 +63,7 @@ mod tests {
 
     /// A pause that is read wrongly is an outage or a hammer.
     #[test]
-    fn answers_say_how_long_to_stay_away() {
+    fn responses_are_parsed_into_pauses() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
         for (status, headers, seconds) in [
             (429, vec![("retry-after", "12")], Some(12)),

@@ -1,7 +1,7 @@
 //! `ANY /check` and `/check/*`: may the request pass that a proxy tells about? For nginx, Traefik, Caddy, HAProxy and
 //! Envoy's ext_authz, which all ask before they pass a request on: 200 lets it pass, anything else is the answer.
 //!
-//! The method, the path and who asks come from headers, of trusted peers alone ([`tollgate_http::who`]). Nothing that
+//! The method, the path and who asks come from headers, of trusted peers alone ([`tollgate_http::identity`]). Nothing that
 //! decides comes from the query: some proxies let their callers write it. `?deny_status=403` may only turn one denial into
 //! another, for nginx, which passes no 429 on.
 //!
@@ -31,12 +31,12 @@ pub(crate) const PATH: &str = "/check";
 static X_ACCEL_REDIRECT: HeaderName = HeaderName::from_static("x-accel-redirect");
 
 /// The longest that an answer can be set to be held: what nginx waits for one.
-const LONGEST_HOLD: u64 = 60_000;
+const MAX_DELAY: u64 = 60_000;
 
 /// What an operator can say about proxies that ask.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ForwardSettings {
+pub struct ForwardAuthConfig {
     /// The domain whose rules decide; the only one that is loaded, where none is set.
     pub domain: Option<String>,
     /// The location that nginx goes on with, as `X-Accel-Redirect` on what may pass: `@app`.
@@ -50,7 +50,7 @@ pub struct ForwardSettings {
     pub held: usize,
 }
 
-impl Default for ForwardSettings {
+impl Default for ForwardAuthConfig {
     fn default() -> Self {
         Self { domain: None, accel_redirect: None, hold_ms: 5_000, held: 10_000 }
     }
@@ -58,58 +58,58 @@ impl Default for ForwardSettings {
 
 /// Answers proxies that ask.
 #[derive(Debug)]
-pub struct Forward {
+pub struct ForwardAuth {
     settings: IdentityConfig,
-    reader: ArcSwapOption<Reader>,
+    identity: ArcSwapOption<IdentityReader>,
     tokens: Option<Arc<JwtVerifier>>,
     domain: Option<String>,
     accel_redirect: Option<HeaderValue>,
-    longest_hold: Span,
+    max_delay: Span,
     delayed: DelayQueue,
 }
 
 /// Reads callers by the settings and by the endpoints that one set of rules names.
 #[derive(Debug)]
-struct Reader {
+struct IdentityReader {
     rules: Arc<Ruleset>,
-    who: IdentityResolver,
+    identity: IdentityResolver,
 }
 
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ForwardError {
+pub enum ForwardAuthError {
     /// How callers are read.
     #[error("who: {0}")]
-    Who(#[from] IdentityConfigError),
+    Identity(#[from] IdentityConfigError),
     /// No header can have this value.
     #[error("forward_auth: `accel_redirect: {0}` is no location; write `@app` or `/internal`")]
     Location(String),
     /// No proxy waits for as long.
-    #[error("forward_auth: `max_delay_ms: {0}` is longer than proxies wait; must be at most {LONGEST_HOLD}")]
-    Hold(u64),
+    #[error("forward_auth: `max_delay_ms: {0}` is longer than proxies wait; must be at most {MAX_DELAY}")]
+    MaxDelay(u64),
 }
 
-impl Forward {
+impl ForwardAuth {
     /// Reads the settings, and the files that they name.
-    pub fn new(settings: &ForwardSettings, who: &IdentityConfig) -> Result<Self, ForwardError> {
+    pub fn new(settings: &ForwardAuthConfig, who: &IdentityConfig) -> Result<Self, ForwardAuthError> {
         let location = settings.accel_redirect.as_ref().map(|location| {
             let value = HeaderValue::from_str(location).ok().filter(|_| location.starts_with(['@', '/']));
-            value.ok_or_else(|| ForwardError::Location(location.clone()))
+            value.ok_or_else(|| ForwardAuthError::Location(location.clone()))
         });
-        if settings.hold_ms > LONGEST_HOLD {
-            return Err(ForwardError::Hold(settings.hold_ms));
+        if settings.hold_ms > MAX_DELAY {
+            return Err(ForwardAuthError::MaxDelay(settings.hold_ms));
         }
         // What cannot be used is said at the start, and not when the first proxy asks.
         let tokens = JwtVerifier::new(who)?;
         IdentityResolver::sharing(who, [], tokens.clone())?;
         Ok(Self {
             settings: who.clone(),
-            reader: ArcSwapOption::empty(),
+            identity: ArcSwapOption::empty(),
             tokens,
             domain: settings.domain.clone(),
             accel_redirect: location.transpose()?,
-            longest_hold: Span::from_micros(settings.hold_ms * 1_000),
+            max_delay: Span::from_micros(settings.hold_ms * 1_000),
             delayed: DelayQueue::new(settings.held),
         })
     }
@@ -121,7 +121,7 @@ impl Forward {
     }
 }
 
-impl Forward {
+impl ForwardAuth {
     /// The domain whose rules decide.
     fn domain<'r>(&'r self, rules: &'r Ruleset) -> Result<&'r str, Problem> {
         let mut all = rules.domains().map(tollgate_rules::Domain::name);
@@ -137,8 +137,8 @@ impl Forward {
     }
 
     /// Who reads callers by these rules: made anew when the rules have changed.
-    fn reader<S: CounterStore>(&self, limiter: &Limiter<S>) -> Result<Arc<Reader>, Problem> {
-        let former = match self.reader.load_full() {
+    fn reader<S: CounterStore>(&self, limiter: &Limiter<S>) -> Result<Arc<IdentityReader>, Problem> {
+        let former = match self.identity.load_full() {
             Some(known) if limiter.acts_by(&known.rules) => return Ok(known),
             former => former,
         };
@@ -147,8 +147,8 @@ impl Forward {
         let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
         match IdentityResolver::sharing(&self.settings, named, self.tokens.clone()) {
             Ok(who) => {
-                let reader = Arc::new(Reader { rules, who });
-                self.reader.store(Some(Arc::clone(&reader)));
+                let reader = Arc::new(IdentityReader { rules, identity: who });
+                self.identity.store(Some(Arc::clone(&reader)));
                 Ok(reader)
             }
             Err(error) => {
@@ -161,10 +161,11 @@ impl Forward {
     }
 }
 
-impl Default for Forward {
+impl Default for ForwardAuth {
     /// For proxies on this machine, by the rules of the only domain.
     fn default() -> Self {
-        Self::new(&ForwardSettings::default(), &IdentityConfig::default()).expect("the defaults can be used")
+        Self::new(&ForwardAuthConfig::default(), &IdentityConfig::default())
+            .expect("the defaults can be used")
     }
 }
 
@@ -173,17 +174,17 @@ pub(crate) fn is_at(path: &str) -> bool {
     path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-impl Reader {
+impl IdentityReader {
     fn caller<'r>(
         &'r self,
         asked: &RequestView<'r, HeadHeaders<'r>>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, Problem> {
-        self.who.resolve_forwarded(asked, PATH, now).map_err(|error| Problem::bad(error.to_string()))
+        self.identity.resolve_forwarded(asked, PATH, now).map_err(|error| Problem::bad(error.to_string()))
     }
 }
 
-fn asked<'r>(request: &'r Request<'r>) -> RequestView<'r, HeadHeaders<'r>> {
+fn request_view<'r>(request: &'r Request<'r>) -> RequestView<'r, HeadHeaders<'r>> {
     RequestView {
         peer: request.peer,
         method: request.method,
@@ -194,30 +195,30 @@ fn asked<'r>(request: &'r Request<'r>) -> RequestView<'r, HeadHeaders<'r>> {
 }
 
 /// Identifies the caller and decides, once.
-pub(crate) async fn answer<S: CounterStore + 'static>(
+pub(crate) async fn handle<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
     now: Timestamp,
     trace: Option<&Trace>,
 ) -> Result<RawResponse, Problem> {
-    let reader = app.forward.reader(&app.limiter)?;
-    let asked = asked(request);
+    let reader = app.forward_auth.reader(&app.limiter)?;
+    let asked = request_view(request);
     let caller = reader.caller(&asked, now)?;
-    let domain = app.forward.domain(&reader.rules)?;
+    let domain = app.forward_auth.domain(&reader.rules)?;
     let attributes = caller.attributes();
     let check =
         Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
     match app.limiter.admit(&check).await {
         (decision, Some(held)) if decision.delay() > Span::ZERO => {
-            Ok(Box::pin(in_turn(app, request, &decision, held, now)).await)
+            Ok(Box::pin(after_delay(app, request, &decision, held, now)).await)
         }
         // Permits are left to their deadline: nobody says when the request ends.
-        (decision, _) => Ok(told(app, request, &DecisionSummary::from_decision(&decision), now)),
+        (decision, _) => Ok(response(app, request, &DecisionSummary::from_decision(&decision), now)),
     }
 }
 
 /// Answers when the request's turn has come.
-async fn in_turn<S: CounterStore + 'static>(
+async fn after_delay<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
     decision: &Decision,
@@ -227,31 +228,31 @@ async fn in_turn<S: CounterStore + 'static>(
     let mut facts = DecisionSummary::from_decision(decision);
     let delay = decision.delay();
     let mut guard = app.limiter.guard(held, delay);
-    let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward.longest_hold.as_micros()));
+    let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward_auth.max_delay.as_micros()));
     if over > Span::ZERO {
         facts.disposition = Disposition::Denied;
         facts.retry_after = over.ceil_secs().max(1);
         facts.denied_by = delaying(decision);
-    } else if guard.wait(&app.forward.delayed, delay).await.is_err() {
+    } else if guard.wait(&app.forward_auth.delayed, delay).await.is_err() {
         facts.disposition = Disposition::Unavailable;
         facts.retry_after = delay.ceil_secs().max(1);
     } else {
         // Nobody says when the request ends.
         guard.leave_to_deadline();
     }
-    told(app, request, &facts, now)
+    response(app, request, &facts, now)
 }
 
-fn told<S: CounterStore>(
+fn response<S: CounterStore>(
     app: &App<S>,
     request: &Request<'_>,
     facts: &DecisionSummary<'_>,
     now: Timestamp,
 ) -> RawResponse {
-    let mut answer = RawResponse::decision(&app.answers, facts, now);
+    let mut answer = RawResponse::decision(&app.responses, facts, now);
     match facts.disposition {
         Disposition::Allowed => {
-            if let Some(location) = &app.forward.accel_redirect {
+            if let Some(location) = &app.forward_auth.accel_redirect {
                 answer.put(&X_ACCEL_REDIRECT, location.as_bytes());
             }
         }

@@ -5,8 +5,8 @@
 //! health, the log its file, and tokens that were verified stay so.
 
 use crate::access_log::AccessLog;
-use crate::config::{Forward, GatewayConfig};
-use crate::headers::{Guard, Passing, Peer};
+use crate::config::{ForwardedHeader, GatewayConfig};
+use crate::headers::{ForwardRules, Peer, ProtectedHeaders};
 use crate::pool::Pool;
 use crate::route::{Route, Routes};
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use tollgate_http::identity::JwtVerifier;
 use tollgate_http::response::ResponseConfig;
 use tollgate_rules::Ruleset;
 
-pub(crate) struct State {
+pub(crate) struct ProxyState {
     pub(crate) routes: Routes,
     pub(crate) pools: Vec<Arc<Pool>>,
-    pub(crate) answers: ResponseConfig,
-    pub(crate) forward: Forward,
+    pub(crate) responses: ResponseConfig,
+    pub(crate) forward: ForwardedHeader,
     /// Fields that callers cannot say whatever they like in.
-    pub(crate) guard: Arc<Guard>,
+    pub(crate) protected: Arc<ProtectedHeaders>,
     pub(crate) log: Option<Arc<AccessLog>>,
-    pub(crate) tokens: Option<Arc<JwtVerifier>>,
+    pub(crate) jwt: Option<Arc<JwtVerifier>>,
     /// Requests on the fast path, since the process started.
     pub(crate) fast_path: Arc<AtomicU64>,
 }
 
-impl State {
+impl ProxyState {
     /// Reads the settings and the files that they name; `former` is what acts until then.
     pub(crate) fn new(
         config: &GatewayConfig,
@@ -42,7 +42,7 @@ impl State {
             }
         }
         let fast_path = former.map_or_else(Arc::default, |former| Arc::clone(&former.fast_path));
-        let known = former.and_then(|former| former.tokens.as_ref());
+        let known = former.and_then(|former| former.jwt.as_ref());
         let tokens = match known.filter(|known| known.matches_config(&config.who)) {
             Some(known) => Some(Arc::clone(known)),
             None => JwtVerifier::new(&config.who).map_err(|error| format!("who: {error}"))?,
@@ -50,28 +50,28 @@ impl State {
         Ok(Self {
             routes: Routes::new(config, tokens.as_ref())?,
             pools: pools(config, former, &fast_path)?,
-            answers: config.answers.clone(),
+            responses: config.answers.clone(),
             forward: config.forward,
-            guard: Arc::new(Guard::new(&config.who)),
+            protected: Arc::new(ProtectedHeaders::new(&config.who)),
             log: log(config, former)?,
-            tokens,
+            jwt: tokens,
             fast_path,
         })
     }
 
     /// How a caller's fields become those that the route's upstream gets.
-    pub(crate) fn passing<'a>(
+    pub(crate) fn forward_rules<'a>(
         &'a self,
         peer: &'a Peer,
         is_trusted: bool,
         route: &'a Route,
         authority: Option<&'a str>,
-    ) -> Passing<'a> {
-        Passing {
+    ) -> ForwardRules<'a> {
+        ForwardRules {
             peer,
             is_trusted,
             forward: self.forward,
-            guard: &self.guard,
+            protected: &self.protected,
             authority,
             host: route.host_header.as_ref(),
             traceparent: None,
@@ -81,12 +81,12 @@ impl State {
 
 fn pools(
     config: &GatewayConfig,
-    former: Option<&State>,
+    former: Option<&ProxyState>,
     fast_path: &Arc<AtomicU64>,
 ) -> Result<Vec<Arc<Pool>>, String> {
     let pools = config.upstreams.iter().map(|(name, settings)| {
         let known = former.and_then(|former| former.pools.iter().find(|pool| pool.name == *name));
-        if let Some(same) = known.filter(|known| known.is_by(name, settings)) {
+        if let Some(same) = known.filter(|known| known.matches_config(name, settings)) {
             return Ok(Arc::clone(same));
         }
         let pool = Pool::new(name, settings, fast_path);
@@ -99,7 +99,7 @@ fn pools(
     pools.collect()
 }
 
-fn log(config: &GatewayConfig, former: Option<&State>) -> Result<Option<Arc<AccessLog>>, String> {
+fn log(config: &GatewayConfig, former: Option<&ProxyState>) -> Result<Option<Arc<AccessLog>>, String> {
     let Some(path) = config.access_log.as_deref() else { return Ok(None) };
     let known = former.and_then(|former| former.log.as_ref()).filter(|log| log.path() == path);
     if let Some(known) = known {

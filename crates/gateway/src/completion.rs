@@ -1,19 +1,19 @@
 //! What ends when an answer's body does: its line in the access log, its span, and what its request held.
 
-use crate::access_log::Line;
+use crate::access_log::AccessLogGuard;
 
 /// Something that is given back by being dropped.
-pub(crate) trait Ends: Send {}
-impl<T: Send> Ends for T {}
+pub(crate) trait DropAction: Send {}
+impl<T: Send> DropAction for T {}
 
 /// Dropped when the answer has been written, has failed, or the caller has left.
-pub(crate) struct Finish {
-    pub(crate) line: Option<Line>,
-    pub(crate) _held: Option<Box<dyn Ends>>,
-    pub(crate) _span: Option<Box<dyn Ends>>,
+pub(crate) struct Completion {
+    pub(crate) line: Option<AccessLogGuard>,
+    pub(crate) _permits: Option<Box<dyn DropAction>>,
+    pub(crate) _span: Option<Box<dyn DropAction>>,
 }
 
-impl Finish {
+impl Completion {
     /// So many bytes of the answer have been handed on.
     pub(crate) fn count(&mut self, bytes: usize) {
         if let Some(line) = &mut self.line {
@@ -29,9 +29,9 @@ impl Finish {
     }
 
     /// The answer has come to its end.
-    pub(crate) fn whole(&mut self) {
+    pub(crate) fn completed(&mut self) {
         if let Some(line) = &mut self.line {
-            line.is_whole = true;
+            line.is_complete = true;
         }
     }
 }

@@ -21,7 +21,7 @@ use tollgate_engine::Trace;
 use tollgate_http::h1::RawResponse;
 use tollgate_http::response::DecisionSummary;
 
-pub(crate) async fn answer<S: CounterStore>(
+pub(crate) async fn handle<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
     trace: Option<&Trace>,
@@ -31,7 +31,7 @@ pub(crate) async fn answer<S: CounterStore>(
     let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut answer = RawResponse::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
-    app.answers.write(&DecisionSummary::from_decision(&decision), app.limiter.clock().now(), &mut answer);
+    app.responses.write(&DecisionSummary::from_decision(&decision), app.limiter.clock().now(), &mut answer);
     Ok(answer)
 }
 

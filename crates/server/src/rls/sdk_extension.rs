@@ -17,9 +17,9 @@ use tollgate_engine::{Check, Limiter, Trace};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 
 /// The metadata's name.
-pub(crate) const ASK: &str = "tollgate-ask";
+pub(crate) const METADATA_KEY: &str = "tollgate-ask";
 
-pub(crate) async fn answer<S: CounterStore>(
+pub(crate) async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,
     answers: &ResponseConfig,
     request: &RateLimitRequest,
@@ -38,7 +38,7 @@ pub(crate) async fn answer<S: CounterStore>(
             limiter.check(&check.asked_by("rls").traced(trace)).await
         }
         b"descriptors" => decide(limiter, "rls", request, trace).await?,
-        _ => return Err(BadRequest(format!("{ASK}: write attributes or descriptors"))),
+        _ => return Err(BadRequest(format!("{METADATA_KEY}: write attributes or descriptors"))),
     };
     let answer = answers.respond(&DecisionSummary::from_decision(&decision), limiter.clock().now());
     let field = |key: &str, value: String| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() };
