@@ -47,7 +47,7 @@ fn on_the_standard_output_there_is_json_alone() {
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
 fn what_is_refused_as_bad_has_its_line() {
-    let (gateway, origin) = start("", "  callers: {header_timeout: 300ms}\n");
+    let (gateway, origin) = start("", "  clients: {header_timeout: 300ms}\n");
     let twice = b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n";
     assert_eq!(gateway.exchange(twice).status, 400);
     let mut slow = gateway.open();
