@@ -98,7 +98,7 @@ fn many_keys(seconds: u64) -> Result<(), String> {
         ("central", "central", 1_000, "1m"),
         ("adaptive", "central, leased while hot", 1_000, "1m"),
         ("leased", "leased", 1_000, "1m"),
-        ("roomy", "leased, `most: 1000000`, `idle_ms: 10000`", 1_000, "1m"),
+        ("roomy", "leased, `max_keys: 1000000`, `idle_ms: 10000`", 1_000, "1m"),
         ("central", "central", 1_000, "1s"),
         ("leased", "leased", 1_000, "1s"),
     ] {

@@ -42,6 +42,7 @@ pub struct GatewaySection {
     pub routes: Vec<RouteConfig>,
     /// What callers may do.
     #[serde(default)]
+    #[serde(rename = "clients", alias = "callers")]
     pub callers: ClientLimits,
     /// Which headers tell upstreams who asked.
     #[serde(default)]
@@ -279,6 +280,7 @@ pub struct ClientLimits {
     /// Bytes of a target.
     pub target_bytes: Size,
     /// Requests that wait for their turn at once (`action: delay`); more are turned away with 503.
+    #[serde(rename = "max_delayed", alias = "held")]
     pub held: usize,
     /// Streams at once on one HTTP/2 connection.
     pub streams: u32,

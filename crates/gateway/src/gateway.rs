@@ -161,17 +161,17 @@ impl<S: CounterStore + 'static> Handle<S> {
     /// Adds its figures.
     pub fn metrics(&self, page: &mut MetricsWriter) {
         let state = self.0.proxy.state();
-        page.gauge("gateway_connections", "Callers' connections that are open.", self.0.drain.open());
+        page.gauge("gateway_connections", "Number of open client connections.", self.0.drain.open());
         let waiting = self.0.proxy.delayed.waiting();
-        page.gauge("gateway_held_requests", "Requests that wait for their turn.", waiting);
+        page.gauge("gateway_held_requests", "Number of requests in the delay queue.", waiting);
         let help = "Number of requests whose head was copied to an idle upstream connection.";
         page.counter("gateway_fast_path_total", help, state.fast_path.load(Ordering::Relaxed));
         let dropped = state.log.as_ref().map_or(0, |log| log.dropped());
-        let help = "Lines of the access log that could not be written.";
+        let help = "Number of access log lines dropped.";
         page.counter("gateway_access_log_dropped_total", help, dropped);
         let each = [
-            ("gateway_endpoint_usable", "Whether an upstream's address gets requests."),
-            ("gateway_endpoint_requests", "Requests under way at an upstream's address."),
+            ("gateway_endpoint_usable", "Whether a backend receives requests."),
+            ("gateway_endpoint_requests", "Number of requests in flight at a backend."),
         ];
         for (at, (name, help)) in each.into_iter().enumerate() {
             let mut family = page.gauges(name, help);

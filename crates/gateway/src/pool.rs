@@ -232,7 +232,7 @@ impl Backend {
             let until = Instant::now() + self.eject_for;
             *self.ejected_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
             self.ejected.store(true, Ordering::Relaxed);
-            tracing::warn!(endpoint = self.address, failures, "passed over for a while");
+            tracing::warn!(endpoint = self.address, failures, "backend ejected");
         }
     }
 
@@ -240,9 +240,9 @@ impl Backend {
     pub(crate) fn set_healthy(&self, healthy: bool) {
         if self.healthy.swap(healthy, Ordering::Relaxed) != healthy {
             if healthy {
-                tracing::info!(endpoint = self.address, "healthy again");
+                tracing::info!(endpoint = self.address, "backend healthy");
             } else {
-                tracing::warn!(endpoint = self.address, "unhealthy: passed over");
+                tracing::warn!(endpoint = self.address, "backend unhealthy");
             }
         }
     }

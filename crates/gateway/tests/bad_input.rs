@@ -216,7 +216,7 @@ fn nothing_ambiguous_is_passed_on() {
 fn slowness_is_bounded() {
     let origin = Origin::start();
     let section = plain(origin.address, "")
-        + "  callers: {header_timeout: 300ms, body_timeout: 300ms, idle_timeout: 400ms}\n";
+        + "  clients: {header_timeout: 300ms, body_timeout: 300ms, idle_timeout: 400ms}\n";
     let gateway = Gateway::start(RULES, &section);
     let slow = |bytes: &[u8]| {
         let mut open = gateway.open();

@@ -57,7 +57,7 @@ async fn text(mut body: h2::RecvStream) -> Result<String, h2::Error> {
 #[test]
 fn answers_that_are_not_read_are_given_up() {
     let origin = Origin::start();
-    let section = plain(origin.address, "") + "  callers: {body_timeout: 300ms}\n";
+    let section = plain(origin.address, "") + "  clients: {body_timeout: 300ms}\n";
     let gateway = Gateway::start(RULES, &section);
     let runtime = runtime();
     runtime.block_on(async {
@@ -88,7 +88,7 @@ fn answers_that_are_not_read_are_given_up() {
 #[test]
 fn answers_under_way_keep_their_connection() {
     let origin = Origin::start();
-    let section = plain(origin.address, "") + "  callers: {idle_timeout: 200ms}\n";
+    let section = plain(origin.address, "") + "  clients: {idle_timeout: 200ms}\n";
     let gateway = Gateway::start(RULES, &section);
     let runtime = runtime();
     runtime.block_on(async {

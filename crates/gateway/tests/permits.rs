@@ -94,7 +94,7 @@ fn the_queue_is_bounded_as_a_whole() {
     let rules =
         "domain: d\ndescriptors:\n  - {key: path, name: paced, limit: 1/hour, burst: 5, action: delay}\n";
     let origin = Origin::start();
-    let gateway = Gateway::start(rules, &(plain(origin.address, "") + "  callers: {held: 1}\n"));
+    let gateway = Gateway::start(rules, &(plain(origin.address, "") + "  clients: {max_delayed: 1}\n"));
     assert_eq!(gateway.get("/p").status, 200);
     let mut first = gateway.open();
     first.send(&get("/p", "k")).expect("sent");

@@ -66,7 +66,7 @@ fn many_requests_share_a_connection_on_both_sides() {
 #[test]
 fn fields_of_one_hop_do_not_travel_and_forged_ones_are_overwritten() {
     let origin = Origin::start();
-    let untrusting = "who: {trusted: [\"10.0.0.0/8\"], trusted_headers: {tier_key: x-tier}}";
+    let untrusting = "identity: {trusted: [\"10.0.0.0/8\"], trusted_headers: {tier_key: x-tier}}";
     let gateway = Gateway::start_with(RULES, untrusting, &plain(origin.address, ""));
     let answer = gateway.exchange(
         b"GET /head HTTP/1.1\r\nHost: api.test\r\nConnection: close, X-Secret\r\nX-Secret: 1\r\nKeep-Alive: 5\r\n\

@@ -92,7 +92,7 @@ impl ServerCertificate {
             None => {}
             Some(Ok(certified)) => {
                 self.current.store(Arc::new(certified));
-                tracing::info!(certificate = %certificate.display(), "a new certificate acts");
+                tracing::info!(certificate = %certificate.display(), "certificate reloaded");
             }
             // Files are written one after the other: this may be half of a change.
             Some(Err(error)) => tracing::warn!("{error}; the last good certificate stays"),

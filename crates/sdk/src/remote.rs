@@ -216,7 +216,7 @@ impl Remote {
 
     fn undecided(&self, status: &Status) -> LayerDecision {
         if !self.unavailable_until.swap(true, Ordering::Relaxed) {
-            tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate does not decide");
+            tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate server unavailable");
         }
         match self.config.fail_policy {
             FailPolicy::Open => LayerDecision::pass(),

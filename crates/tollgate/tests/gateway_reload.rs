@@ -77,7 +77,7 @@ fn what_cannot_be_used_changes_nothing_and_is_told() {
         assert!(told.contains("gateway.yaml"), "{told}");
         assert_eq!(gateway.get("/a").status, 200, "the last good settings stay");
     }
-    eventually("it to be logged", || gateway.log().contains("the last good ones stay").then_some(()));
+    eventually("it to be logged", || gateway.log().contains("keeping previous settings").then_some(()));
     gateway.change("", &good);
     eventually("the error to be gone", || gateway.details()["settings"]["error"].is_null().then_some(()));
     assert_eq!(gateway.get("/a").status, 200);
@@ -141,7 +141,7 @@ fn listeners_and_limits_change() {
     });
     assert!(foreign("curl", &["-s", "--cacert", &ca, &target]).starts_with("hello"));
     assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever came before TLS did stays");
-    gateway.change("", &(one + "  callers: {header_fields: 3}\n"));
+    gateway.change("", &(one + "  clients: {header_fields: 3}\n"));
     eventually("the second address to be closed", || WebConnection::to(second).is_err().then_some(()));
     assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever is connected there stays");
     let many = b"GET /a HTTP/1.1\r\nhost: t\r\na: 1\r\nb: 2\r\nc: 3\r\nconnection: close\r\n\r\n";
@@ -158,7 +158,7 @@ fn trust_is_that_of_the_moment() {
     let mut old = gateway.open();
     let said = |open: &mut WebConnection| ask(open, "/head", "x-forwarded-for: 198.51.100.7\r\n").text();
     assert!(said(&mut old).contains("x-forwarded-for: 198.51.100.7, 127.0.0.1\r\n"));
-    gateway.change("who: {trusted: [\"10.0.0.0/8\"]}", &section);
+    gateway.change("identity: {trusted: [\"10.0.0.0/8\"]}", &section);
     let head =
         eventually("the change", || Some(said(&mut old)).filter(|head| !head.contains("198.51.100.7")));
     assert!(head.contains("x-forwarded-for: 127.0.0.1\r\n"), "{head}");

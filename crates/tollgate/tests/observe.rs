@@ -84,7 +84,7 @@ fn metrics_are_what_happened_and_clean() {
     assert_eq!(count("", "allow", "unmatched", "false"), 1.0);
     let other = "ratelimit_decisions_total{domain=\"other\",rule=\"other\",verdict=\"allow\",origin=\"unmatched\",shadow=\"false\"}";
     assert_eq!(figure(&text, other), 1.0, "a domain that a caller made up is no label");
-    assert_eq!(figure(&text, "ratelimit_check_duration_seconds_count{front=\"http\"}"), 10.0);
+    assert_eq!(figure(&text, "ratelimit_check_duration_seconds_count{protocol=\"http\"}"), 10.0);
     assert_eq!(figure(&text, "ratelimit_remaining_count{tier=\"pro\"}"), 1.0);
     assert!(figure(&text, "process_resident_memory_bytes") > 1e6);
     promtool(&text);
@@ -135,7 +135,7 @@ fn only_decisions_are_timed_and_each_once() {
         }
         let text = metrics(&server);
         let count = |front: &str| {
-            figure(&text, &format!("ratelimit_check_duration_seconds_count{{front=\"{front}\"}}"))
+            figure(&text, &format!("ratelimit_check_duration_seconds_count{{protocol=\"{front}\"}}"))
         };
         assert_eq!((count("http"), count("resp")), (3.0, 4.0), "{store}");
         let log = eventually("the decision in the log", || {
@@ -480,14 +480,14 @@ fn messages_that_nobody_reads_cost_messages_and_nothing_else() {
         say_much(&server);
         let checked = server.check("sample", &json!({"api_key": "k"}));
         assert!([200, 429].contains(&checked.status), "{}", checked.text());
-        let lost = figure(&metrics(&server), "ratelimit_messages_dropped_total");
+        let lost = figure(&metrics(&server), "ratelimit_log_messages_dropped_total");
         (lost > 0.0).then_some(lost)
     });
     assert!(lost >= 1.0 && server.log().is_empty());
     drop(read);
     let told = |text: &str| server.log().contains(text).then_some(());
-    eventually("what waited", || told("files may be open"));
-    eventually("what is missing", || told("messages were lost: nobody read the standard error"));
+    eventually("what waited", || told("open file limit is"));
+    eventually("what is missing", || told("log messages dropped; standard error was blocked"));
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
     eventually("the last words", || server.log().contains("drained").then_some(()));

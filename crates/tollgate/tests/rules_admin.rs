@@ -90,7 +90,7 @@ fn what_is_published_acts_and_is_remembered() {
     // Files act no more, here and after a start.
     node.rules.write("rules.yaml", rules("1/hour"));
     eventually("a word about it", || {
-        node.server.log().contains("published rules act: publish them").then_some(())
+        node.server.log().contains("published rules are active; publish them").then_some(())
     });
     let acts = revision(&node);
     node.server.signal("TERM");
@@ -102,7 +102,7 @@ fn what_is_published_acts_and_is_remembered() {
     assert_eq!(files.passes("d", &json!({"api_key": "k"})), 3);
     assert_eq!(publish(&files, &sent("8/hour")).status, 409, "{}", files.server.log());
     let verified = run(&["audit", "verify", "--db", &db]);
-    assert!(verified.out.contains("whole: 3 entries"), "{}{}", verified.out, verified.err);
+    assert!(verified.out.contains("intact: 3 entries"), "{}{}", verified.out, verified.err);
 }
 
 #[test]
@@ -467,7 +467,7 @@ fn kills_lose_nothing(db: &str) {
     // The kill may have come between the writing and the answer.
     assert!((last..=last + 1).contains(&acts), "{acts} acts, {last} was acknowledged");
     let verified = run(&["audit", "verify", "--db", db]);
-    assert!(verified.out.contains("is whole"), "{}{}", verified.out, verified.err);
+    assert!(verified.out.contains("audit log intact"), "{}{}", verified.out, verified.err);
 }
 
 #[test]

@@ -256,7 +256,7 @@ impl ControlPlane {
         // One that cannot be read (a newer program has written it) must not keep the others from acting.
         let measures = rows.iter().filter_map(|row| {
             measure_from_row(row)
-                .inspect_err(|error| tracing::error!(%error, "a measure does not act here"))
+                .inspect_err(|error| tracing::error!(%error, "skipping invalid emergency measure"))
                 .ok()
         });
         self.measures.replace(measures.collect::<Vec<_>>());

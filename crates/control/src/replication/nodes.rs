@@ -79,8 +79,8 @@ impl ControlPlane {
             match outcome {
                 Ok(Ok(())) => {}
                 // That the database is away is told by whoever follows it.
-                Ok(Err(error)) => tracing::debug!(%error, "could not tell of this node"),
-                Err(_) => tracing::debug!("could not tell of this node in time"),
+                Ok(Err(error)) => tracing::debug!(%error, "heartbeat failed"),
+                Err(_) => tracing::debug!("heartbeat timed out"),
             }
             if !end.is_terminated() {
                 let _ = tokio::time::timeout(HEARTBEAT_INTERVAL, &mut end).await;

@@ -133,7 +133,7 @@ impl ControlPlane {
             };
             if let Err(error) = failure {
                 self.unavailable.store(true, Ordering::Relaxed);
-                tracing::warn!(%error, "quotas and rules act as last known: the database does not answer");
+                tracing::warn!(%error, "database unavailable; using last known state");
             }
             tokio::time::sleep(times.retry).await;
         }

@@ -197,7 +197,7 @@ impl RuleManager {
                     tracing::warn!("{warning}");
                 }
                 let RuleRevision { rev, author, reason, .. } = &published.revision;
-                tracing::info!(rev, author, reason, revision = rules.revision(), "published rules act");
+                tracing::info!(rev, author, reason, revision = rules.revision(), "published rules active");
                 if acting.published.is_none() {
                     tracing::warn!(
                         "from now on rule files are not read; --rules-from files to decide by them"
@@ -211,7 +211,7 @@ impl RuleManager {
                 let rev = published.revision.rev;
                 tracing::error!(
                     rev,
-                    "the published rules cannot be used here; the last good ones stay\n{errors}"
+                    "published rules are invalid on this node; keeping previous rules\n{errors}"
                 );
                 self.notify(Err(format!("revision {rev} of the published rules: {errors}")));
             }

@@ -30,9 +30,9 @@ const MEMORY: usize = 16 << 20;
 struct File {
     gateway: GatewaySection,
     #[serde(default)]
-    who: IdentityConfig,
+    identity: IdentityConfig,
     #[serde(default)]
-    answers: ResponseConfig,
+    responses: ResponseConfig,
 }
 
 pub(crate) struct Gateway<S: CounterStore + 'static = MemoryStore<SystemClock>> {
@@ -63,7 +63,7 @@ impl<S: CounterStore + 'static> Gateway<S> {
     /// The same over this store, on so many threads.
     pub(crate) fn start_over(store: S, threads: usize, rules: &str, more: &str, section: &str) -> Self {
         let file: File = serde_saphyr::from_str(&format!("{more}\ngateway:\n{section}")).expect("settings");
-        let config = GatewayConfig { gateway: file.gateway, who: file.who, answers: file.answers };
+        let config = GatewayConfig { gateway: file.gateway, who: file.identity, answers: file.responses };
         let rules = Ruleset::load(&[Source::new("rules.yaml", rules)], &Options::default()).expect("rules");
         let clock = SystemClock::new();
         let limiter = Limiter::new(Arc::new(rules), store, Arc::new(clock) as Arc<dyn Clock>);

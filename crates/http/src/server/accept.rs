@@ -78,7 +78,7 @@ async fn accept_any(listener: &TcpListener) -> (TcpStream, SocketAddr) {
             // The client gave up before it was accepted.
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                tracing::warn!(%error, "could not accept a connection");
+                tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(BACK_OFF).await;
             }
         }

@@ -87,7 +87,7 @@ fn tokens_come_from_the_environment_or_a_file_and_are_not_shown() {
 
     let nobody = run(&["quota", "list", "--admin", "http://127.0.0.1:1"]);
     ended(&nobody, 1);
-    assert!(nobody.err.contains("nobody answers; say where the server is with --admin"), "{}", nobody.err);
+    assert!(nobody.err.contains("cannot connect; set --admin to the admin URL"), "{}", nobody.err);
     for wrong in ["ftp://x", "http://", "http://h/path", "http://u:secret@h:1"] {
         let wrong = run(&["quota", "list", "--admin", wrong]);
         ended(&wrong, 1);
