@@ -203,7 +203,7 @@ fn rule_files_have_changed_only_where_they_say_something_else() {
     let flags = ["--rules", path.to_str().expect("a plain path"), "--db", &db];
     let node = Node::from(Server::start(&flags), folder);
     assert_eq!(publish(&node, &sent("5/hour")).status, 201);
-    let warned = || node.server.log().matches("rule files have changed").count();
+    let warned = || node.server.log().matches("rule files changed").count();
     let stir = || {
         for _ in 0..40 {
             assert_eq!(node.put("k", &json!({"tier": "pro", "reason": "again"})).status, 200);

@@ -42,7 +42,7 @@ fn quotas_are_set_shown_listed_and_deleted() {
     assert_eq!(all["quotas"].as_array().map(Vec::len), Some(102));
     let some = quota(&["list"]);
     assert_eq!(some.out.lines().count(), 101, "titles, and a hundred");
-    assert!(some.err.contains("there are more"), "{}", some.err);
+    assert!(some.err.contains("more results; use --max-results"), "{}", some.err);
     let pro = quota(&["list", "--tier", "pro"]);
     assert_eq!(pro.out.lines().count(), 2, "{}", pro.out);
     assert!(!pro.out.contains("abc/1 x") && pro.err.is_empty(), "{}{}", pro.out, pro.err);
@@ -91,7 +91,7 @@ fn tokens_come_from_the_environment_or_a_file_and_are_not_shown() {
     for wrong in ["ftp://x", "http://", "http://h/path", "http://u:secret@h:1"] {
         let wrong = run(&["quota", "list", "--admin", wrong]);
         ended(&wrong, 1);
-        assert!(wrong.err.contains("write an address such as"), "{}", wrong.err);
+        assert!(wrong.err.contains("not a URL such as"), "{}", wrong.err);
     }
     let web = run(&["quota", "list", "--admin", &format!("http://{}/", node.server.http)]);
     ended(&web, 1);

@@ -105,7 +105,7 @@ fn quotas_act_and_are_remembered() {
     );
     let verified = run(&["audit", "verify", "--db", &db]);
     assert_eq!(verified.code, Some(0), "{}{}", verified.out, verified.err);
-    assert!(verified.out.contains("whole: 4 entries"), "{}", verified.out);
+    assert!(verified.out.contains("intact: 4 entries"), "{}", verified.out);
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn kills_lose_nothing(db: &str) {
     }
     assert!(acknowledged.len() >= 18);
     let verified = run(&["audit", "verify", "--db", db]);
-    assert!(verified.out.contains("is whole"), "{}{}", verified.out, verified.err);
+    assert!(verified.out.contains("audit log intact"), "{}{}", verified.out, verified.err);
 }
 
 #[test]

@@ -136,8 +136,8 @@ fn settings_that_do_not_fit_are_refused() {
     let wrong = folder.write("wrong.yaml", "admin_roles: {otto: king}\n");
     let wrong = wrong.to_str().expect("a plain path");
     for (args, says) in [
-        (vec!["--admin-tls-cert", "x.pem"], "go together: write both"),
-        (vec!["--admin-client-ca", "x.pem"], "needs --admin-tls-cert"),
+        (vec!["--admin-tls-cert", "x.pem"], "must be set together"),
+        (vec!["--admin-client-ca", "x.pem"], "requires --admin-tls-cert"),
         (vec!["--admin-tls-cert", "nowhere.pem", "--admin-tls-key", "nowhere.key"], "nowhere.pem"),
         (vec!["--config", config], "admin_roles"),
         (vec!["--config", wrong], "`king` is no role"),
