@@ -53,7 +53,7 @@ impl RemoteTls {
                 let wrong = |wrong: String| RemoteError::Authorities { path: path.clone(), wrong };
                 let pem = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
                 if !String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----") {
-                    return Err(wrong("there is no certificate in PEM form".to_owned()));
+                    return Err(wrong("no PEM certificate found".to_owned()));
                 }
                 tls.ca_certificate(Certificate::from_pem(pem))
             }
