@@ -1,10 +1,10 @@
 //! The seam between deciding and counting: a request as a list of charges, and what came of each.
 
+use crate::algorithm::concurrency::PermitId;
 use crate::cost::Cost;
-use crate::key::CounterKey;
+use crate::counter_key::CounterKey;
 use crate::limit::Limit;
 use crate::outcome::Outcome;
-use crate::permits::PermitId;
 use crate::time::Timestamp;
 use smallvec::SmallVec;
 

@@ -17,10 +17,10 @@
 
 mod cases;
 mod dead_store;
+mod fixtures;
 mod ledger;
-mod material;
-mod operators;
 mod remote_store;
+mod reset_and_grant;
 mod rng;
 #[cfg(test)]
 mod tests;

@@ -11,12 +11,12 @@
 //! A window's units are good until the window ends: spent then, they are counted where they were taken. A strict window's
 //! are good for their slot. A log counts instants and permits are held, not spent: neither can be taken ahead.
 
-use crate::bucket::Shaping;
+use crate::algorithm::bucket::Shaping;
+use crate::algorithm::fixed_window::Counting;
+use crate::algorithm::sliding_window::window_start;
 use crate::limit::{Limit, Shape};
 use crate::outcome::Outcome;
-use crate::sliding::window_start;
 use crate::time::{Span, Timestamp};
-use crate::window::Counting;
 
 /// How long units that were taken at one instant may be spent, from that instant on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,17 +5,17 @@
 //! here; other stores translate it and are held to bit-equal outcomes.
 
 use crate::algorithm::Algorithm;
-use crate::bucket::Bucket;
+use crate::algorithm::bucket::Bucket;
+use crate::algorithm::concurrency::PermitId;
+use crate::algorithm::fixed_window::{Counting, WindowCount};
+use crate::algorithm::sliding_window::window_start;
+use crate::algorithm::strict_window::Slots;
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
 use crate::packed::Packed;
-use crate::permits::PermitId;
-use crate::quota::{Period, Quota};
-use crate::sliding::window_start;
+use crate::rate::{Period, Quota};
 use crate::state::State;
-use crate::strict::Slots;
 use crate::time::{Span, Timestamp};
-use crate::window::{Counting, WindowCount};
 use std::fmt;
 
 /// What stepping needs, worked out once.

@@ -13,13 +13,13 @@
 //! What does not fit (wide buckets, logs, permits, strict windows, huge sliding counts) has no packed form and
 //! lives aside. A second word for the time was rejected: half as many keys in a cache line.
 
+use crate::algorithm::fixed_window::WindowCount;
+use crate::algorithm::sliding_window::SlidingCounts;
 use crate::cost::Cost;
 use crate::limit::{Limit, Shape};
 use crate::outcome::Outcome;
-use crate::quota::Period;
-use crate::sliding::SlidingCounts;
+use crate::rate::Period;
 use crate::time::{Span, Timestamp};
-use crate::window::WindowCount;
 
 const TIME_BITS: u32 = 53;
 const FRACTION_BITS: u32 = 64 - TIME_BITS;
@@ -237,7 +237,7 @@ impl Limit {
         let u = self.unit_bits();
         let half = (FRACTION_BITS + u) / 2;
         let period = self.quota().period.length();
-        let present = crate::sliding::window_start(now, period);
+        let present = crate::algorithm::sliding_window::window_start(now, period);
         let coarse = word >> (FRACTION_BITS + u);
         let start = if coarse == present.as_micros() >> u {
             present

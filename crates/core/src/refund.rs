@@ -5,8 +5,8 @@
 //! between; it is exact when the refund follows at once, and falls to zero as time does the work. Remembering each charge
 //! to return exactly its own rest was rejected: it needs memory for each charge.
 
+use crate::algorithm::sliding_window::window_start;
 use crate::limit::{Limit, Shape};
-use crate::sliding::window_start;
 use crate::time::{Span, Timestamp};
 
 impl Limit {

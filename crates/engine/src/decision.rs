@@ -1,9 +1,9 @@
 //! What the limiter answers. A decision holds the rule set that it was made by, so that it can always name its rules.
 
 use crate::check::{Check, Request};
+use crate::decision_id::DecisionId;
 use crate::emergency::{Act, Effect};
 use crate::grant::{Grants, Paid};
-use crate::ids::DecisionId;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;

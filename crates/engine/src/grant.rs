@@ -9,8 +9,8 @@
 //!
 //! Of a rule with several windows the longest is covered: the shorter ones go on keeping callers from bursting.
 
+use crate::charge_record::Holding;
 use crate::fold::{decides, is_refused};
-use crate::holding::Holding;
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use std::sync::Arc;

@@ -28,28 +28,28 @@
 //! | `ids` | how a decision gets its name |
 
 mod by_rule;
+mod charge_record;
 mod check;
-mod debts;
 mod decision;
+mod decision_id;
 mod delay_queue;
 mod emergency;
-mod failing;
+mod fail_policy;
 mod fallback;
-mod fallbacks;
+mod fallback_counts;
 mod fold;
 mod grant;
-mod held;
-mod holding;
-mod ids;
 mod in_flight;
 mod inline_limit;
 mod limiter;
 mod observer;
 mod permit_guard;
+mod permits;
+mod quota_provider;
+mod reconcile;
 mod reconsider;
-mod rehearse;
-mod reserve;
-mod tenants;
+mod replay;
+mod reservation;
 mod trace;
 mod usage;
 
@@ -57,16 +57,16 @@ pub use check::{Check, Request};
 pub use decision::{
     Answer, Decision, DescriptorStatus, LimitStatus, OWN_LIMIT, Origin, Ruling, RulingBy, Window,
 };
+pub use decision_id::DecisionId;
 pub use delay_queue::{DelayQueue, QueueFull};
 pub use emergency::{Act, Emergencies, Measure, Network, Target};
 pub use grant::{Grant, Grants};
-pub use held::{Ending, GivingBack, Held};
-pub use ids::DecisionId;
 pub use limiter::Limiter;
 pub use observer::{Bites, Observer};
 pub use permit_guard::PermitGuard;
-pub use rehearse::{Counters, Stands};
-pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
-pub use tenants::{Agreed, Tenants};
+pub use permits::{Ending, GivingBack, Held};
+pub use quota_provider::{Agreed, Tenants};
+pub use replay::{Counters, Stands};
+pub use reservation::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
 pub use trace::{Passed, Trace};
 pub use usage::{Left, Needs, Source, Usage, UsageError, Used};

@@ -6,20 +6,20 @@
 //! into shards moves on to its next shard).
 
 use crate::check::{Check, Request};
-use crate::debts::Debts;
 use crate::decision::{Answer, Decision, Origin, Ruling};
+use crate::decision_id::DecisionId;
 use crate::emergency::Emergencies;
 use crate::fallback::TryCharge;
-use crate::fallbacks::Fallbacks;
+use crate::fallback_counts::Fallbacks;
 use crate::fold;
 use crate::grant::Grants;
-use crate::ids::DecisionId;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
 use crate::permit_guard::Renewals;
+use crate::quota_provider::{Agreed, Tenants};
+use crate::reconcile::Debts;
 use crate::reconsider::FullCounters;
-use crate::reserve::Reservations;
-use crate::tenants::{Agreed, Tenants};
+use crate::reservation::Reservations;
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::future::Future;

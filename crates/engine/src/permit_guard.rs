@@ -5,8 +5,8 @@
 //! only while there are any; a task for each permit was rejected: most requests end long before the first renewal.
 
 use crate::delay_queue::{DelayQueue, QueueFull};
-use crate::held::{Ending, Held};
 use crate::limiter::Limiter;
+use crate::permits::{Ending, Held};
 use futures_util::StreamExt;
 use std::collections::HashMap;
 use std::fmt;

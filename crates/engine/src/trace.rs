@@ -1,7 +1,7 @@
 //! The trace that a request is part of, where its caller follows one and somebody here does too. Fronts read it from their
 //! wire; who watches decisions makes spans of it. A request without one carries an empty pointer, and nothing else.
 
-use crate::ids::DecisionId;
+use crate::decision_id::DecisionId;
 use tollgate_core::Timestamp;
 
 /// A span in the making, by the terms of W3C Trace Context: whose trace, under which span, which one it is, since when.

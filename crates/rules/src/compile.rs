@@ -3,15 +3,15 @@
 mod limits;
 
 use crate::draft::{CostDraft, FileDraft, RuleDraft, ShapeDraft};
-use crate::naming::may_be_secret;
 use crate::network;
 use crate::pattern::Pattern;
-use crate::read::{Placed, Reader};
+use crate::reader::{Placed, Reader};
 use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::ScopePath;
-use crate::syntax::{At, shorten};
+use crate::sensitivity::may_be_secret;
 use crate::tree::{Element, Level, Test, TreeNode};
+use crate::yaml::{At, shorten};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tollgate_core::{Algorithm, Mode};

@@ -7,9 +7,9 @@ mod descriptor;
 mod limit;
 
 use crate::draft::{FileDraft, RuleDraft};
-use crate::read::{Placed, Reader, scalar};
+use crate::reader::{Placed, Reader, scalar};
 use crate::rule::{Class, Profile};
-use crate::syntax::{At, Node, parse};
+use crate::yaml::{At, Node, parse};
 use tollgate_core::Algorithm;
 
 const FILE_KEYS: [&str; 7] = ["domain", "descriptors", "profile", "algorithm", "class", "jitter", "tier_key"];

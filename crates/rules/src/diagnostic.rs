@@ -3,7 +3,7 @@
 //! A diagnostic carries its own snippet, so that it can be logged, shown at `/readyz` and printed long after the file
 //! has changed. All errors of all files are collected, up to a bound: one run shows the whole work that is left.
 
-use crate::syntax::At;
+use crate::yaml::At;
 use std::fmt;
 
 /// How bad it is.

@@ -3,9 +3,9 @@
 //! The step between text and rules: what a limit is depends on the domain's algorithm, the rule's action and the
 //! profile, so the decoder only says what stands there and `compile` says what it means.
 
-use crate::read::Placed;
+use crate::reader::Placed;
 use crate::rule::{Action, Class, FailPolicy, OnError, Profile, SoftAction};
-use crate::syntax::At;
+use crate::yaml::At;
 use std::collections::BTreeMap;
 use tollgate_core::{Algorithm, Mode, Period, Span};
 

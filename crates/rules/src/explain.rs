@@ -3,10 +3,10 @@
 //! Each clause is a key of the rule's path, asked on its own, so that somebody who expected a match sees the one that
 //! failed. The walk itself is not instrumented: it stays as fast as it is, and this asks the tree again.
 
+use crate::matcher::find;
 use crate::plan::Attributes;
 use crate::ruleset::Domain;
 use crate::tree::{Test, TreeNode};
-use crate::walk::find;
 use std::fmt;
 use tollgate_core::Cost;
 

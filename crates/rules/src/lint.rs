@@ -4,7 +4,7 @@
 //! from the file alone, and says nothing about anything else.
 
 use crate::compile::NodePlace;
-use crate::read::Reader;
+use crate::reader::Reader;
 use crate::rule::{Action, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::tree::{KeyIndex, Test, TreeNode};

@@ -1,7 +1,7 @@
 //! Counts and periods as people write them: `100/minute`, `100 per 30s`, `5/250ms`, `1000/day in Europe/Zurich`.
 
-use crate::read::parse_number;
-use crate::syntax::shorten;
+use crate::reader::parse_number;
+use crate::yaml::shorten;
 use tollgate_core::{Calendar, CalendarUnit, Period, Span};
 
 /// Names of units and their lengths in microseconds.

@@ -2,8 +2,8 @@
 //!
 //! A plan borrows the rule set and the request and holds its few entries inline: on the usual path nothing is allocated.
 
+use crate::overrides::Tenant;
 use crate::rule::{Action, Role, Rule, RuleLimit};
-use crate::tenant::Tenant;
 use smallvec::SmallVec;
 use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Limit, Outcome, Part, PermitId};
 

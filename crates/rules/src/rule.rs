@@ -188,7 +188,7 @@ impl RuleLimit {
         }
     }
 
-    /// A limit that is asked about in the store; [`crate::keeping`] says what else there is to know of it.
+    /// A limit that is asked about in the store; [`crate::placement`] says what else there is to know of it.
     pub(crate) fn new(
         limit: Limit,
         scope: Scope,

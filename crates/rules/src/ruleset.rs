@@ -4,15 +4,15 @@ use crate::compile;
 use crate::decode;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::draft::FileDraft;
-use crate::keeping;
 use crate::lint;
-use crate::naming::tells_who;
-use crate::read::Reader;
+use crate::overrides::Overridable;
+use crate::placement;
+use crate::reader::Reader;
 use crate::rule::{Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
-use crate::syntax::shorten;
-use crate::tenant::Overridable;
+use crate::sensitivity::tells_who;
 use crate::tree::{Test, TreeNode};
+use crate::yaml::shorten;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::{Algorithm, StableHasher};
@@ -116,7 +116,7 @@ impl Ruleset {
         if !errors.is_empty() {
             return Err(errors);
         }
-        keeping::settle(&mut rules, options);
+        placement::settle(&mut rules, options);
         let limits = number(&mut rules);
         let rules: Arc<[Rule]> = rules.into();
         let mut domains = Vec::with_capacity(compiled.len());

@@ -6,8 +6,8 @@
 //! A value that may be a secret is written as its first characters and a hash.
 //! A wildcard with a counter for each value is named like the key alone, since each value meets only one of them.
 
-use crate::naming::may_be_secret;
 use crate::rule::Role;
+use crate::sensitivity::may_be_secret;
 use crate::tree::{Element, Test};
 use std::fmt::Write;
 use tollgate_core::{Algorithm, Limit, Scope, StableHasher, beginning};
@@ -48,7 +48,7 @@ impl ScopePath {
 
     /// Whether none of the values that name its counters tells who asks.
     pub(crate) fn is_shared(&self) -> bool {
-        self.group.split('|').skip(1).all(|key| !crate::naming::tells_who(key))
+        self.group.split('|').skip(1).all(|key| !crate::sensitivity::tells_who(key))
     }
 
     /// The path of counters that are split.

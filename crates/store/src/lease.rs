@@ -15,22 +15,22 @@
 //! is asked about like any other, and a lease is fetched beside it.
 
 mod config;
-mod entry;
-mod errands;
-mod figures;
-mod pocket;
+mod key_lease;
+mod stats;
 mod table;
+mod tasks;
+mod units;
 
 pub use config::LeaseConfig;
-pub use errands::Errand;
-pub use figures::LeaseFigures;
+pub use stats::LeaseFigures;
 pub use table::HotKey;
+pub use tasks::Errand;
 
-use crate::hotkey::HotKeys;
+use crate::hot_key::HotKeys;
 use crate::memory::{KeyHasher, MemoryStore};
-use entry::{Receipt, Said};
-use figures::{Counts, add};
+use key_lease::{Receipt, Said};
 use smallvec::SmallVec;
+use stats::{Counts, add};
 use table::Table;
 use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Measures, Mode, Outcome,

@@ -13,7 +13,7 @@
 
 mod breaker;
 mod deny_cache;
-mod hotkey;
+mod hot_key;
 mod lease;
 mod memory;
 #[cfg(feature = "redis")]
@@ -24,7 +24,7 @@ pub(crate) const MARK_SUFFIX: &str = "|leased";
 
 pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket, Turned};
 pub use deny_cache::DenyCache;
-pub use hotkey::HotKeys;
+pub use hot_key::HotKeys;
 pub use lease::{Errand, HotKey, LeaseConfig, LeaseFigures, Leased};
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryFigures, MemoryStore};
 #[cfg(feature = "redis")]

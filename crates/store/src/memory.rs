@@ -16,38 +16,38 @@
 //!
 //! `docs/memory-store.md` has the bytes, the policy under a flood, the races and the costs.
 
-mod aside;
 mod batch;
+mod cache_lines;
 mod config;
-mod counters;
-mod figures;
 mod hash;
-mod lines;
+mod huge_pages;
 #[cfg(all(test, tollgate_loom))]
-mod model;
-mod pages;
-mod request;
+mod loom_model;
+mod multi_charge;
+mod packed_counters;
 mod slot;
+mod stats;
 mod table;
+mod wide;
 
-use aside::{Aside, AsideAsk};
-use counters::{Ask, Counters, Manner};
-use figures::{Counts, Event};
+use cache_lines::{LINE, Mapped};
 pub(crate) use hash::KeyHasher;
-use lines::{LINE, Mapped};
-use pages::Pages;
-use request::Item;
+use huge_pages::Pages;
+use multi_charge::Item;
+use packed_counters::{Ask, Counters, Manner};
 use smallvec::{SmallVec, smallvec};
+use stats::{Counts, Event};
 use std::sync::LazyLock;
 use table::{Table, WINDOW};
 use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Limit,
     LimitSpec, Outcome, Outcomes, Permit, Quota, Span, StoreError, Timestamp, Verdict,
 };
+use wide::{Aside, AsideAsk};
 
 pub use config::{MemoryConfig, MemoryError};
-pub use figures::MemoryFigures;
-pub use pages::HugePages;
+pub use huge_pages::HugePages;
+pub use stats::MemoryFigures;
 
 /// Counters in memory.
 ///
@@ -96,14 +96,14 @@ impl<C: Clock> MemoryStore<C> {
             let mapped = Mapped::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
             Ok(Table::new(mapped, lines, mark))
         };
-        let keys = table(bytes - aside - shared, counters::MARK)?;
+        let keys = table(bytes - aside - shared, packed_counters::MARK)?;
         let pages = Pages::new(config.huge_pages, keys.lines());
         Ok(Self {
             clock,
             hasher: KeyHasher::random(),
             counters: Counters {
                 keys,
-                shared: table(shared, counters::NO_MARK)?,
+                shared: table(shared, packed_counters::NO_MARK)?,
                 counts: Counts::default(),
                 shared_counts: Counts::default(),
             },
@@ -154,7 +154,7 @@ impl<C: Clock> MemoryStore<C> {
         }
         let now = now();
         let known =
-            request::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
+            multi_charge::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
         match known {
             Some(each) => Outcomes { admission: Admission::Admitted, at: now, each },
             None => self.charge_many(now, charges, &names),
@@ -188,7 +188,7 @@ impl<C: Clock> MemoryStore<C> {
             items.push(Item::new(ask, charge.enforcement, UNKNOWN));
         }
         let admission = if packed {
-            request::charge_all(&self.counters, &mut items)
+            multi_charge::charge_all(&self.counters, &mut items)
         } else {
             self.charge_mixed(now, charges, &mut items)
         };
@@ -204,7 +204,7 @@ impl<C: Clock> MemoryStore<C> {
         let asks: SmallVec<[AsideAsk<'_>; 8]> =
             aside_at.iter().map(|i| self.ask_aside(&charges[*i], now)).collect();
         let mut locked = self.aside.lock(&asks, &self.counters.counts);
-        let mut undos: SmallVec<[(usize, aside::Undo); 8]> = SmallVec::new();
+        let mut undos: SmallVec<[(usize, wide::Undo); 8]> = SmallVec::new();
         // Independent ones first, as in `request`.
         for independent in [true, false] {
             for (n, i) in aside_at.iter().enumerate() {
@@ -217,7 +217,7 @@ impl<C: Clock> MemoryStore<C> {
                 }
             }
         }
-        let admission = request::charge_all(&self.counters, items);
+        let admission = multi_charge::charge_all(&self.counters, items);
         if admission == Admission::Refused {
             for (n, undo) in undos.into_iter().rev() {
                 locked.undo(&asks[n], undo);

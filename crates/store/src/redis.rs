@@ -16,29 +16,29 @@
 //! `docs/redis.md` has every byte, what happens on each failure, and the figures. A library's own cluster client was
 //! rejected: it retries what may have been done, and waits where a check must not.
 
-mod asking;
-mod call;
 mod config;
-mod entry;
-mod lane;
-mod loss;
-mod names;
-mod node;
-mod replay;
-mod request;
+mod data_loss;
+mod decode_state;
+mod dispatch;
+mod key_encoding;
+mod pipeline;
+mod recompute;
 mod script;
+mod script_args;
+mod script_call;
+mod shard;
+mod shard_request;
 mod topology;
-mod wire;
 
 pub use config::{RedisConfig, RedisConfigError};
-pub use node::ShardStatus;
+pub use shard::ShardStatus;
 
-use asking::Asked;
 use config::Kind;
-use lane::{Answer, Work};
-use node::Shared;
-use request::{Place, Request};
+use dispatch::Asked;
+use pipeline::{Answer, Work};
 use script::Scripts;
+use shard::Shared;
+use shard_request::{Place, Request};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -110,7 +110,7 @@ impl RedisStore {
         charges: &[Charge<'_>],
         left: Duration,
     ) -> Result<Outcomes, StoreError> {
-        let mut parts = request::from_charges(charges, self.place(), &self.shared.config.hashing);
+        let mut parts = shard_request::from_charges(charges, self.place(), &self.shared.config.hashing);
         let until = self.until(left);
         match parts.len() {
             0 => Ok(Outcomes {
@@ -211,7 +211,7 @@ impl RedisStore {
     }
 
     async fn ask(&self, work: Work, slot: u16, request: Request, until: Instant) -> Result<Answer, Asked> {
-        asking::ask(&self.shared, &self.topology, work, slot, request, until).await
+        dispatch::ask(&self.shared, &self.topology, work, slot, request, until).await
     }
 
     fn place(&self) -> Place {
@@ -254,17 +254,17 @@ impl CounterStore for RedisStore {
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let parts = request::from_charges(charges, self.place(), &self.shared.config.hashing);
+        let parts = shard_request::from_charges(charges, self.place(), &self.shared.config.hashing);
         self.settle(Work::Debit, parts, self.until(Duration::MAX)).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        let parts = request::from_permits(permits, self.place(), &self.shared.config.hashing);
+        let parts = shard_request::from_permits(permits, self.place(), &self.shared.config.hashing);
         self.settle(Work::Release, parts, self.until(Duration::MAX)).await
     }
 
     async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        let parts = request::from_give_back(back, self.place(), &self.shared.config.hashing);
+        let parts = shard_request::from_give_back(back, self.place(), &self.shared.config.hashing);
         self.settle(
             Work::Return { taken: back.taken, full_at: back.full_at },
             parts,

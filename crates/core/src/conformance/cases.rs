@@ -1,16 +1,16 @@
 //! The cases. Each is a promise that a user of any store relies on.
 
-use super::material::{attempts, build, every_form, per_minute, some_cost, some_time};
+use super::fixtures::{attempts, build, every_form, per_minute, some_cost, some_time};
 use super::rng::SplitMix64;
-use super::{Bench, Broken, operators};
+use super::{Bench, Broken, reset_and_grant};
 use crate::algorithm::Algorithm;
+use crate::algorithm::concurrency::PermitId;
 use crate::charge::{Admission, Charge, Enforcement, GiveBack, Permit};
 use crate::cost::Cost;
-use crate::key::{CounterKey, Part, Scope};
+use crate::counter_key::{CounterKey, Part, Scope};
 use crate::limit::Limit;
-use crate::permits::PermitId;
-use crate::quota::Quota;
-use crate::spec::LimitSpec;
+use crate::limit_spec::LimitSpec;
+use crate::rate::Quota;
 use crate::store::CounterStore;
 use crate::time::Span;
 
@@ -50,8 +50,8 @@ pub(super) async fn run<S: CounterStore>(bench: &mut Bench<S>) -> Result<(), Bro
         Some(11) => expiries(bench).await,
         Some(12) => steps_back(bench).await,
         Some(13) => gives_back(bench).await,
-        Some(14) => operators::resets(bench).await,
-        Some(15) => operators::grants(bench).await,
+        Some(14) => reset_and_grant::resets(bench).await,
+        Some(15) => reset_and_grant::grants(bench).await,
         _ => harmless(bench).await,
     }
 }

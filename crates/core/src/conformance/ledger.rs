@@ -9,7 +9,7 @@
 use crate::charge::{Admission, Charge, Enforcement, GiveBack, Outcomes, Permit};
 use crate::clock::Clock;
 use crate::cost::Cost;
-use crate::key::{CounterKey, OwnedPart};
+use crate::counter_key::{CounterKey, OwnedPart};
 use crate::outcome::Outcome;
 use crate::state::State;
 use crate::store::{CounterStore, StoreError};

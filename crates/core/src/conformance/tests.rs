@@ -4,7 +4,7 @@ use super::{Broken, DeadStore, Ledger, ReferenceStore, block_on, run};
 use crate::charge::{Admission, Charge, Enforcement, GiveBack, Outcomes, Permit};
 use crate::clock::{Clock, ManualClock};
 use crate::cost::Cost;
-use crate::key::{CounterKey, Part};
+use crate::counter_key::{CounterKey, Part};
 use crate::store::{CounterStore, StoreError};
 use std::sync::{Arc, Mutex};
 

@@ -4,8 +4,8 @@ use super::{Compiler, LimitSets};
 use crate::draft::{LimitDraft, RuleDraft, SoftMark};
 use crate::rule::{Action, LimitSet, Profile, Role, RuleLimit, Soft};
 use crate::scope::{Kind, ScopePath};
-use crate::syntax::At;
 use crate::unit::Unit;
+use crate::yaml::At;
 use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Quota};
 
 /// Which of the rule's own words have found a limit that they mean something to.

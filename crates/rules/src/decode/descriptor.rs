@@ -2,9 +2,9 @@
 
 use super::{algorithm, class, descriptors, limit};
 use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftMark};
-use crate::read::{Placed, Reader, parse_number, scalar};
+use crate::reader::{Placed, Reader, parse_number, scalar};
 use crate::rule::{Action, FailPolicy, SoftAction};
-use crate::syntax::{At, Node, Value};
+use crate::yaml::{At, Node, Value};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Quota, Span};
 
@@ -237,7 +237,7 @@ fn fallback(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
         _ => {
             reader.error_help(
                 at,
-                format!("`{}` is no part of a limit that can be set aside", crate::syntax::shorten(&value)),
+                format!("`{}` is no part of a limit that can be set aside", crate::yaml::shorten(&value)),
                 "write a percentage from 0.1% to 50%: `fallback: 5%`",
             );
             None
@@ -365,7 +365,7 @@ fn check_replaces(reader: &mut Reader<'_>, draft: &RuleDraft) {
     for replaced in draft.replaces.iter().filter(|replaced| replaced.value == name.value) {
         reader.error_help(
             replaced.at,
-            format!("the rule `{}` cannot replace itself", crate::syntax::shorten(&name.value)),
+            format!("the rule `{}` cannot replace itself", crate::yaml::shorten(&name.value)),
             "`replaces` names other rules; take this one out",
         );
     }

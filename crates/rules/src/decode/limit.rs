@@ -3,9 +3,9 @@
 use super::{algorithm, descriptor};
 use crate::draft::{LimitDraft, RuleDraft, ShapeDraft};
 use crate::period;
-use crate::read::{Placed, Reader, scalar};
-use crate::syntax::{At, Node, Value, shorten};
+use crate::reader::{Placed, Reader, scalar};
 use crate::unit::Unit;
+use crate::yaml::{At, Node, Value, shorten};
 use tollgate_core::{Period, Quota};
 
 const RATE_LIMIT_KEYS: [&str; 9] =

@@ -2,8 +2,8 @@
 //! instructions, never over an await.
 
 use super::config::LeaseConfig;
-use super::entry::{Asked, Lease, Named, Receipt, Said, Task};
-use super::figures::LeaseFigures;
+use super::key_lease::{Asked, Lease, Named, Receipt, Said, Task};
+use super::stats::LeaseFigures;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -3,7 +3,7 @@
 //! One number, the cap, because that is what an operator has to give; how it is divided follows from it. Numbers of keys
 //! were rejected: how many fit depends on the limits, and the machine's memory does not.
 
-use super::pages::HugePages;
+use super::huge_pages::HugePages;
 
 /// How much memory the store may take, and how.
 #[derive(Clone, Debug)]

@@ -17,9 +17,9 @@
 //!
 //! Rejected: moving slots (cuckoo, robin hood): a key in flight is in two places or none. A lock a line: see `lines`.
 
-use super::figures::{Counts, Event};
-use super::lines::{Lines, SLOTS};
+use super::cache_lines::{Lines, SLOTS};
 use super::slot::{Snapshot, fingerprint, holds, is_like};
+use super::stats::{Counts, Event};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::Timestamp;
 

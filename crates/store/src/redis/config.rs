@@ -1,6 +1,6 @@
 //! Where Redis is and how long a check may wait for it. Passwords never show in `Debug` or errors.
 
-use super::names::Hashing;
+use super::key_encoding::Hashing;
 use crate::breaker::BreakerConfig;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use std::fmt;

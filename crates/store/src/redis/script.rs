@@ -28,12 +28,12 @@ macro_rules! script {
         Lua::new(concat!(
             include_str!("lua/read.lua"),
             include_str!("lua/decode.lua"),
-            include_str!("lua/aside.lua"),
+            include_str!("lua/wide.lua"),
             include_str!("lua/step.lua"),
             include_str!("lua/loss.lua"),
             include_str!($body),
             include_str!("lua/write.lua"),
-            include_str!("lua/answer.lua"),
+            include_str!("lua/reply.lua"),
         ))
     };
 }
@@ -44,8 +44,8 @@ impl Scripts {
             buckets: Lua::new(include_str!("lua/buckets.lua")),
             charge: script!("lua/charge.lua"),
             debit: script!("lua/debit.lua"),
-            give_back: script!("lua/giveback.lua"),
-            hand_back: script!("lua/return.lua"),
+            give_back: script!("lua/undo.lua"),
+            hand_back: script!("lua/return_units.lua"),
         }
     }
 }

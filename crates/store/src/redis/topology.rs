@@ -5,7 +5,7 @@
 //! deadline, and none is needed for a slot that stays where it is.
 
 use super::config::Kind;
-use super::node::{Node, ShardStatus, Shared, open, split};
+use super::shard::{Node, ShardStatus, Shared, open, split};
 use redis::Value;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -8,9 +8,9 @@
 //! get together what one key may have: the error is on the safe side. Turning them all away was rejected (a flood
 //! would then lock out every new user), as was letting them pass (a flood would then have no limit).
 
-use super::figures::{Counts, Event};
-use super::lines::Lines;
+use super::cache_lines::Lines;
 use super::slot::Snapshot;
+use super::stats::{Counts, Event};
 use super::table::{Insertion, Table};
 use tollgate_core::{Cost, Limit, Outcome, Tag, Timestamp};
 

@@ -1,7 +1,7 @@
 //! One server: its lanes, its breaker, and how it is doing.
 
 use super::config::{Kind, RedisConfig};
-use super::lane::{Connect, Job, Lane};
+use super::pipeline::{Connect, Job, Lane};
 use super::script::Scripts;
 use crate::breaker::{Breaker, BreakerState, Ticket, Turned};
 use redis::aio::MultiplexedConnection;
@@ -158,7 +158,8 @@ impl Node {
 
     /// Hands a job to the lane that has its key: checks of one key meet in one batch.
     pub(super) fn send(&self, job: Job) -> Result<(), TooMany> {
-        let key = job.request.bundles.first().map_or(0, |bundle| usize::from(super::names::slot(bundle)));
+        let key =
+            job.request.bundles.first().map_or(0, |bundle| usize::from(super::key_encoding::slot(bundle)));
         self.lanes[key % self.lanes.len()].try_send(job).map_err(|_| TooMany)
     }
 

@@ -8,12 +8,12 @@
 //! A batch whose answer is lost is never sent again: its charges may have been taken. They are answered as failed, so
 //! what was taken is at most lost to the tenant, never given twice.
 
-use super::call::{Call, Decoded};
-use super::loss::Loss;
-use super::node::Memory;
-use super::replay::Told;
-use super::request::Request;
+use super::data_loss::Loss;
+use super::recompute::Told;
 use super::script::Scripts;
+use super::script_call::{Call, Decoded};
+use super::shard::Memory;
+use super::shard_request::Request;
 use crate::breaker::Breaker;
 use redis::aio::MultiplexedConnection;
 use smallvec::SmallVec;

@@ -8,7 +8,7 @@
 //! (`endpoint=POST /orders`, or with a colon, `endpoint:POST /orders`); `default` is the rule about the caller alone. Only
 //! rules with counters of the caller's own can be changed for one caller: a number for one would else act on all.
 
-use crate::keeping;
+use crate::placement;
 use crate::rule::{Profile, Role, Rule, RuleLimit, Soft};
 use crate::ruleset::{Domain, Ruleset};
 use crate::scope::{Kind, ScopePath};
@@ -121,7 +121,7 @@ impl Ruleset {
             let why = format!(
                 "no rule with a counter for each `{TENANT_KEY}` is called `{}`; write its name, its path as in \
                  `{TENANT_KEY}/endpoint=POST /orders`, or `default` for the rule about `{TENANT_KEY}` alone",
-                crate::syntax::shorten(&wanted.descriptor)
+                crate::yaml::shorten(&wanted.descriptor)
             );
             ("descriptor", why)
         })?;
@@ -219,7 +219,7 @@ impl Domain {
             Some(Soft { at: u64::try_from(at).unwrap_or(u64::MAX), ..soft })
         });
         let mut agreed = RuleLimit::new(limit, scope, unit, role, soft);
-        keeping::keep(&mut agreed, rule, nodes);
+        placement::keep(&mut agreed, rule, nodes);
         Ok(agreed)
     }
 

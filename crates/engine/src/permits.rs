@@ -6,10 +6,10 @@
 
 use crate::check::Check;
 use crate::decision::{Answer, Decision, LimitStatus};
-use crate::ids::DecisionId;
+use crate::decision_id::DecisionId;
 use crate::in_flight::Counted;
 use crate::limiter::Limiter;
-use crate::reserve::{Reserved, Settlement, holdings};
+use crate::reservation::{Reserved, Settlement, holdings};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,15 +1,15 @@
 //! The cases that operators' acts on counters rest on: giving all used quota back, and granting some once.
 
-use super::material::{attempts, build, every_form};
+use super::fixtures::{attempts, build, every_form};
 use super::rng::SplitMix64;
 use super::{Bench, Broken};
 use crate::algorithm::Algorithm;
 use crate::charge::{Admission, Charge};
 use crate::cost::Cost;
-use crate::key::{CounterKey, Part, Scope};
+use crate::counter_key::{CounterKey, Part, Scope};
 use crate::limit::Limit;
-use crate::quota::Quota;
-use crate::spec::LimitSpec;
+use crate::limit_spec::LimitSpec;
+use crate::rate::Quota;
 use crate::store::CounterStore;
 
 /// What an operator's reset rests on: debts, and what a larger limit has left behind, go too.

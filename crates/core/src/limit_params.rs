@@ -1,7 +1,7 @@
 //! A limit as plain numbers, for a store whose steps run elsewhere (a script in Redis) and must be bit-equal to ours.
 
+use crate::algorithm::fixed_window::Counting;
 use crate::limit::{Limit, Shape};
-use crate::window::Counting;
 
 /// What a step is made of, beside the quota and the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! The rules with counters of a caller's own: what `GET /admin/v1/usage` tells of, and what can be given back.
 
+use crate::matcher::find;
+use crate::overrides::is_callers;
 use crate::plan::Attributes;
 use crate::rule::Rule;
 use crate::ruleset::{Domain, Ruleset};
-use crate::tenant::is_callers;
 use crate::tree::Test;
-use crate::walk::find;
 
 /// A rule that has counters for this caller.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Ruleset {
     /// path, or `default` for the one about the caller alone. In order.
     #[must_use]
     pub fn callers_rules_called(&self, name: &str) -> Vec<u32> {
-        let nodes = self.overridable().get(&crate::tenant::canonical(name)).map_or(&[][..], Vec::as_slice);
+        let nodes = self.overridable().get(&crate::overrides::canonical(name)).map_or(&[][..], Vec::as_slice);
         let rule = |(domain, node): &(usize, u32)| self.domains().nth(*domain)?.tree[*node as usize].rule;
         let mut rules: Vec<u32> = nodes.iter().filter_map(rule).collect();
         rules.sort_unstable();

@@ -7,10 +7,10 @@
 //! Everything here may be repeated: a reservation with the same idempotency key is the same reservation, settling to the
 //! same cost again is settling once. Reservations live in this process; they are bounded in number and in time.
 
+use crate::charge_record::Holding;
 use crate::check::Check;
 use crate::decision::{Answer, Decision};
-use crate::holding::Holding;
-use crate::ids::DecisionId;
+use crate::decision_id::DecisionId;
 use crate::limiter::Limiter;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
 //! One key's lease: what is in hand, what is known of the authority's counter, and what to ask for next. No I/O.
 
 use super::config::LeaseConfig;
-use super::pocket::Pocket;
+use super::units::Pocket;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{

@@ -3,8 +3,8 @@
 //! `lua/read.lua` and `lua/decode.lua` say what stands where. A number a argument was rejected: reading twenty arguments
 //! costs Redis more than deciding on them.
 
-use super::names::Name;
-use super::request::{Request, Want};
+use super::key_encoding::Name;
+use super::shard_request::{Request, Want};
 use tollgate_core::{Cost, Limit, Measures, Period, Span, Timestamp};
 
 /// More than any limit has, and small enough that sums stay exact in a script.

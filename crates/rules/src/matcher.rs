@@ -5,12 +5,12 @@
 //! the order of the file before the key alone, and never go back.
 
 use crate::counter_shards::next_shard;
-use crate::naming::may_be_secret;
+use crate::overrides::Tenant;
 use crate::plan::{Attributes, Descriptor, Hit, HitLimit, Match, Plan};
 use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
-use crate::tenant::Tenant;
+use crate::sensitivity::may_be_secret;
 use crate::tree::{GLOBAL, KeyIndex, Level, Test, TreeNode};
 use crate::unit::Unit;
 use smallvec::SmallVec;

@@ -7,9 +7,9 @@
 //! bring newcomers. Each such step takes about a tenth of a millisecond, and there is one for every two megabytes once
 //! in the life of the store. A thread of its own was rejected: a library should not start threads to save so little.
 
-use super::counters::Counters;
-use super::figures::Event;
-use super::lines::Mapped;
+use super::cache_lines::Mapped;
+use super::packed_counters::Counters;
+use super::stats::Event;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// When to use huge pages.

@@ -6,11 +6,11 @@
 //!
 //! `RUSTFLAGS="--cfg tollgate_loom" cargo test -p tollgate-store --release --lib model`
 
-use super::counters::{Ask, Counters, MARK, Manner, NO_MARK};
-use super::figures::Counts;
-use super::lines::{Lines, SLOTS};
-use super::request::{Item, charge_all, charge_known};
+use super::cache_lines::{Lines, SLOTS};
+use super::multi_charge::{Item, charge_all, charge_known};
+use super::packed_counters::{Ask, Counters, MARK, Manner, NO_MARK};
 use super::slot::Snapshot;
+use super::stats::Counts;
 use super::table::Table;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;

@@ -1,11 +1,11 @@
 //! One script call: the requests it decides, as an argument and back as answers.
 
-use super::entry;
-use super::lane::{Answer, Failure, Job, Work};
-use super::names::Name;
-use super::replay::replay;
+use super::decode_state;
+use super::key_encoding::Name;
+use super::pipeline::{Answer, Failure, Job, Work};
+use super::recompute::replay;
 use super::script::Scripts;
-use super::wire::{Ask, Verb};
+use super::script_args::{Ask, Verb};
 use redis::{Cmd, Pipeline, Value};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -193,7 +193,7 @@ impl Call {
             _ => None,
         };
         let mut states: Vec<State> =
-            self.counters.iter().map(|(bundle, name)| entry::state(held(*bundle), name)).collect();
+            self.counters.iter().map(|(bundle, name)| decode_state::state(held(*bundle), name)).collect();
         for (at, (job, numbers)) in self.jobs.into_iter().zip(self.numbers).enumerate() {
             if !matches!(job.work, Work::Charge) {
                 let done = Answer {

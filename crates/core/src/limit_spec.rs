@@ -3,14 +3,14 @@
 //! Whatever has no meaning for an algorithm is refused, never ignored: a rule must not say what its limit does not do.
 
 use crate::algorithm::Algorithm;
-use crate::bucket::{Bucket, Shaping};
+use crate::algorithm::bucket::{Bucket, Shaping};
+use crate::algorithm::concurrency::Permits;
+use crate::algorithm::fixed_window::Counting;
+use crate::algorithm::sliding_log::AdmissionLog;
+use crate::algorithm::strict_window::Slots;
 use crate::limit::{Limit, Shape};
-use crate::log::AdmissionLog;
-use crate::permits::Permits;
-use crate::quota::{Period, Quota};
-use crate::strict::Slots;
+use crate::rate::{Period, Quota};
 use crate::time::Span;
-use crate::window::Counting;
 
 /// What a limit is made from. [`LimitSpec::build`] checks it.
 ///

@@ -5,7 +5,7 @@
 //! background ([`Limiter::pay_debts`]). The whole is charged, though time has given some of it back: that errs on the
 //! limit's side. Bounded: beyond [`MOST`] counters what is let through is only counted here.
 
-use crate::holding::Holding;
+use crate::charge_record::Holding;
 use crate::limiter::Limiter;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

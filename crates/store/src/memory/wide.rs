@@ -8,8 +8,8 @@
 //! When a state would have to grow (a log) and nothing gives way, the charge is denied: memory is bounded before
 //! anything else.
 
-use super::counters::{MARK, Manner};
-use super::figures::{Counts, Event};
+use super::packed_counters::{MARK, Manner};
+use super::stats::{Counts, Event};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -9,7 +9,7 @@
 //! The moment is told to scripts as an age, because the server's clock decides and need not agree with ours. Denying
 //! everything for a period was rejected: a daily quota would lock out all who come for the first time that day.
 
-use super::request::Want;
+use super::shard_request::Want;
 use tollgate_core::{AfterLoss, PermitId, Span, State, Timestamp};
 
 /// When something may have been lost, as far as it concerns one request.

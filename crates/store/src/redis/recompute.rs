@@ -3,8 +3,8 @@
 //! A script only decides and writes. It answers with what its bundles held before, and the same steps are made here, so
 //! outcomes are bit-equal to memory's by construction; a decision that differs is a bug, is counted, and shows in tests.
 
-use super::loss::Loss;
-use super::request::Want;
+use super::data_loss::Loss;
+use super::shard_request::Want;
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, Span, State, Timestamp, Verdict};
 

@@ -2,8 +2,8 @@
 
 use crate::check::Check;
 use crate::decision::{Answer, Decision};
+use crate::decision_id::DecisionId;
 use crate::fold;
-use crate::ids::DecisionId;
 use crate::limiter::{Limiter, plan_into};
 use tollgate_core::{Algorithm, Cost, CounterStore, Mode, Outcomes, Part, PermitId};
 use tollgate_rules::{Charges, Plan};

@@ -5,9 +5,9 @@
 
 use super::Leased;
 use super::config::MARK;
-use super::entry::{Asked, Named, Task};
-use super::figures::add;
-use super::pocket::Pocket;
+use super::key_lease::{Asked, Named, Task};
+use super::stats::add;
+use super::units::Pocket;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{

@@ -8,9 +8,9 @@
 //! | sent, and no answer | it may have been done: failed, never sent again |
 //! | the deadline | failed at once, whatever the connection does |
 
-use super::lane::{Answer, Failed, Failure, Job, Work};
-use super::node::{Node, Shared, Trouble};
-use super::request::Request;
+use super::pipeline::{Answer, Failed, Failure, Job, Work};
+use super::shard::{Node, Shared, Trouble};
+use super::shard_request::Request;
 use super::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! A request as the lanes carry it: owned, its counters told apart, its charges in the order that scripts take them.
 
-use super::loss::Loss;
-use super::names::{self, Hashing, Name};
+use super::data_loss::Loss;
+use super::key_encoding::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
     AfterLoss, Charge, Cost, Enforcement, GiveBack, Limit, Measures, Mode, Permit, PermitId, Span, Timestamp,
@@ -89,9 +89,9 @@ pub(super) fn from_charges(
             } else {
                 Span::ZERO
             };
-            let bundle = names::bundle(&charge.key, hashing);
+            let bundle = key_encoding::bundle(&charge.key, hashing);
             let part = at(&mut parts, place.slot(&bundle));
-            part.add(bundle, names::member(charge.key.scope), |counter| Want {
+            part.add(bundle, key_encoding::member(charge.key.scope), |counter| Want {
                 limit: charge.limit.clone(),
                 cost: charge.cost,
                 enforcement: charge.enforcement,
@@ -116,7 +116,7 @@ fn mark(charge: &Charge<'_>) -> Name {
     let is_bucket = matches!(charge.limit.measures(), Measures::Bucket { .. });
     match charge.mode {
         Mode::Adaptive | Mode::Leased if is_bucket => {
-            names::member(&charge.key.scope.beside(crate::MARK_SUFFIX))
+            key_encoding::member(&charge.key.scope.beside(crate::MARK_SUFFIX))
         }
         _ => Name::new(),
     }
@@ -163,7 +163,7 @@ impl Place {
     fn slot(self, bundle: &str) -> u16 {
         match self {
             Self::One => 0,
-            Self::Slots => names::slot(bundle),
+            Self::Slots => key_encoding::slot(bundle),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Only scripts write bundles; here they are read, so that an outcome is told by the very step that memory makes. What
 //! cannot be read counts as unused, as it does in the scripts.
 
-use super::names::Name;
+use super::key_encoding::Name;
 use std::collections::VecDeque;
 use tollgate_core::{
     AdmissionLog, PermitId, Permits, SlidingCounts, State, StrictCounts, Tat, Timestamp, WindowCount,

@@ -6,8 +6,8 @@ use crate::algorithm::Algorithm;
 use crate::calendar::{Calendar, CalendarUnit};
 use crate::cost::Cost;
 use crate::limit::Limit;
-use crate::quota::{Period, Quota};
-use crate::spec::LimitSpec;
+use crate::limit_spec::LimitSpec;
+use crate::rate::{Period, Quota};
 use crate::time::Span;
 
 pub(super) fn build(spec: LimitSpec) -> Limit {

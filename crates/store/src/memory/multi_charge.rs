@@ -12,8 +12,8 @@
 //! Independent charges go first, each on its own. A required charge of the same counter then sees them.
 //! Locking all counters in order was rejected: a global counter is in every request, and would serialise them all.
 
-use super::counters::{Ask, Counters, Manner, Place, Receipt};
-use super::lines::Lines;
+use super::cache_lines::Lines;
+use super::packed_counters::{Ask, Counters, Manner, Place, Receipt};
 use super::slot::Snapshot;
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes};

@@ -2,7 +2,7 @@
 
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::suggest::closest;
-use crate::syntax::{At, Node, Value, shorten};
+use crate::yaml::{At, Node, Value, shorten};
 use crate::{Source, period};
 use tollgate_core::Span;
 
