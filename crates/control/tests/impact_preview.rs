@@ -49,7 +49,7 @@ fn play(rules: &Arc<Ruleset>, traffic: &[Asked]) -> (Vec<bool>, TrafficSample) {
         at += later * 1_000;
         clock.set(Timestamp::from_micros(at));
         let attributes = [("path", *path), ("api_key", *key)];
-        let check = Check::attributes("d", &attributes).costing(Cost::take(*cost));
+        let check = Check::attributes("d", &attributes).costing(Cost::new(*cost));
         said.push(pollster::block_on(limiter.check(&check)).is_allowed());
     }
     drop(limiter);

@@ -29,7 +29,7 @@ impl Scope {
     #[must_use]
     pub fn new(label: impl Into<String>) -> Self {
         let label = label.into();
-        let (id, shared) = (hash_of(&label), Some(label.len()));
+        let (id, shared) = (stable_hash_of(&label), Some(label.len()));
         Self { id, label, group: id, shared }
     }
 
@@ -48,7 +48,7 @@ impl Scope {
     pub fn in_group(label: impl Into<String>, group: &str) -> Self {
         let label = label.into();
         let shared = label.starts_with(group).then_some(group.len());
-        Self { id: hash_of(&label), label, group: hash_of(group), shared }
+        Self { id: stable_hash_of(&label), label, group: stable_hash_of(group), shared }
     }
 
     /// A scope of the same group, with a longer name: what a store keeps about this one's counters, beside them.
@@ -56,13 +56,13 @@ impl Scope {
     /// ```
     /// use tollgate_core::Scope;
     /// let second = Scope::in_group("api|user|gcra|1s", "api|user");
-    /// let escrow = second.beside("|escrow");
+    /// let escrow = second.sibling("|escrow");
     /// assert_eq!((escrow.label(), escrow.group()), ("api|user|gcra|1s|escrow", second.group()));
     /// ```
     #[must_use]
-    pub fn beside(&self, suffix: &str) -> Self {
+    pub fn sibling(&self, suffix: &str) -> Self {
         let label = format!("{}{suffix}", self.label);
-        Self { id: hash_of(&label), label, group: self.group, shared: self.shared }
+        Self { id: stable_hash_of(&label), label, group: self.group, shared: self.shared }
     }
 
     /// A stable 64-bit name of the group.
@@ -90,7 +90,7 @@ impl Scope {
     }
 }
 
-fn hash_of(name: &str) -> u64 {
+fn stable_hash_of(name: &str) -> u64 {
     let mut hasher = StableHasher::default();
     hasher.bytes(name.as_bytes());
     hasher.finish()
@@ -99,12 +99,12 @@ fn hash_of(name: &str) -> u64 {
 /// One value in a counter's name.
 ///
 /// ```
-/// use tollgate_core::Part;
-/// let part = Part::Secret("sk_live_4242424242424242");
+/// use tollgate_core::KeyPart;
+/// let part = KeyPart::Secret("sk_live_4242424242424242");
 /// assert_eq!((part.to_string().as_str(), format!("{part:?}").as_str()), ("sk_liv…", "Secret(sk_liv…)"));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Part<'a> {
+pub enum KeyPart<'a> {
     /// A value as the caller gave it.
     Text(&'a str),
     /// The same of what may be a secret, such as an API key: it is compared as it is, kept outside of this process only as
@@ -120,11 +120,11 @@ pub enum Part<'a> {
     },
 }
 
-impl fmt::Display for Part<'_> {
+impl fmt::Display for KeyPart<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(text),
-            Self::Secret(text) => write!(f, "{}…", beginning(text)),
+            Self::Secret(text) => write!(f, "{}…", secret_prefix(text)),
             Self::Network { address, prefix } => {
                 let v6 = std::net::Ipv6Addr::from(*address);
                 match v6.to_ipv4_mapped() {
@@ -136,7 +136,7 @@ impl fmt::Display for Part<'_> {
     }
 }
 
-impl fmt::Debug for Part<'_> {
+impl fmt::Debug for KeyPart<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.debug_tuple("Text").field(text).finish(),
@@ -148,19 +148,19 @@ impl fmt::Debug for Part<'_> {
 
 /// What may be shown of a secret: enough to recognise it, not enough to use it. A quarter of it, six characters at most.
 #[must_use]
-pub fn beginning(secret: &str) -> &str {
+pub fn secret_prefix(secret: &str) -> &str {
     let shown = (secret.chars().count() / 4).min(6);
     secret.char_indices().nth(shown).map_or(secret, |(end, _)| &secret[..end])
 }
 
-/// A [`Part`] that outlives its request.
+/// A [`KeyPart`] that outlives its request.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub enum OwnedPart {
-    /// See [`Part::Text`].
+pub enum OwnedKeyPart {
+    /// See [`KeyPart::Text`].
     Text(Box<str>),
-    /// See [`Part::Secret`].
+    /// See [`KeyPart::Secret`].
     Secret(Box<str>),
-    /// See [`Part::Network`].
+    /// See [`KeyPart::Network`].
     Network {
         /// The address as a number.
         address: u128,
@@ -169,40 +169,40 @@ pub enum OwnedPart {
     },
 }
 
-impl OwnedPart {
+impl OwnedKeyPart {
     /// The part.
     #[must_use]
-    pub fn borrowed(&self) -> Part<'_> {
+    pub fn as_part(&self) -> KeyPart<'_> {
         match self {
-            Self::Text(text) => Part::Text(text),
-            Self::Secret(text) => Part::Secret(text),
-            Self::Network { address, prefix } => Part::Network { address: *address, prefix: *prefix },
+            Self::Text(text) => KeyPart::Text(text),
+            Self::Secret(text) => KeyPart::Secret(text),
+            Self::Network { address, prefix } => KeyPart::Network { address: *address, prefix: *prefix },
         }
     }
 }
 
-impl From<&Part<'_>> for OwnedPart {
-    fn from(part: &Part<'_>) -> Self {
+impl From<&KeyPart<'_>> for OwnedKeyPart {
+    fn from(part: &KeyPart<'_>) -> Self {
         match part {
-            Part::Text(text) => Self::Text((*text).into()),
-            Part::Secret(text) => Self::Secret((*text).into()),
-            Part::Network { address, prefix } => Self::Network { address: *address, prefix: *prefix },
+            KeyPart::Text(text) => Self::Text((*text).into()),
+            KeyPart::Secret(text) => Self::Secret((*text).into()),
+            KeyPart::Network { address, prefix } => Self::Network { address: *address, prefix: *prefix },
         }
     }
 }
 
-impl fmt::Debug for OwnedPart {
+impl fmt::Debug for OwnedKeyPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.borrowed(), f)
+        fmt::Debug::fmt(&self.as_part(), f)
     }
 }
 
 /// The name of one counter.
 ///
 /// ```
-/// use tollgate_core::{CounterKey, Part, Scope};
+/// use tollgate_core::{CounterKey, KeyPart, Scope};
 /// let scope = Scope::new("api/user");
-/// let (a, b) = ([Part::Text("a"), Part::Text("b_c")], [Part::Text("a_b"), Part::Text("c")]);
+/// let (a, b) = ([KeyPart::Text("a"), KeyPart::Text("b_c")], [KeyPart::Text("a_b"), KeyPart::Text("c")]);
 /// assert_ne!(CounterKey { scope: &scope, parts: &a }, CounterKey { scope: &scope, parts: &b });
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +210,7 @@ pub struct CounterKey<'a> {
     /// Which limit.
     pub scope: &'a Scope,
     /// Whose.
-    pub parts: &'a [Part<'a>],
+    pub parts: &'a [KeyPart<'a>],
 }
 
 impl CounterKey<'_> {
@@ -221,8 +221,8 @@ impl CounterKey<'_> {
         hasher.number(self.scope.id);
         for part in self.parts {
             match part {
-                Part::Text(text) | Part::Secret(text) => hasher.bytes(text.as_bytes()),
-                Part::Network { address, prefix } => {
+                KeyPart::Text(text) | KeyPart::Secret(text) => hasher.bytes(text.as_bytes()),
+                KeyPart::Network { address, prefix } => {
                     // A length that no text has: a network is never taken for its own bytes as text.
                     hasher.number(u64::MAX);
                     hasher.number((address >> 64) as u64);

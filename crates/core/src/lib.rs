@@ -3,7 +3,7 @@
 //! | file | answers |
 //! |---|---|
 //! | [`time`](Timestamp), [`clock`](Clock) | when is it? |
-//! | [`quota`](Quota), [`calendar`](Calendar) | how many, in which period? |
+//! | [`rate`](Quota), [`calendar`](Calendar) | how many, in which period? |
 //! | [`algorithm`](Algorithm), [`spec`](LimitSpec), [`limit`](Limit) | how it is held: checked once, then a pure `step` |
 //! | [`refund`](Limit::refundable) | how much of an old charge may still be given back |
 //! | [`escrow`](Escrow) | how long units that were taken ahead may be spent |
@@ -43,17 +43,17 @@ pub use algorithm::sliding_log::AdmissionLog;
 pub use algorithm::sliding_window::SlidingCounts;
 pub use algorithm::strict_window::StrictCounts;
 pub use calendar::{Calendar, CalendarUnit, UnknownZone};
-pub use charge::{Admission, AfterLoss, Charge, Enforcement, GiveBack, Mode, Outcomes, Permit};
+pub use charge::{Admission, Charge, Enforcement, LossPolicy, Mode, Outcomes, Permit, UnitReturn};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
-pub use counter_key::{CounterKey, OwnedPart, Part, Scope, StableHasher, beginning};
+pub use counter_key::{CounterKey, KeyPart, OwnedKeyPart, Scope, StableHasher, secret_prefix};
 pub use escrow::Escrow;
 pub use limit::Limit;
-pub use limit_params::Measures;
+pub use limit_params::LimitParams;
 pub use limit_spec::{LimitError, LimitSpec};
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
-pub use rate::{Period, Quota};
+pub use rate::{Period, Rate};
 pub use state::State;
 pub use store::{CounterStore, StoreError};
-pub use time::{Span, Timestamp};
+pub use time::{TimeDelta, Timestamp};

@@ -6,7 +6,7 @@ use crate::limit::{Limit, Shape};
 /// What a step is made of, beside the quota and the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Measures {
+pub enum LimitParams {
     /// A bucket that holds nothing.
     Blocked,
     /// A bucket: time in units of 1/k of a microsecond, and how many of these a unit of cost takes to come back.
@@ -16,17 +16,17 @@ pub enum Measures {
         /// Units of time for a unit of cost.
         interval: u64,
         /// The longest that its state is believed to be ahead, in microseconds.
-        furthest: u64,
+        max_ahead: u64,
     },
     /// A fixed window that counts what it admits.
     Fixed {
         /// How far it counts.
-        most: u64,
+        max_count: u64,
     },
     /// A fixed window that counts whatever is asked for.
     Attempts {
         /// How far it counts.
-        most: u64,
+        max_count: u64,
     },
     /// A two-counter sliding window.
     Sliding,
@@ -46,9 +46,9 @@ pub enum Measures {
 impl Limit {
     /// So many units that giving them back leaves nothing used.
     #[must_use]
-    pub fn plenty(&self) -> u64 {
+    pub fn refill_cost(&self) -> u64 {
         match &self.shape {
-            Shape::Bucket(bucket) => bucket.plenty(),
+            Shape::Bucket(bucket) => bucket.refill_cost(),
             _ => 2 * self.capacity,
         }
     }
@@ -56,28 +56,28 @@ impl Limit {
     /// The limit as plain numbers.
     ///
     /// ```
-    /// use tollgate_core::{Algorithm, LimitSpec, Measures, Quota};
-    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(10)).build()?;
-    /// assert_eq!(limit.measures(), Measures::Bucket { k: 1, interval: 100_000, furthest: 2_000_000 });
+    /// use tollgate_core::{Algorithm, LimitSpec, LimitParams, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(10))).build()?;
+    /// assert_eq!(limit.params(), LimitParams::Bucket { k: 1, interval: 100_000, max_ahead: 2_000_000 });
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[must_use]
-    pub const fn measures(&self) -> Measures {
+    pub const fn params(&self) -> LimitParams {
         match self.shape {
-            Shape::Blocked => Measures::Blocked,
+            Shape::Blocked => LimitParams::Blocked,
             Shape::Bucket(bucket) => {
-                Measures::Bucket { k: bucket.k, interval: bucket.interval, furthest: bucket.furthest }
+                LimitParams::Bucket { k: bucket.k, interval: bucket.interval, max_ahead: bucket.max_ahead }
             }
             Shape::Fixed(Counting::Admitted) => {
-                Measures::Fixed { most: Counting::Admitted.most(self.capacity) }
+                LimitParams::Fixed { max_count: Counting::Admitted.max_count(self.capacity) }
             }
             Shape::Fixed(Counting::Attempts) => {
-                Measures::Attempts { most: Counting::Attempts.most(self.capacity) }
+                LimitParams::Attempts { max_count: Counting::Attempts.max_count(self.capacity) }
             }
-            Shape::Sliding => Measures::Sliding,
-            Shape::Strict(slots) => Measures::Strict { k: slots.k, width: slots.width },
-            Shape::Log => Measures::Log,
-            Shape::Permits => Measures::Permits,
+            Shape::Sliding => LimitParams::Sliding,
+            Shape::Strict(slots) => LimitParams::Strict { k: slots.k, width: slots.width },
+            Shape::Log => LimitParams::Log,
+            Shape::Permits => LimitParams::Permits,
         }
     }
 }

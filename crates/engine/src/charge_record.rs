@@ -1,15 +1,17 @@
 //! A charge that outlives its request: what a reservation took, or what this node let through while the store was away.
 
-use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Limit, Mode, OwnedPart, Part, Scope};
+use tollgate_core::{
+    Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Mode, OwnedKeyPart, Scope,
+};
 
 /// What was taken from one counter, with everything that names it.
 #[derive(Clone, Debug)]
 pub(crate) struct Holding {
     pub(crate) scope: Scope,
-    parts: Vec<OwnedPart>,
+    parts: Vec<OwnedKeyPart>,
     pub(crate) limit: Limit,
     pub(crate) units: u64,
-    after_loss: AfterLoss,
+    after_loss: LossPolicy,
     mode: Mode,
 }
 
@@ -18,27 +20,27 @@ impl Holding {
     pub(crate) fn of(charge: &Charge<'_>) -> Self {
         Self {
             scope: charge.key.scope.clone(),
-            parts: charge.key.parts.iter().map(OwnedPart::from).collect(),
+            parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
             limit: charge.limit.clone(),
             units: charge.cost.units(),
-            after_loss: charge.after_loss,
+            after_loss: charge.loss_policy,
             // Alternatives are the store's, wherever the rule's other charges are decided.
             mode: if charge.enforcement == Enforcement::Alternative { Mode::Central } else { charge.mode },
         }
     }
 
     /// The values of the counter's name; [`Holding::key`] borrows them.
-    pub(crate) fn parts(&self) -> Vec<Part<'_>> {
-        self.parts.iter().map(OwnedPart::borrowed).collect()
+    pub(crate) fn parts(&self) -> Vec<KeyPart<'_>> {
+        self.parts.iter().map(OwnedKeyPart::as_part).collect()
     }
 
-    pub(crate) fn key<'a>(&'a self, parts: &'a [Part<'a>]) -> CounterKey<'a> {
+    pub(crate) fn key<'a>(&'a self, parts: &'a [KeyPart<'a>]) -> CounterKey<'a> {
         CounterKey { scope: &self.scope, parts }
     }
 
     /// A charge on the same counter.
-    pub(crate) fn charge<'a>(&'a self, parts: &'a [Part<'a>], cost: Cost) -> Charge<'a> {
+    pub(crate) fn charge<'a>(&'a self, parts: &'a [KeyPart<'a>], cost: Cost) -> Charge<'a> {
         let (after_loss, mode) = (self.after_loss, self.mode);
-        Charge { after_loss, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
+        Charge { loss_policy: after_loss, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
     }
 }

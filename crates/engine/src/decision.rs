@@ -7,7 +7,7 @@ use crate::grant::{Grants, Paid};
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, Span, Verdict};
+use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Verdict};
 use tollgate_rules::{Action, Match, Role, RuleLimit, Ruleset, Tenant};
 
 /// Whether the request may pass.
@@ -16,12 +16,12 @@ pub enum Ruling {
     /// It may, after `delay`.
     Allowed {
         /// How long to hold it back; zero for all but queues.
-        delay: Span,
+        delay: TimeDelta,
     },
     /// It may not.
     Denied {
         /// When to come back; `None` if this request can never pass.
-        retry_after: Option<Span>,
+        retry_after: Option<TimeDelta>,
     },
 }
 
@@ -64,7 +64,7 @@ impl Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
     /// A fixed length.
-    Span(Span),
+    Span(TimeDelta),
     /// A day or month of the calendar.
     Calendar(CalendarUnit),
     /// Permits held at once: no window.
@@ -75,7 +75,7 @@ impl Window {
     /// The window of a limit.
     #[must_use]
     pub fn of(limit: &Limit) -> Self {
-        match &limit.quota().period {
+        match &limit.rate().period {
             _ if limit.algorithm() == tollgate_core::Algorithm::Concurrency => Self::Held,
             Period::Rolling(span) => Self::Span(*span),
             Period::Calendar(calendar) => Self::Calendar(calendar.unit()),
@@ -171,7 +171,7 @@ pub struct Answer {
     pub degraded_by: Option<RulingBy>,
     /// The rule whose soft mark has been passed.
     pub warned_by: Option<RulingBy>,
-    /// All limits that were met; those that nobody answered for have the verdict [`tollgate_core::Verdict::Unanswered`].
+    /// All limits that were met; those that nobody answered for have the verdict [`tollgate_core::Verdict::Unknown`].
     pub limits: SmallVec<[LimitStatus; 4]>,
     /// One for each descriptor; a single one for attributes.
     pub descriptors: SmallVec<[DescriptorStatus; 4]>,
@@ -186,7 +186,7 @@ impl Answer {
     #[inline(always)]
     pub(crate) fn unmatched() -> Self {
         Self {
-            ruling: Ruling::Allowed { delay: Span::ZERO },
+            ruling: Ruling::Allowed { delay: TimeDelta::ZERO },
             origin: Origin::Unmatched,
             denied_by: None,
             degraded_by: None,
@@ -204,7 +204,7 @@ impl Answer {
         let own = self.limits.iter().filter(|limit| {
             usize::from(limit.descriptor) == descriptor
                 && limit.role != Role::Candidate
-                && limit.outcome.verdict != Verdict::Unanswered
+                && limit.outcome.verdict != Verdict::Unknown
         });
         own.min_by_key(|limit| (!limit.outcome.verdict.is_denied(), limit.outcome.remaining))
     }
@@ -224,16 +224,16 @@ impl Answer {
 
     /// How long to hold an allowed request back.
     #[must_use]
-    pub const fn delay(&self) -> Span {
+    pub const fn delay(&self) -> TimeDelta {
         match self.ruling {
             Ruling::Allowed { delay } => delay,
-            Ruling::Denied { .. } => Span::ZERO,
+            Ruling::Denied { .. } => TimeDelta::ZERO,
         }
     }
 
     /// How long a denied caller should stay away; `None` when allowed, or when it can never pass.
     #[must_use]
-    pub const fn retry_after(&self) -> Option<Span> {
+    pub const fn retry_after(&self) -> Option<TimeDelta> {
         match self.ruling {
             Ruling::Allowed { .. } => None,
             Ruling::Denied { retry_after } => retry_after,

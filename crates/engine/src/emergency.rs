@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_rules::{HitLimit, Match, Plan, TENANT_KEY};
 
 /// What a measure does.
@@ -369,7 +369,8 @@ impl Effect {
             && let Act::Tighten(factor) = measure.act
         {
             for hit in plan.hits.iter_mut().filter(|hit| hit.limit.role.is_live()) {
-                hit.limit = HitLimit::Own(Box::new(hit.limit.map_limits(|limit| limit.tightened(factor))));
+                hit.limit =
+                    HitLimit::Own(Box::new(hit.limit.map_limits(|limit| limit.scaled_permille(factor))));
                 felt = Some(Arc::clone(measure));
             }
         }
@@ -382,7 +383,7 @@ impl Effect {
         if let Some(measure) = &self.outright {
             answer.origin = Origin::Emergency;
             if measure.act == Act::Block {
-                let left: Span = measure.until.since(self.at);
+                let left: TimeDelta = measure.until.since(self.at);
                 answer.ruling = Ruling::Denied { retry_after: Some(left) };
                 answer.denied_by = Some(RulingBy::Emergency);
             }

@@ -10,13 +10,13 @@ use crate::fold::{by, decides, fold, unanswered};
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use tollgate_core::{
-    Admission, Algorithm, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, PermitId, Span,
-    StoreError,
+    Admission, Algorithm, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, PermitId, StoreError,
+    TimeDelta,
 };
 use tollgate_rules::{Charges, FailPolicy, Plan};
 
 /// When a caller turned away by a failing store should come back.
-const RETRY: Span = Span::from_secs(1);
+const RETRY: TimeDelta = TimeDelta::from_secs(1);
 
 /// A request whose charges the store could not all decide.
 struct Stranded<'a, 'p> {
@@ -44,13 +44,13 @@ impl<S: CounterStore> Limiter<S> {
         let mut stranded = Stranded {
             plan,
             charges,
-            each: SmallVec::from_elem(Outcome::UNANSWERED, charges.len()),
+            each: SmallVec::from_elem(Outcome::UNKNOWN, charges.len()),
             failed: SmallVec::from_elem(true, charges.len()),
         };
         if let StoreError::Partial { failed, .. } = error
-            && self.ask_the_rest(&mut stranded, &failed).await == Admission::Refused
+            && self.ask_the_rest(&mut stranded, &failed).await == Admission::Denied
         {
-            fold(plan, &stranded.outcomes(Admission::Refused), answer);
+            fold(plan, &stranded.outcomes(Admission::Denied), answer);
             return;
         }
         // Counted under the rule that turns it away, else under the first that could not be asked about.
@@ -64,9 +64,9 @@ impl<S: CounterStore> Limiter<S> {
             answer.ruling = Ruling::Denied { retry_after: Some(RETRY) };
             answer.origin = Origin::FailClosed;
             answer.denied_by = Some(by(hit));
-        } else if self.ask_locally(&mut stranded) == Admission::Refused {
+        } else if self.ask_locally(&mut stranded) == Admission::Denied {
             self.give_back(&stranded).await;
-            fold(plan, &stranded.outcomes(Admission::Refused), answer);
+            fold(plan, &stranded.outcomes(Admission::Denied), answer);
             answer.origin = Origin::Local;
         } else {
             fold(plan, &stranded.outcomes(Admission::Admitted), answer);
@@ -89,7 +89,7 @@ impl<S: CounterStore> Limiter<S> {
         }
         let charges: SmallVec<[Charge<'_>; 8]> = rest.iter().map(|at| stranded.charges[*at]).collect();
         let Ok(outcomes) = self.store.charge(&charges).await else { return Admission::Admitted };
-        for (at, outcome) in rest.into_iter().zip(outcomes.each) {
+        for (at, outcome) in rest.into_iter().zip(outcomes.per_charge) {
             stranded.each[at] = outcome;
             stranded.failed[at] = false;
         }
@@ -111,7 +111,7 @@ impl<S: CounterStore> Limiter<S> {
         if !fallback.try_charge(&charges, &mut outcomes) {
             return Admission::Admitted;
         }
-        for (at, outcome) in local.into_iter().zip(outcomes.each) {
+        for (at, outcome) in local.into_iter().zip(outcomes.per_charge) {
             stranded.each[at] = outcome;
             stranded.failed[at] = false;
             let taken = outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed();
@@ -137,7 +137,7 @@ impl<S: CounterStore> Limiter<S> {
             taken.into_iter().partition(|charge| charge.limit.algorithm() == Algorithm::Concurrency);
         if !spent.is_empty() {
             let refunds: Vec<_> =
-                spent.into_iter().map(|charge| Charge { cost: charge.cost.reversed(), ..charge }).collect();
+                spent.into_iter().map(|charge| Charge { cost: charge.cost.negated(), ..charge }).collect();
             let _ = self.store.debit(&refunds).await;
         }
         if !held.is_empty() {
@@ -152,7 +152,7 @@ impl<S: CounterStore> Limiter<S> {
 
 impl Stranded<'_, '_> {
     fn outcomes(&self, admission: Admission) -> Outcomes {
-        Outcomes { admission, at: tollgate_core::Timestamp::ZERO, each: self.each.clone() }
+        Outcomes { admission, at: tollgate_core::Timestamp::ZERO, per_charge: self.each.clone() }
     }
 
     /// Whether a charge's limit can turn the request away at all.

@@ -5,7 +5,7 @@
 //! back is the longest that any of them asks for, since before that the request cannot pass.
 
 use crate::decision::{Answer, DescriptorStatus, LimitRef, LimitStatus, Origin, Ruling, RulingBy};
-use tollgate_core::{Admission, Outcome, Outcomes, Span, Verdict};
+use tollgate_core::{Admission, Outcome, Outcomes, TimeDelta, Verdict};
 use tollgate_rules::{Action, Hit, HitLimit, Plan, Role, RuleLimit, SoftAction};
 
 pub(crate) fn by(hit: &Hit<'_>) -> RulingBy {
@@ -20,16 +20,16 @@ pub(crate) fn decides(hit: &Hit<'_>) -> bool {
 #[inline]
 pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
     folded.origin = Origin::Store;
-    let mut delay = Span::ZERO;
+    let mut delay = TimeDelta::ZERO;
     let mut denials = false;
-    for (hit, outcome) in plan.hits.iter().zip(&outcomes.each) {
+    for (hit, outcome) in plan.hits.iter().zip(&outcomes.per_charge) {
         let mut outcome = *outcome;
         if hit.limit.shards.is_some() {
             outcome.remaining = hit.remaining_of_whole(&outcome);
         }
         push_status(folded, hit, outcome);
         match outcome.verdict {
-            Verdict::Allowed { delay: Span::ZERO } | Verdict::Unanswered => {}
+            Verdict::Allowed { delay: TimeDelta::ZERO } | Verdict::Unknown => {}
             Verdict::Allowed { delay: own } if decides(hit) => delay = delay.max(own),
             Verdict::Allowed { .. } => {}
             Verdict::Denied { .. } => {
@@ -41,7 +41,7 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
         }
         if let Some(soft) = hit.limit.soft
             && hit.limit.role == Role::Live
-            && outcome.verdict != Verdict::Unanswered
+            && outcome.verdict != Verdict::Unknown
             && hit.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.at
         {
             let mark = match soft.action {
@@ -60,19 +60,19 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
 /// The limits that were met, where nobody answers for any.
 #[cold]
 pub(crate) fn unanswered(plan: &Plan<'_>, answer: &mut Answer) {
-    plan.hits.iter().for_each(|hit| push_status(answer, hit, Outcome::UNANSWERED));
+    plan.hits.iter().for_each(|hit| push_status(answer, hit, Outcome::UNKNOWN));
 }
 
 /// Names the denial, and says when to come back.
 #[cold]
 fn refuse(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
-    let pairs = plan.hits.iter().zip(&outcomes.each);
+    let pairs = plan.hits.iter().zip(&outcomes.per_charge);
     let denying = pairs.filter(|(hit, outcome)| decides(hit) && outcome.verdict.is_denied());
     let named = denying.clone().reduce(|best, next| if rank(next) > rank(best) { next } else { best });
     folded.denied_by = named.map(|(hit, _)| by(hit));
     let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
         Verdict::Denied { retry_after } => Some(retry_after),
-        Verdict::Allowed { .. } | Verdict::Unanswered => None,
+        Verdict::Allowed { .. } | Verdict::Unknown => None,
     });
     // One that can never pass outlasts all others.
     let retry_after = waits.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
@@ -100,11 +100,11 @@ fn push_status(folded: &mut Answer, hit: &Hit<'_>, outcome: Outcome) {
 /// The store refuses on behalf of required and alternative charges; where all are independent (the Envoy profile), the
 /// same rule is applied to what each said.
 pub(crate) fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
-    if outcomes.admission == Admission::Refused {
+    if outcomes.admission == Admission::Denied {
         return true;
     }
     let (mut quotas, mut over) = (0, 0);
-    for (hit, outcome) in plan.hits.iter().zip(&outcomes.each) {
+    for (hit, outcome) in plan.hits.iter().zip(&outcomes.per_charge) {
         if !decides(hit) {
             continue;
         }
@@ -120,10 +120,10 @@ pub(crate) fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
     quotas > 0 && quotas == over
 }
 
-fn rank((hit, outcome): (&Hit<'_>, &Outcome)) -> (i32, Span) {
+fn rank((hit, outcome): (&Hit<'_>, &Outcome)) -> (i32, TimeDelta) {
     let lasts = match outcome.verdict {
-        Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
-        Verdict::Allowed { .. } | Verdict::Unanswered => Span::ZERO,
+        Verdict::Denied { retry_after } => retry_after.unwrap_or(TimeDelta::MAX),
+        Verdict::Allowed { .. } | Verdict::Unknown => TimeDelta::ZERO,
     };
     (hit.rule.map_or(0, |rule| rule.priority), lasts)
 }

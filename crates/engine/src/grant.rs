@@ -15,8 +15,8 @@ use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitError, LimitSpec,
-    Outcome, Outcomes, Part, Quota, Scope, Span, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, LimitError,
+    LimitSpec, Outcome, Outcomes, Rate, Scope, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Plan, Role};
 
@@ -45,10 +45,10 @@ impl Grant {
         id: &str,
         units: u64,
         rules: Vec<u32>,
-        lasts: Span,
+        lasts: TimeDelta,
         until: Timestamp,
     ) -> Result<Self, LimitError> {
-        let spec = LimitSpec::new(Algorithm::StrictWindow, Quota::per(units, lasts));
+        let spec = LimitSpec::new(Algorithm::StrictWindow, Rate::per(units, lasts));
         let limit = LimitSpec { slots: Some(1), ..spec }.build()?;
         Ok(Self { id: id.into(), rules, until, limit, scope: Scope::new("grant") })
     }
@@ -59,24 +59,24 @@ impl Grant {
         self.limit.capacity()
     }
 
-    pub(crate) fn charge<'a>(&'a self, name: &'a [Part<'a>; 1], like: &Charge<'a>) -> Charge<'a> {
+    pub(crate) fn charge<'a>(&'a self, name: &'a [KeyPart<'a>; 1], like: &Charge<'a>) -> Charge<'a> {
         let charge = Charge::new(CounterKey { scope: &self.scope, parts: name }, &self.limit, like.cost);
-        Charge { after_loss: like.after_loss, permit: like.permit, ..charge }
+        Charge { loss_policy: like.loss_policy, permit: like.permit, ..charge }
     }
 
     /// Looks at what is left of it.
-    pub(crate) fn look<'a>(&'a self, name: &'a [Part<'a>; 1]) -> Charge<'a> {
-        Charge::new(CounterKey { scope: &self.scope, parts: name }, &self.limit, Cost::LOOK)
+    pub(crate) fn look<'a>(&'a self, name: &'a [KeyPart<'a>; 1]) -> Charge<'a> {
+        Charge::new(CounterKey { scope: &self.scope, parts: name }, &self.limit, Cost::PEEK)
     }
 
-    pub(crate) fn name(&self) -> [Part<'_>; 1] {
-        [Part::Text(&self.id)]
+    pub(crate) fn name(&self) -> [KeyPart<'_>; 1] {
+        [KeyPart::Text(&self.id)]
     }
 
     fn covers(&self, plan: &Plan<'_>, at: usize) -> bool {
         let hit = &plan.hits[at];
         let Some(rule) = hit.rule.filter(|rule| self.rules.contains(&rule.id)) else { return false };
-        let length = |at: usize| plan.hits[at].limit.limit.quota().period.length();
+        let length = |at: usize| plan.hits[at].limit.limit.rate().period.length();
         let spends = |at: usize| {
             let limit = &plan.hits[at].limit;
             limit.role == Role::Live && limit.limit.algorithm() != Algorithm::Concurrency
@@ -166,9 +166,9 @@ impl<S: CounterStore> Limiter<S> {
             grants,
             by: SmallVec::from_elem(None, charges.len()),
             spent: grants.iter().map(|grant| grant.until <= now).collect(),
-            known: outcomes.each.clone(),
+            known: outcomes.per_charge.clone(),
         };
-        let names: Vec<[Part<'_>; 1]> = grants.iter().map(|grant| grant.name()).collect();
+        let names: Vec<[KeyPart<'_>; 1]> = grants.iter().map(|grant| grant.name()).collect();
         for _ in 0..ROUNDS {
             if !payment.cover() {
                 return None;
@@ -185,22 +185,22 @@ impl<S: CounterStore> Limiter<S> {
             };
             let wanted: SmallVec<[Charge<'_>; 4]> = asked.iter().map(charge).collect();
             let told = self.store.charge(&wanted).await.ok()?;
-            if told.admission == Admission::Refused {
-                if !payment.refused(&asked, &told.each) {
+            if told.admission == Admission::Denied {
+                if !payment.refused(&asked, &told.per_charge) {
                     return None;
                 }
                 continue;
             }
             outcomes.admission = Admission::Admitted;
             let mut paid = Vec::new();
-            for ((at, charge), outcome) in asked.into_iter().zip(&wanted).zip(told.each) {
+            for ((at, charge), outcome) in asked.into_iter().zip(&wanted).zip(told.per_charge) {
                 if payment.by[at].is_some() {
                     paid.push(Paid { hit: at, holding: Holding::of(charge) });
-                    let reset_after = outcomes.each[at].reset_after;
-                    outcomes.each[at] =
-                        Outcome { verdict: Verdict::PASS, remaining: outcome.remaining, reset_after };
+                    let reset_after = outcomes.per_charge[at].reset_after;
+                    outcomes.per_charge[at] =
+                        Outcome { verdict: Verdict::ALLOWED, remaining: outcome.remaining, reset_after };
                 } else {
-                    outcomes.each[at] = outcome;
+                    outcomes.per_charge[at] = outcome;
                 }
             }
             return Some(paid.into());

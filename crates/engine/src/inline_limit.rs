@@ -30,8 +30,8 @@ impl<S: CounterStore> Limiter<S> {
             outcomes = self.store.charge(&[charge]).await?;
         }
         let unanswered = || StoreError::Unavailable("it did not decide".to_owned());
-        let mut outcome = outcomes.each.first().copied().ok_or_else(unanswered)?;
-        if outcome.verdict == Verdict::Unanswered {
+        let mut outcome = outcomes.per_charge.first().copied().ok_or_else(unanswered)?;
+        if outcome.verdict == Verdict::Unknown {
             return Err(unanswered());
         }
         self.watched(&[charge], std::slice::from_mut(&mut outcome));
@@ -54,6 +54,6 @@ impl<S: CounterStore> Limiter<S> {
 /// In shadow, or in an emergency that lets everything pass, a denial is counted as one but not told.
 fn let_pass(outcome: &mut Outcome) {
     if outcome.verdict.is_denied() {
-        outcome.verdict = Verdict::PASS;
+        outcome.verdict = Verdict::ALLOWED;
     }
 }

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, Span};
+use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, TimeDelta};
 use tollgate_rules::{Charges, Plan, Ruleset, Tenant};
 
 /// Rules and a store that decide together. Shared by all fronts.
@@ -186,7 +186,7 @@ impl<S: CounterStore> Limiter<S> {
                 effect.rule(&mut answer);
             }
             if self.shadow.load(Ordering::Relaxed) && !answer.is_allowed() {
-                answer.ruling = Ruling::Allowed { delay: Span::ZERO };
+                answer.ruling = Ruling::Allowed { delay: TimeDelta::ZERO };
                 answer.denied_by = None;
             }
             keep(&plan, &answer);

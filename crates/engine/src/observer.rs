@@ -6,7 +6,7 @@ use crate::decision::Decision;
 use crate::limiter::Limiter;
 use crate::trace::Passed;
 use std::sync::Arc;
-use tollgate_core::{Charge, Outcome, Span};
+use tollgate_core::{Charge, Outcome, TimeDelta};
 use tollgate_rules::Ruleset;
 
 /// Sees every decision that is made by rules.
@@ -25,7 +25,7 @@ pub trait Observer: Send + Sync {
     }
 
     /// So many requests of this front took so long each, from the moment that they had been read until they were decided.
-    fn took(&self, front: &'static str, requests: u64, each: Span) {
+    fn took(&self, front: &'static str, requests: u64, each: TimeDelta) {
         let _ = (front, requests, each);
     }
 
@@ -74,7 +74,7 @@ impl<S> Limiter<S> {
 
     /// Tells those who watch how long a front took. Fronts know it from clocks that they have read anyway.
     #[inline]
-    pub fn took(&self, front: &'static str, requests: u64, each: Span) {
+    pub fn took(&self, front: &'static str, requests: u64, each: TimeDelta) {
         for observer in &self.observers {
             observer.took(front, requests, each);
         }

@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_core::{CounterStore, Span, StoreError};
+use tollgate_core::{CounterStore, StoreError, TimeDelta};
 
 /// The longest pause between two rounds of renewals.
 const ROUND: Duration = Duration::from_millis(500);
@@ -92,7 +92,7 @@ impl<S: CounterStore + 'static> PermitGuard<S> {
     ///
     /// # Errors
     /// [`QueueFull`] if too many wait already.
-    pub async fn wait(&mut self, queue: &DelayQueue, delay: Span) -> Result<(), QueueFull> {
+    pub async fn wait(&mut self, queue: &DelayQueue, delay: TimeDelta) -> Result<(), QueueFull> {
         queue.wait(delay).await?;
         self.proceed();
         Ok(())
@@ -136,7 +136,7 @@ impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
 impl<S: CounterStore + 'static> Limiter<S> {
     /// Guards what an admitted request holds. A request that is to be delayed holds its place in the queue until
     /// [`PermitGuard::wait`] or [`PermitGuard::proceed`]. Permits are renewed while the guard lives and a tokio runtime runs.
-    pub fn guard(self: &Arc<Self>, held: Held, delay: Span) -> PermitGuard<S> {
+    pub fn guard(self: &Arc<Self>, held: Held, delay: TimeDelta) -> PermitGuard<S> {
         let held = Arc::new(held);
         let renewal = held.lapses_after().map(|after| {
             let every = Duration::from(after) / 3;
@@ -161,7 +161,12 @@ impl<S: CounterStore + 'static> Limiter<S> {
             }
             id
         });
-        PermitGuard { limiter: Arc::clone(self), held: Some(held), renewal, is_waiting: delay > Span::ZERO }
+        PermitGuard {
+            limiter: Arc::clone(self),
+            held: Some(held),
+            renewal,
+            is_waiting: delay > TimeDelta::ZERO,
+        }
     }
 
     /// How long to pause before the next round; nothing where there is nothing to renew, and the task ends.

@@ -14,7 +14,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use tollgate_core::{Algorithm, Charge, CounterStore, Part, Permit, PermitId, Span, StoreError, Timestamp};
+use tollgate_core::{
+    Algorithm, Charge, CounterStore, KeyPart, Permit, PermitId, StoreError, TimeDelta, Timestamp,
+};
 use tollgate_rules::{Hit, Plan};
 
 /// What an allowed request holds.
@@ -47,8 +49,8 @@ pub type GivingBack = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send
 impl Held {
     /// After how long its permits lapse unless they are renewed; nothing, where it has none.
     #[must_use]
-    pub fn lapses_after(&self) -> Option<Span> {
-        self.permits().map(|reserved| reserved.holding.limit.quota().period.length()).min()
+    pub fn lapses_after(&self) -> Option<TimeDelta> {
+        self.permits().map(|reserved| reserved.holding.limit.rate().period.length()).min()
     }
 
     fn permits(&self) -> impl Iterator<Item = &Reserved> {
@@ -74,7 +76,7 @@ impl<S: CounterStore> Limiter<S> {
             hit.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
         };
         let permits = plan.hits.iter().zip(&answer.limits).filter(is_permit);
-        if !answer.is_allowed() || (answer.delay() == Span::ZERO && permits.clone().next().is_none()) {
+        if !answer.is_allowed() || (answer.delay() == TimeDelta::ZERO && permits.clone().next().is_none()) {
             return None;
         }
         let rules = permits.filter_map(|(hit, _)| hit.rule.map(|rule| rule.name.as_str()));
@@ -86,7 +88,7 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// [`StoreError`] if the store did not take them; they lapse at their deadline.
     pub async fn release(&self, held: &Held) -> Result<(), StoreError> {
-        let parts: Vec<Vec<Part<'_>>> = held.permits().map(|reserved| reserved.holding.parts()).collect();
+        let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.holding.parts()).collect();
         let permits: Vec<Permit<'_>> = held
             .permits()
             .zip(&parts)
@@ -140,13 +142,13 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// [`StoreError`] if the store was not there.
     pub async fn renew(&self, held: &Held) -> Result<(), StoreError> {
-        let parts: Vec<Vec<Part<'_>>> = held.permits().map(|reserved| reserved.holding.parts()).collect();
+        let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.holding.parts()).collect();
         let charges: Vec<Charge<'_>> = held
             .permits()
             .zip(&parts)
             .map(|(reserved, parts)| {
                 let holding = &reserved.holding;
-                let cost = tollgate_core::Cost::take(holding.units);
+                let cost = tollgate_core::Cost::new(holding.units);
                 Charge { permit: held.id, ..holding.charge(parts, cost) }
             })
             .collect();

@@ -93,7 +93,7 @@ impl Paying<'_> {
                 .list
                 .iter()
                 .zip(&parts)
-                .map(|((_, debt), parts)| debt.charge(parts, Cost::take(debt.units)))
+                .map(|((_, debt), parts)| debt.charge(parts, Cost::new(debt.units)))
                 .collect();
             store.debit(&charges).await?;
         }
@@ -156,8 +156,8 @@ impl<S: CounterStore> Limiter<S> {
             Err(busy) => (busy, StoreError::Unavailable("what was let through is being charged".to_owned())),
         };
         // Its own numbers are of debts, not of charges.
-        let why = if let StoreError::Partial { why, .. } = why { *why } else { why };
+        let why = if let StoreError::Partial { cause: why, .. } = why { *why } else { why };
         let all = failed.len() == charges.len();
-        Err(if all { why } else { StoreError::Partial { failed, why: Box::new(why) } })
+        Err(if all { why } else { StoreError::Partial { failed, cause: Box::new(why) } })
     }
 }

@@ -14,8 +14,8 @@ use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Mode, Outcome, Outcomes, Part, PermitId,
-    Span, StoreError, Timestamp, Verdict,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Mode, Outcome, Outcomes,
+    PermitId, StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, Plan};
 
@@ -23,7 +23,7 @@ use tollgate_rules::{Charges, Plan};
 const ROUNDS: usize = 3;
 
 /// The longest that a counter is taken for full without reading its shards again.
-const MAX_AGE: Span = Span::from_millis(900);
+const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
 
 const SLOTS: usize = 1024;
 
@@ -106,7 +106,7 @@ impl<S: CounterStore> Limiter<S> {
             self.pay(plan, &charges, grants?, outcomes).await?
         };
         for one in &paid {
-            plan.hits[one.hit].remaining = Some(outcomes.each[one.hit].remaining);
+            plan.hits[one.hit].remaining = Some(outcomes.per_charge[one.hit].remaining);
         }
         Some(paid)
     }
@@ -122,14 +122,14 @@ impl<S: CounterStore> Limiter<S> {
             let is_denied = |at: &usize| {
                 let hit = &plan.hits[*at];
                 let moves = hit.enforcement != Enforcement::Alternative && decides(hit);
-                outcomes.each[*at].verdict.is_denied() && moves
+                outcomes.per_charge[*at].verdict.is_denied() && moves
             };
             let denied: SmallVec<[usize; 4]> = (0..plan.hits.len()).filter(is_denied).collect();
             if denied.is_empty() || denied.iter().any(|at| plan.hits[*at].limit.shards.is_none()) {
                 return;
             }
             for at in &denied {
-                match self.find_room(plan, *at, &outcomes.each[*at]).await {
+                match self.find_room(plan, *at, &outcomes.per_charge[*at]).await {
                     Room::In { shard, remaining } => {
                         plan.move_to_shard(*at, shard);
                         plan.hits[*at].remaining =
@@ -150,8 +150,8 @@ impl<S: CounterStore> Limiter<S> {
             let wanted: SmallVec<[Charge<'_>; 4]> = again.iter().map(|at| charges[*at]).collect();
             let Ok(charged) = self.store.charge(&wanted).await else { return };
             outcomes.admission = charged.admission;
-            for (at, outcome) in again.into_iter().zip(charged.each) {
-                outcomes.each[at] = outcome;
+            for (at, outcome) in again.into_iter().zip(charged.per_charge) {
+                outcomes.per_charge[at] = outcome;
             }
         }
     }
@@ -169,16 +169,16 @@ impl<S: CounterStore> Limiter<S> {
         if let Some(remaining) = self.full_counters.get(&counter, units, now) {
             return Room::Nowhere(Some(remaining));
         }
-        let names: Vec<SmallVec<[Part<'_>; 4]>> = hit
+        let names: Vec<SmallVec<[KeyPart<'_>; 4]>> = hit
             .shard_names()
             .iter()
-            .map(|name| std::iter::once(Part::Text(name)).chain(values.iter().copied()).collect())
+            .map(|name| std::iter::once(KeyPart::Text(name)).chain(values.iter().copied()).collect())
             .collect();
         let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
         let mut peeks: Vec<(u16, Charge<'_>)> = Vec::with_capacity(names.len());
         for (shard, parts) in (0..).zip(&names) {
             let key = CounterKey { scope: &hit.limit.scope, parts };
-            let charge = Charge::new(key, hit.limit.of_shard(shard), Cost::LOOK);
+            let charge = Charge::new(key, hit.limit.of_shard(shard), Cost::PEEK);
             peeks.push((shard, Charge { mode, enforcement: Enforcement::Independent, ..charge }));
         }
         let Some(rooms) = self.read_rooms(peeks).await else { return Room::Nowhere(None) };
@@ -206,8 +206,8 @@ impl<S: CounterStore> Limiter<S> {
             let charges: Vec<Charge<'_>> = peeks.iter().map(|(_, charge)| *charge).collect();
             match self.store.charge(&charges).await {
                 Ok(outcomes) => {
-                    let known = |outcome: &Outcome| outcome.verdict != Verdict::Unanswered;
-                    let rooms = peeks.iter().zip(outcomes.each).filter(|(_, outcome)| known(outcome));
+                    let known = |outcome: &Outcome| outcome.verdict != Verdict::Unknown;
+                    let rooms = peeks.iter().zip(outcomes.per_charge).filter(|(_, outcome)| known(outcome));
                     return Some(rooms.map(|((shard, _), outcome)| (*shard, outcome.remaining)).collect());
                 }
                 Err(StoreError::Partial { failed, .. }) => {

@@ -5,7 +5,7 @@ use crate::decision::{Answer, Decision};
 use crate::decision_id::DecisionId;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
-use tollgate_core::{Algorithm, Cost, CounterStore, Mode, Outcomes, Part, PermitId};
+use tollgate_core::{Algorithm, Cost, CounterStore, KeyPart, Mode, Outcomes, PermitId};
 use tollgate_rules::{Charges, Plan};
 
 /// Which counters nodes have of their own.
@@ -82,12 +82,12 @@ fn set_apart(plan: &mut Plan<'_>, stands: Stands) {
             let part = plan.parts[at];
             plan.parts.push(part);
         }
-        plan.parts.push(Part::Network { address: stands.node.into(), prefix: u8::MAX });
+        plan.parts.push(KeyPart::Network { address: stands.node.into(), prefix: u8::MAX });
         hit.parts = (from, upto);
     }
 }
 
 fn times(cost: Cost, factor: u64) -> Cost {
     let units = cost.units().saturating_mul(factor);
-    if cost.is_refund() { Cost::refund(units) } else { Cost::take(units) }
+    if cost.is_refund() { Cost::refund(units) } else { Cost::new(units) }
 }

@@ -15,7 +15,7 @@ use crate::limiter::Limiter;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Charge, Cost, CounterStore, Part, Permit, PermitId, Span, StoreError, Timestamp, Verdict,
+    Charge, Cost, CounterStore, KeyPart, Permit, PermitId, StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, CostFrom, Plan};
 
@@ -143,7 +143,7 @@ impl<S: CounterStore> Limiter<S> {
     pub async fn reserve(
         &self,
         check: &Check<'_>,
-        within: Span,
+        within: TimeDelta,
         idempotency_key: Option<&str>,
     ) -> Result<Reservation, ReserveError> {
         let asked = self.clock.now();
@@ -236,7 +236,7 @@ impl<S: CounterStore> Limiter<S> {
         id: ReservationId,
         wanted: Settlement,
     ) -> Result<(), StoreError> {
-        let parts: Vec<Vec<Part<'_>>> = holdings.iter().map(|reserved| reserved.holding.parts()).collect();
+        let parts: Vec<Vec<KeyPart<'_>>> = holdings.iter().map(|reserved| reserved.holding.parts()).collect();
         let permit = PermitId(id.0);
         let now = self.clock.now();
         let mut charges = Vec::new();
@@ -253,7 +253,7 @@ impl<S: CounterStore> Limiter<S> {
                 Settlement::Cancelled => 0,
             };
             let cost = match real.checked_sub(holding.units) {
-                Some(more) => Cost::take(more),
+                Some(more) => Cost::new(more),
                 // What time has given back already is not given back twice.
                 None => {
                     let whole = now < *turn;
@@ -265,7 +265,7 @@ impl<S: CounterStore> Limiter<S> {
                     Cost::refund(most.min(holding.units - real))
                 }
             };
-            if !cost.is_look() {
+            if !cost.is_peek() {
                 charges.push(Charge { permit, ..holding.charge(parts, cost) });
             }
         }

@@ -8,8 +8,8 @@ use crate::grant::Grants;
 use crate::limiter::{Limiter, plan_into};
 use smallvec::SmallVec;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Limit, Mode, Outcome, Part, Span,
-    StoreError, Timestamp, Verdict,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome,
+    StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Attributes, Charges, Domain, HitLimit, Plan, Role, Ruleset};
 
@@ -55,7 +55,7 @@ pub struct Used {
     /// Units that could be taken at this instant; nothing where nobody could tell.
     pub remaining: Option<u64>,
     /// After how long it is as good as unused.
-    pub reset_after: Span,
+    pub reset_after: TimeDelta,
 }
 
 impl Used {
@@ -126,7 +126,7 @@ pub enum UsageError {
 struct Counters<'p> {
     hit: usize,
     /// The values that name each.
-    names: Vec<SmallVec<[Part<'p>; 4]>>,
+    names: Vec<SmallVec<[KeyPart<'p>; 4]>>,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -166,7 +166,7 @@ impl<S: CounterStore> Limiter<S> {
         let rules = self.rules();
         let domain = find_domain(&rules, domain)?;
         let only = rule.map(|name| find_rules(&rules, name)).transpose()?;
-        let check = Check::attributes(domain.name(), attributes).costing(Cost::LOOK);
+        let check = Check::attributes(domain.name(), attributes).costing(Cost::PEEK);
         let agreed = self.agreed_with(&check, &rules);
         let mut plan = Plan::default();
         plan_into(&rules, agreed.tenant.as_deref(), &check, &mut plan);
@@ -184,8 +184,9 @@ impl<S: CounterStore> Limiter<S> {
                 self.full_counters.forget();
             }
         }
-        let looks = charges(&plan, &counters, Cost::LOOK);
-        let told = if looks.is_empty() { SmallVec::new() } else { self.store.charge(&looks).await?.each };
+        let looks = charges(&plan, &counters, Cost::PEEK);
+        let told =
+            if looks.is_empty() { SmallVec::new() } else { self.store.charge(&looks).await?.per_charge };
         let path = |id: u32| own.iter().find(|own| own.rule.id == id).map_or("", |own| &own.path);
         let mut told = told.into_iter();
         let limits = counters.iter().map(|counter| {
@@ -215,7 +216,7 @@ impl<S: CounterStore> Limiter<S> {
         for grant in grants.into_iter().flatten().filter(|grant| now < grant.until) {
             let name = grant.name();
             let look = grant.look(&name);
-            let told = self.store.charge(&[look]).await?.each[0];
+            let told = self.store.charge(&[look]).await?.per_charge[0];
             left.push(Left {
                 id: grant.id.to_string(),
                 rules: grant.rules.iter().filter_map(|id| Some(rules.rule(*id)?.name.clone())).collect(),
@@ -264,7 +265,7 @@ fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<Counters<'
             vec![parts.iter().copied().collect()]
         } else {
             let named = |name: &&'static str| {
-                std::iter::once(Part::Text(name)).chain(parts.iter().skip(1).copied()).collect()
+                std::iter::once(KeyPart::Text(name)).chain(parts.iter().skip(1).copied()).collect()
             };
             split.iter().map(named).collect()
         };
@@ -277,13 +278,18 @@ fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<Counters<'
 fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [Counters<'_>], cost: Cost) -> Charges<'a> {
     let each =
         counters.iter().flat_map(|counter| (0..).zip(&counter.names).map(|named| (counter.hit, named)));
-    let charge = |(hit, (shard, parts)): (usize, (u16, &'a SmallVec<[Part<'_>; 4]>))| {
+    let charge = |(hit, (shard, parts)): (usize, (u16, &'a SmallVec<[KeyPart<'_>; 4]>))| {
         let hit = &plan.hits[hit];
         let key = CounterKey { scope: &hit.limit.scope, parts };
         let after_loss = hit.rule.map_or_else(Default::default, |rule| rule.class.after_loss());
         let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
         let enforcement = Enforcement::Independent;
-        Charge { enforcement, after_loss, mode, ..Charge::new(key, hit.limit.of_shard(shard), cost) }
+        Charge {
+            enforcement,
+            loss_policy: after_loss,
+            mode,
+            ..Charge::new(key, hit.limit.of_shard(shard), cost)
+        }
     };
     each.map(charge).collect()
 }
@@ -309,10 +315,10 @@ fn used<'a>(
         role: hit.limit.role,
         source,
         remaining: told.iter().map(answered).sum(),
-        reset_after: told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(Span::ZERO),
+        reset_after: told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO),
     }
 }
 
 fn answered(outcome: &Outcome) -> Option<u64> {
-    (outcome.verdict != Verdict::Unanswered).then_some(outcome.remaining)
+    (outcome.verdict != Verdict::Unknown).then_some(outcome.remaining)
 }

@@ -3,7 +3,7 @@
 mod rig;
 
 use rig::{check, rig, rules};
-use tollgate_core::{Cost, Span};
+use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Check, Origin, Ruling};
 use tollgate_rules::Descriptor;
 
@@ -44,10 +44,10 @@ descriptors:
     let denied = rig.take(&request);
     assert_eq!(denied.denied_by_name(), Some("long"));
     let wait = denied.retry_after().expect("it can pass later");
-    assert_eq!(wait, Span::from_secs(60));
-    rig.clock.advance(Span::from_micros(wait.as_micros() - 1));
+    assert_eq!(wait, TimeDelta::from_secs(60));
+    rig.clock.advance(TimeDelta::from_micros(wait.as_micros() - 1));
     assert!(!rig.take(&request).is_allowed());
-    rig.clock.advance(Span::from_micros(1));
+    rig.clock.advance(TimeDelta::from_micros(1));
     assert!(rig.take(&request).is_allowed());
 }
 
@@ -64,7 +64,7 @@ descriptors:
     assert!(rig.take(&request).is_allowed());
     let denied = rig.take(&request);
     assert_eq!(denied.denied_by_name(), Some("second"));
-    assert_eq!(denied.retry_after(), Some(Span::from_secs(3600)), "the wait is still the longest");
+    assert_eq!(denied.retry_after(), Some(TimeDelta::from_secs(3600)), "the wait is still the longest");
 }
 
 /// A rule on trial must never bite, and must count as if it did.
@@ -119,9 +119,15 @@ descriptors:
   - {key: path, name: queue, limit: 20/minute, action: throttle}
 ");
     for turn in 0..20 {
-        assert_eq!(rig.take(&[("path", "p")]).ruling, Ruling::Allowed { delay: Span::from_secs(3 * turn) });
+        assert_eq!(
+            rig.take(&[("path", "p")]).ruling,
+            Ruling::Allowed { delay: TimeDelta::from_secs(3 * turn) }
+        );
     }
-    assert_eq!(rig.take(&[("path", "p")]).ruling, Ruling::Denied { retry_after: Some(Span::from_secs(3)) });
+    assert_eq!(
+        rig.take(&[("path", "p")]).ruling,
+        Ruling::Denied { retry_after: Some(TimeDelta::from_secs(3)) }
+    );
 }
 
 /// A tenant with two pools is served while one of them has room.

@@ -4,7 +4,9 @@ mod rig;
 
 use rig::{Memory, check, rules};
 use std::sync::Arc;
-use tollgate_core::{Charge, Clock, Cost, CounterKey, LimitSpec, ManualClock, Quota, Scope, Span, Timestamp};
+use tollgate_core::{
+    Charge, Clock, Cost, CounterKey, LimitSpec, ManualClock, Rate, Scope, TimeDelta, Timestamp, nonzero,
+};
 use tollgate_engine::{Act, Check, Decision, Emergencies, Limiter, Measure, Origin, Target};
 use tollgate_rules::Descriptor;
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -36,7 +38,7 @@ fn rig() -> Rig {
 impl Rig {
     /// These are on for a minute, named by their place.
     fn on(&self, measures: &[(Act, Target)]) {
-        let until = self.clock.now() + Span::from_secs(60);
+        let until = self.clock.now() + TimeDelta::from_secs(60);
         let measure = |(at, (act, target)): (usize, &(Act, Target))| Measure {
             name: format!("emergency:{at}").into(),
             act: *act,
@@ -82,13 +84,13 @@ fn a_block_is_felt_by_its_target_alone_and_says_its_name() {
         assert!(!denied.is_allowed(), "{target:?}");
         assert_eq!(denied.denied_by_name(), Some("emergency:0"));
         assert_eq!((denied.origin, denied.emergency()), (Origin::Emergency, Some("emergency:0")));
-        assert_eq!(denied.retry_after(), Some(Span::from_secs(60)), "until it ends");
+        assert_eq!(denied.retry_after(), Some(TimeDelta::from_secs(60)), "until it ends");
         let descriptors = [Descriptor { entries: met, ..Descriptor::default() }];
         let by_descriptor = pollster::block_on(rig.limiter.check(&Check::descriptors("d", &descriptors)));
         assert_eq!((by_descriptor.is_allowed(), by_descriptor.descriptors.len()), (false, 1));
         let passed = rig.take(other);
         assert!(passed.is_allowed() && passed.emergency().is_none(), "{target:?}");
-        rig.clock.advance(Span::from_secs(60));
+        rig.clock.advance(TimeDelta::from_secs(60));
         assert!(rig.take(met).is_allowed(), "it ends by itself, on time");
         rig.emergencies.tidy(rig.clock.now());
         assert!(!rig.emergencies.are_on());
@@ -127,7 +129,7 @@ fn a_tightened_limit_keeps_what_was_used_and_gets_its_size_back() {
     assert_eq!(rig.passes(&key), 3);
     let denied = rig.take(&key);
     assert_eq!((denied.denied_by_name(), denied.emergency()), (Some("per-key"), Some("emergency:0")));
-    assert_eq!(denied.limit(&denied.limits[0]).expect("a limit").limit.quota().count, 4);
+    assert_eq!(denied.limit(&denied.limits[0]).expect("a limit").limit.rate().count, 4);
     assert_eq!(rig.passes(&[("api_key", "other")]), 7, "0.9 of eight, for all others");
     rig.on(&[]);
     assert_eq!(rig.passes(&key), 0, "what was used meanwhile stays used: a full minute's time");
@@ -155,8 +157,10 @@ fn the_kill_switches_let_everything_pass() {
         assert_eq!(rig.passes(&order), 50);
         assert_eq!(rig.take(&order).emergency(), Some("emergency:0"), "{switch:?}");
         // What callers bring themselves, too.
-        let (scope, limit) =
-            (Scope::new("own"), LimitSpec::new(tollgate_core::Algorithm::Gcra, Quota::per_minute(1)).build());
+        let (scope, limit) = (
+            Scope::new("own"),
+            LimitSpec::new(tollgate_core::Algorithm::Gcra, Rate::per_minute(nonzero!(1))).build(),
+        );
         let (limit, key) = (limit.expect("a limit"), CounterKey { scope: &scope, parts: &[] });
         for _ in 0..3 {
             let told = pollster::block_on(rig.limiter.charge_inline(Charge::new(key, &limit, Cost::ONE)));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use tollgate_core::conformance::DeadStore;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, Span, StoreError, SystemClock,
+    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, SystemClock, TimeDelta,
     Timestamp,
 };
 use tollgate_engine::{Limiter, Origin};
@@ -72,7 +72,7 @@ impl Flaky {
         match self.away.load(Ordering::Relaxed) {
             GONE => Err(StoreError::Timeout),
             PARTLY if !failed.is_empty() => {
-                Err(StoreError::Partial { failed, why: Box::new(StoreError::Timeout) })
+                Err(StoreError::Partial { failed, cause: Box::new(StoreError::Timeout) })
             }
             _ => Ok(()),
         }
@@ -129,7 +129,7 @@ fn an_outage_neither_opens_the_gates_nor_ends_in_a_burst() {
     assert_eq!(outage.passed(&[("user", "x")], 30), (10, Origin::Local));
     assert!(pollster::block_on(outage.limiter.pay_debts()), "it cannot be paid yet");
     outage.set(WELL);
-    outage.clock.advance(Span::from_secs(1));
+    outage.clock.advance(TimeDelta::from_secs(1));
     pollster::block_on(outage.limiter.pay_debts());
     assert_eq!(outage.passed(&[("user", "x")], 30), (0, Origin::Store), "the outage was paid for");
     assert_eq!(outage.passed(&[("user", "y")], 30), (10, Origin::Store));

@@ -5,7 +5,7 @@ mod rig;
 use proptest::prelude::*;
 use rig::{Memory, rules};
 use std::sync::Arc;
-use tollgate_core::{Clock, Cost, Limit, ManualClock, Span, State, Timestamp};
+use tollgate_core::{Clock, Cost, Limit, ManualClock, State, TimeDelta, Timestamp};
 use tollgate_engine::{Agreed, Check, Grant, Grants, Limiter, Origin, Settlement, Tenants};
 use tollgate_rules::Ruleset;
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -19,7 +19,7 @@ impl Tenants for Granted {
     }
 }
 
-const DAY: Span = Span::from_secs(86_400);
+const DAY: TimeDelta = TimeDelta::from_secs(86_400);
 
 struct Rig {
     limiter: Limiter<Memory>,
@@ -44,7 +44,7 @@ fn rig(text: &str, grants: &[(&str, u64)]) -> Rig {
 
 impl Rig {
     fn take(&self, attributes: &[(&str, &str)], cost: u64) -> tollgate_engine::Decision {
-        let check = Check::attributes("d", attributes).costing(Cost::take(cost));
+        let check = Check::attributes("d", attributes).costing(Cost::new(cost));
         pollster::block_on(self.limiter.check(&check))
     }
 
@@ -82,8 +82,8 @@ proptest! {
         let limit: Limit = rig.limiter.rules().rules()[0].limits.limits[0].limit.clone();
         let (mut state, mut left) = (State::default(), units);
         for (wait, cost) in trace {
-            rig.clock.advance(Span::from_millis(wait));
-            let fits = limit.step(&mut state, rig.clock.now(), Cost::take(cost)).verdict.is_allowed();
+            rig.clock.advance(TimeDelta::from_millis(wait));
+            let fits = limit.step(&mut state, rig.clock.now(), Cost::new(cost)).verdict.is_allowed();
             let granted = !fits && cost <= left;
             left -= if granted { cost } else { 0 };
             let decision = rig.take(&[("api_key", "vip")], cost);
@@ -99,7 +99,7 @@ fn only_the_longest_window_of_the_rule_is_extended() {
     let rig = rig("{domain: d, descriptors: [{key: api_key, limit: [3/second, 5/day]}]}", &[("default", 4)]);
     assert_eq!(rig.passes(&[("api_key", "vip")]), 3, "the second's limit stays");
     assert_eq!(rig.left(), [Some(4)]);
-    rig.clock.advance(Span::from_secs(1));
+    rig.clock.advance(TimeDelta::from_secs(1));
     assert_eq!(rig.passes(&[("api_key", "vip")]), 3, "two of the day, one granted");
     assert_eq!(rig.left(), [Some(3)]);
     assert_eq!(rig.passes(&[("api_key", "other")]), 3);
@@ -133,9 +133,9 @@ fn what_a_reservation_took_of_a_grant_goes_back_to_the_grant() {
     let rig = rig("{domain: d, descriptors: [{key: api_key, limit: 5/day}]}", &[("default", 10)]);
     assert_eq!(rig.take(&[("api_key", "vip")], 5).origin, Origin::Store);
     let attributes = [("api_key", "vip")];
-    let check = Check::attributes("d", &attributes).costing(Cost::take(8));
+    let check = Check::attributes("d", &attributes).costing(Cost::new(8));
     let reserved =
-        pollster::block_on(rig.limiter.reserve(&check, Span::from_secs(60), None)).expect("reserved");
+        pollster::block_on(rig.limiter.reserve(&check, TimeDelta::from_secs(60), None)).expect("reserved");
     assert_eq!((reserved.decision.origin, rig.left()), (Origin::Grant, vec![Some(2)]));
     let settled = pollster::block_on(rig.limiter.settle(reserved.id.expect("held"), 3));
     assert_eq!((settled, rig.left()), (Ok(Settlement::Settled(3)), vec![Some(7)]));

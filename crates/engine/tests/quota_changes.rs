@@ -6,7 +6,7 @@ mod rig;
 use proptest::prelude::*;
 use rig::rules;
 use std::sync::{Arc, Mutex};
-use tollgate_core::{Clock, Cost, ManualClock, Span, Timestamp};
+use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Agreed, Check, Limiter, Tenants};
 use tollgate_rules::{Override, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -114,7 +114,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Wait(micros) => {
-                    clock.advance(Span::from_micros(micros));
+                    clock.advance(TimeDelta::from_micros(micros));
                     at_once = 0;
                 }
                 Step::Change(to) => {
@@ -125,7 +125,7 @@ proptest! {
                 }
                 Step::Ask(units) => {
                     let now = clock.now().as_micros();
-                    let check = Check::attributes("d", &[("api_key", "k")]).costing(Cost::take(units));
+                    let check = Check::attributes("d", &[("api_key", "k")]).costing(Cost::new(units));
                     let decision = pollster::block_on(limiter.check(&check));
                     let expected = fits(algorithm, &past, now, limit, units);
                     prop_assert_eq!(decision.is_allowed(), expected, "{} after {:?}", algorithm, &past);

@@ -3,7 +3,7 @@
 mod rig;
 
 use rig::rig;
-use tollgate_core::{Cost, Span};
+use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Source, Usage, UsageError};
 
 const FORMS: [&str; 8] = [
@@ -33,13 +33,13 @@ fn looks_charge_nothing_and_a_reset_gives_everything_back() {
                 let told = usage(&rig, &key);
                 assert_eq!((told.limits.len(), told.limits[0].used()), (1, Some(spent)), "{form}");
                 assert_eq!(told.limits[0].remaining, Some(capacity - spent), "{form}");
-                assert!(told.limits[0].reset_after > Span::ZERO, "{form}");
+                assert!(told.limits[0].reset_after > TimeDelta::ZERO, "{form}");
             }
         }
         // Far beyond the limit, as after an outage, and into the next window.
         let check = tollgate_engine::Check::attributes("d", &key);
-        let reserved =
-            pollster::block_on(rig.limiter.reserve(&check, Span::from_secs(60), None)).expect("reserved");
+        let reserved = pollster::block_on(rig.limiter.reserve(&check, TimeDelta::from_secs(60), None))
+            .expect("reserved");
         pollster::block_on(rig.limiter.settle(reserved.id.expect("held"), 1_000)).expect("settled");
         assert!(!rig.take(&key).is_allowed(), "{form}");
         let told = pollster::block_on(rig.limiter.reset(None, &key, None)).expect("a reset");

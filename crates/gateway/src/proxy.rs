@@ -17,7 +17,7 @@ use http::StatusCode;
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
+use tollgate_core::{Clock, CounterStore, SystemClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, DelayQueue, Held, Limiter, Trace};
 use tollgate_http::identity::{AmbiguousIdentity, RequestView};
 use tollgate_http::response::DecisionSummary;
@@ -109,7 +109,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         if let (Some(held), Some(decision)) = (held, &decision) {
             let delay = decision.delay();
             let mut guard = self.limiter.guard(held, delay);
-            if delay > Span::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
+            if delay > TimeDelta::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
                 let detail = "too many requests wait for their turn already";
                 let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, detail);
                 return record.problem(&failure, None, out);

@@ -1,7 +1,7 @@
 //! What an answer and a caller cost the allocator: this is on the path of every request.
 
 use http::{HeaderMap, Method, Uri};
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::Window;
 use tollgate_http::identity::{IdentityConfig, IdentityResolver, RequestView};
 use tollgate_http::response::{DecisionSummary, LegacyHeaders, Policy, ResponseConfig};
@@ -14,7 +14,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 #[test]
 fn an_answer_allocates_its_values_and_nothing_for_their_parts() {
     let rules = ["global", "per-tenant", "per-key", "per-endpoint"];
-    let window = Window::Span(Span::from_secs(60));
+    let window = Window::Span(TimeDelta::from_secs(60));
     let policies =
         || rules.map(|rule| Policy::new(rule, 1_000_000, window).remaining_fraction(123_456).until(42));
     let settings = ResponseConfig::default();

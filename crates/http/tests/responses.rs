@@ -5,7 +5,7 @@ use http::HeaderMap;
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, Span, Timestamp};
+use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Window};
 use tollgate_http::response::{
     BodyFormat, DecisionSummary, Disposition, LegacyHeaders, Policy, ResponseConfig,
@@ -50,7 +50,7 @@ fn headers(settings: &ResponseConfig, facts: &DecisionSummary<'_>, now: Timestam
 
 fn window() -> impl Strategy<Value = Window> {
     prop_oneof![
-        (1_u64..10_000_000_000).prop_map(|micros| Window::Span(Span::from_micros(micros))),
+        (1_u64..10_000_000_000).prop_map(|micros| Window::Span(TimeDelta::from_micros(micros))),
         Just(Window::Calendar(CalendarUnit::Day)),
         Just(Window::Calendar(CalendarUnit::Month)),
         Just(Window::Held),
@@ -126,7 +126,7 @@ impl Rig {
 
     fn ask(&self, keys: &[&str], cost: u64) -> Decision {
         let attributes: Vec<_> = keys.iter().map(|key| (*key, "x")).collect();
-        pollster::block_on(self.limiter.check(&Check::attributes("d", &attributes).costing(Cost::take(cost))))
+        pollster::block_on(self.limiter.check(&Check::attributes("d", &attributes).costing(Cost::new(cost))))
     }
 }
 
@@ -145,7 +145,7 @@ proptest! {
     ) {
         let rig = Rig::new();
         for (pause, cost) in steps {
-            rig.clock.advance(Span::from_micros(pause));
+            rig.clock.advance(TimeDelta::from_micros(pause));
             let decision = rig.ask(&keys, cost);
             let fields = told(&decision);
             let near = &members(&fields, "ratelimit")[0];
@@ -154,11 +154,11 @@ proptest! {
             prop_assert_eq!(wait.is_some(), !decision.is_allowed());
             if let Some(wait) = wait {
                 prop_assert_eq!(reset as u64, wait, "{:?}", fields);
-                rig.clock.advance(Span::from_secs(wait));
+                rig.clock.advance(TimeDelta::from_secs(wait));
                 let again = rig.ask(&keys, cost);
                 prop_assert!(again.is_allowed(), "{:?} then {:?}", fields, told(&again));
             } else if left == 0 {
-                rig.clock.advance(Span::from_secs(reset as u64));
+                rig.clock.advance(TimeDelta::from_secs(reset as u64));
                 let look = rig.ask(&keys, 0);
                 let name = near.0.split('/').next().expect("a name").to_owned();
                 let policies = DecisionSummary::from_decision(&look).policies;

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::broadcast;
-use tollgate_core::{Clock, Span, SystemClock, Timestamp};
+use tollgate_core::{Clock, SystemClock, TimeDelta, Timestamp};
 use tollgate_engine::{DecisionId, Origin};
 
 /// How often what was set aside is looked through.
@@ -142,7 +142,7 @@ impl Telemetry {
 
     /// What is told of a value of a counter's name.
     #[must_use]
-    pub fn mask_part(&self, part: &tollgate_core::Part<'_>) -> String {
+    pub fn mask_part(&self, part: &tollgate_core::KeyPart<'_>) -> String {
         self.mask.mask_part(part)
     }
 
@@ -360,7 +360,7 @@ fn run(observe: &Weak<Telemetry>) {
     while let Some(observe) = observe.upgrade() {
         observe.run_once();
         let now = observe.clock.now();
-        if now.since(second) >= Span::from_secs(1) {
+        if now.since(second) >= TimeDelta::from_secs(1) {
             // On the second, whatever the rounds are.
             second = Timestamp::from_secs(now.as_secs());
             observe.tick();

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_core::conformance::DeadStore;
-use tollgate_core::{Clock, Cost, CounterStore, Span, SystemClock};
+use tollgate_core::{Clock, Cost, CounterStore, SystemClock, TimeDelta};
 use tollgate_engine::{Act, Agreed, Check, Emergencies, Grant, Grants, Limiter, Measure, Target, Tenants};
 use tollgate_observe::{DecisionQuery, ExpositionFormat, MetricsWriter, Telemetry, TelemetryConfig};
 use tollgate_rules::{Descriptor, Options, Ruleset, Source, Unit};
@@ -134,10 +134,10 @@ fn costs_are_those_that_were_charged() {
     let expected = [(40, 0), (40, 40), (40, 80), (1, 80), (7, 0), (7, 7)];
     assert_eq!(costs(&observe), expected.map(|(cost, used)| (json!(cost), json!(used))));
     // A request holds one permit, whatever it costs; a descriptor says for itself what it costs.
-    let check = Check::attributes("d", &[("c", "x")]).costing(Cost::take(5));
+    let check = Check::attributes("d", &[("c", "x")]).costing(Cost::new(5));
     assert!(pollster::block_on(limiter.check(&check)).is_allowed());
     let own =
-        |units| Descriptor { entries: &[("e", "x")], hits: Some(Cost::take(units)), ..Descriptor::default() };
+        |units| Descriptor { entries: &[("e", "x")], hits: Some(Cost::new(units)), ..Descriptor::default() };
     for units in [30, 20] {
         let descriptors = [own(units)];
         assert!(pollster::block_on(limiter.check(&Check::descriptors("d", &descriptors))).is_allowed());
@@ -172,7 +172,7 @@ fn a_measure_of_an_emergency_is_named() {
     let (limiter, observe) =
         watched("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
     let emergencies = Arc::new(Emergencies::default());
-    let until = SystemClock::new().now() + Span::from_secs(600);
+    let until = SystemClock::new().now() + TimeDelta::from_secs(600);
     let measure = |name: &str, act, tenant: &str| Measure {
         name: name.into(),
         act,
@@ -284,7 +284,7 @@ impl Tenants for Granted {
 fn what_extra_quota_paid_for_is_told_so() {
     let (limiter, observe) =
         watched("{domain: d, descriptors: [{key: api_key, name: own, limit: 5/hour}]}", memory());
-    let lasts = Span::from_secs(86_400);
+    let lasts = TimeDelta::from_secs(86_400);
     let rules = limiter.rules().callers_rules_called("own");
     let grant = Grant::new("g1", 2, rules, lasts, SystemClock::new().now() + lasts).expect("a grant");
     let limiter = limiter.with_tenants(Arc::new(Granted(Arc::new(vec![Arc::new(grant)]))));

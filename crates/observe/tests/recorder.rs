@@ -254,22 +254,23 @@ fn callers_are_not_mistaken_for_each_other() {
 /// Limits that callers bring themselves are counted and logged as rules' are, however their calls come together.
 #[test]
 fn what_callers_bring_themselves_is_watched_too() {
-    use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, Part, Quota, Scope, Span};
+    use tollgate_core::{Algorithm, Charge, Cost, CounterKey, KeyPart, LimitSpec, Rate, Scope, TimeDelta};
     let rules = "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}]}";
     for (share, logged_allows) in [(0.0, false), (1.0, true)] {
         let (limiter, observe) =
             watched(rules, TelemetryConfig { allowed_sample: share, ..TelemetryConfig::default() });
-        let limit =
-            LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(3_600))).build().expect("a limit");
+        let limit = LimitSpec::new(Algorithm::Gcra, Rate::per(5, TimeDelta::from_secs(3_600)))
+            .build()
+            .expect("a limit");
         let scope = Scope::new("cl.throttle");
         let (mut allowed, mut denied) = (0_u64, 0_u64);
         // What was left of a limit, by tenths: of five units each is two tenths.
         let mut tenths = [0_u64; 10];
-        let mut dice = 7_usize;
+        let mut rng = 7_usize;
         for _ in 0..60 {
-            dice = dice.wrapping_mul(1_103_515_245).wrapping_add(12_345);
-            let parts: Vec<[Part<'_>; 1]> =
-                (0..dice / 65_536 % 32).map(|n| [Part::Text(["x", "y", "z"][n % 3])]).collect();
+            rng = rng.wrapping_mul(1_103_515_245).wrapping_add(12_345);
+            let parts: Vec<[KeyPart<'_>; 1]> =
+                (0..rng / 65_536 % 32).map(|n| [KeyPart::Text(["x", "y", "z"][n % 3])]).collect();
             let charge = |parts| Charge::new(CounterKey { scope: &scope, parts }, &limit, Cost::ONE);
             let charges: Vec<Charge<'_>> = parts.iter().map(|parts| charge(parts)).collect();
             let mut outcomes = Vec::new();
@@ -315,7 +316,7 @@ fn what_callers_bring_themselves_is_watched_too() {
         assert_eq!((&told["protocol"], &told["used_before"]), (&"resp".into(), &5.into()), "{told}");
         // When everything passes, what would have been denied is told apart.
         let limiter = limiter.with_global_shadow(true);
-        let parts = [Part::Text("x")];
+        let parts = [KeyPart::Text("x")];
         let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
         let mut outcomes = Vec::new();
         limiter.try_charge_inline(&[charge], &mut outcomes);

@@ -7,7 +7,7 @@ use crate::reader::Placed;
 use crate::rule::{Action, Class, FailPolicy, OnError, Profile, SoftAction};
 use crate::yaml::At;
 use std::collections::BTreeMap;
-use tollgate_core::{Algorithm, Mode, Period, Span};
+use tollgate_core::{Algorithm, Mode, Period, TimeDelta};
 
 /// One file.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ pub(crate) enum SoftMark {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConcurrencyDraft {
     pub(crate) limit: u64,
-    pub(crate) ttl: Span,
+    pub(crate) ttl: TimeDelta,
 }
 
 /// `cost`.

@@ -66,7 +66,7 @@ impl Domain {
     /// Which rules match a request, and why the others do not.
     #[must_use]
     pub fn explain(&self, request: &Attributes<'_>) -> Explanation {
-        let plan = self.plan(request, Cost::LOOK);
+        let plan = self.plan(request, Cost::PEEK);
         let rules = self.tree.iter().filter_map(|node| node.rule.map(|id| (node, id)));
         let rules = rules.map(|(node, id)| {
             let rule = &self.rules[id as usize];

@@ -108,8 +108,8 @@ fn never_bites(domain: &Domain, rule: &Rule, place: &NodePlace, reader: &mut Rea
         if let Some(stricter) = stricter.filter(|other| !holds_back(&limit.limit, &other.limit)) {
             let message = format!(
                 "`{}` never bites: `{}` beside it is always reached first",
-                limit.limit.quota(),
-                stricter.limit.quota()
+                limit.limit.rate(),
+                stricter.limit.rate()
             );
             reader.warning(*at, message, "lower it, or take it out");
         }
@@ -164,8 +164,8 @@ fn under_a_stricter_parent(
             if let Some(stricter) = stricter {
                 let message = format!(
                     "`{}` never bites for attributes: `{}` of `{}` above it is always reached first",
-                    limit.limit.quota(),
-                    stricter.limit.quota(),
+                    limit.limit.rate(),
+                    stricter.limit.rate(),
                     parent.name
                 );
                 let help = "lower it; only an RLS descriptor that ends here meets it alone";
@@ -183,19 +183,19 @@ fn all_or_none(domain: &Domain, rule: &Rule) -> bool {
 }
 
 fn same_period(a: &RuleLimit, b: &RuleLimit) -> bool {
-    a.limit.quota().period == b.limit.quota().period
+    a.limit.rate().period == b.limit.rate().period
 }
 
 /// Whether all that passes `strict` passes `loose`, whatever is asked and when.
 fn holds_back(strict: &Limit, loose: &Limit) -> bool {
-    let (Period::Rolling(short), Period::Rolling(long)) = (&strict.quota().period, &loose.quota().period)
+    let (Period::Rolling(short), Period::Rolling(long)) = (&strict.rate().period, &loose.rate().period)
     else {
         return strict.algorithm() == loose.algorithm()
-            && strict.quota().period == loose.quota().period
+            && strict.rate().period == loose.rate().period
             && strict.capacity() <= loose.capacity();
     };
     let (short, long) = (u128::from(short.as_micros()), u128::from(long.as_micros()));
-    let (few, many) = (u128::from(strict.quota().count), u128::from(loose.quota().count));
+    let (few, many) = (u128::from(strict.rate().count), u128::from(loose.rate().count));
     match (strict.algorithm(), loose.algorithm()) {
         // Burst plus rate over time: one line under the other.
         (a, b) if a.has_burst() && b.has_burst() => {

@@ -14,9 +14,9 @@ use crate::sensitivity::may_be_secret;
 use crate::tree::{GLOBAL, KeyIndex, Level, Test, TreeNode};
 use crate::unit::Unit;
 use smallvec::SmallVec;
-use tollgate_core::{Algorithm, Cost, LimitSpec, Part, Quota};
+use tollgate_core::{Algorithm, Cost, KeyPart, LimitSpec, Rate};
 
-type Path<'p> = SmallVec<[Part<'p>; 4]>;
+type Path<'p> = SmallVec<[KeyPart<'p>; 4]>;
 
 /// The value of a key; the first, if it is given twice. No request says what `global` is.
 #[inline]
@@ -155,10 +155,10 @@ impl Domain {
         i: u16,
         plan: &mut Plan<'p>,
     ) -> (Match, Option<&'p Rule>) {
-        let quota = Quota::per(u64::from(count), unit.length());
+        let quota = Rate::per(u64::from(count), unit.length());
         let fixed = LimitSpec::new(Algorithm::FixedWindow, quota.clone());
         let spec = match self.profile {
-            Profile::Envoy => fixed.clone().counts_attempts(),
+            Profile::Envoy => fixed.clone().count_denied(),
             Profile::Native => LimitSpec::new(self.algorithm, quota),
         };
         // A count that the domain's algorithm cannot hold (a log of millions) is still held, by windows.
@@ -271,7 +271,7 @@ impl<'p> BagWalk<'_, 'p> {
 
 /// What a value adds to a counter's name: nothing where the rule has fixed it.
 #[inline]
-fn part<'p>(node: &TreeNode, value: &'p str) -> Option<Part<'p>> {
+fn part<'p>(node: &TreeNode, value: &'p str) -> Option<KeyPart<'p>> {
     match &node.element.test {
         Test::Any | Test::Like(_) => Some(valued(node.is_secret, value)),
         Test::Exact(_) | Test::Shared(_) => None,
@@ -280,8 +280,8 @@ fn part<'p>(node: &TreeNode, value: &'p str) -> Option<Part<'p>> {
 }
 
 #[inline]
-const fn valued(is_secret: bool, value: &str) -> Part<'_> {
-    if is_secret { Part::Secret(value) } else { Part::Text(value) }
+const fn valued(is_secret: bool, value: &str) -> KeyPart<'_> {
+    if is_secret { KeyPart::Secret(value) } else { KeyPart::Text(value) }
 }
 
 /// What a rule's cost is worked out from.
@@ -304,13 +304,13 @@ impl Rule {
     fn own_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
         match &self.cost {
             CostFrom::Request => asked,
-            _ if asked.is_look() => asked,
+            _ if asked.is_peek() => asked,
             CostFrom::Fixed(units) if asked.is_refund() => Cost::refund(*units),
-            CostFrom::Fixed(units) => Cost::take(*units),
+            CostFrom::Fixed(units) => Cost::new(*units),
             CostFrom::Attribute(_) if asked.is_refund() => asked,
             CostFrom::Attribute(name) => {
                 let units = find(attributes, name).and_then(|value| value.parse().ok());
-                units.map_or(asked, Cost::take)
+                units.map_or(asked, Cost::new)
             }
         }
     }
@@ -323,7 +323,7 @@ impl RuleLimit {
     #[inline]
     pub fn takes(&self, cost: Cost) -> Cost {
         match self.limit.algorithm() {
-            Algorithm::Concurrency if cost.is_look() || cost.is_refund() => Cost::LOOK,
+            Algorithm::Concurrency if cost.is_peek() || cost.is_refund() => Cost::PEEK,
             Algorithm::Concurrency => Cost::ONE,
             _ => cost,
         }
@@ -337,7 +337,7 @@ fn push_hits<'p>(
     profile: Profile,
     rule: &'p Rule,
     tier: Option<&str>,
-    (path, last): (&[Part<'p>], Option<Part<'p>>),
+    (path, last): (&[KeyPart<'p>], Option<KeyPart<'p>>),
     cost: CostOf<'_>,
     descriptor: u16,
 ) -> Match {
@@ -355,7 +355,7 @@ fn push_hits<'p>(
     if let Some(split) = rule.split {
         plan.is_split = true;
         (shard, position) = next_shard(split, rule.id, path.iter().chain(&last), cost);
-        plan.parts.push(Part::Text(rule.split_names()[usize::from(shard)]));
+        plan.parts.push(KeyPart::Text(rule.split_names()[usize::from(shard)]));
     }
     if !path.is_empty() {
         plan.parts.extend_from_slice(path);
@@ -388,7 +388,7 @@ fn push_hits<'p>(
 
 /// `None` beyond 65,535 values, which no front lets a request have.
 #[inline]
-fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[Part<'p>]) -> Option<(u16, u16)> {
+fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[KeyPart<'p>]) -> Option<(u16, u16)> {
     let start = u16::try_from(plan.parts.len()).ok()?;
     let end = u16::try_from(plan.parts.len() + parts.len()).ok()?;
     plan.parts.extend_from_slice(parts);

@@ -15,7 +15,7 @@ use crate::scope::{Kind, ScopePath};
 use crate::tree::Test;
 use crate::unit::Unit;
 use std::collections::HashMap;
-use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Quota};
+use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
 
 /// The attribute that tells whose agreement it is.
 pub const TENANT_KEY: &str = "api_key";
@@ -126,7 +126,7 @@ impl Ruleset {
             ("descriptor", why)
         })?;
         let period = crate::period::parse_period(&wanted.period).map_err(|why| ("period", why))?;
-        let quota = Quota { count: wanted.count, period };
+        let quota = Rate { count: wanted.count, period };
         let compile = |(domain, node): &(usize, u32)| {
             let domain = self.domains().nth(*domain)?;
             let rule = self.rule(domain.tree[*node as usize].rule?)?;
@@ -186,14 +186,14 @@ impl Domain {
         &self,
         node: u32,
         rule: &Rule,
-        quota: &Quota,
+        quota: &Rate,
         burst: Option<u64>,
         nodes: Option<u32>,
     ) -> Result<RuleLimit, (&'static str, String)> {
         let own = || rule.all_limits().filter(|limit| is_replaced(limit));
-        let same_period = own().find(|limit| limit.limit.quota().period == quota.period);
+        let same_period = own().find(|limit| limit.limit.rate().period == quota.period);
         let limit = match same_period.or_else(|| own().next()) {
-            Some(like) => like.limit.with_quota(quota.clone(), burst),
+            Some(like) => like.limit.with_rate(quota.clone(), burst),
             None => self.fresh(quota.clone(), burst),
         };
         let limit = limit.map_err(|error| {
@@ -224,11 +224,11 @@ impl Domain {
     }
 
     /// A limit of a rule that has none to go by.
-    fn fresh(&self, quota: Quota, burst: Option<u64>) -> Result<Limit, tollgate_core::LimitError> {
+    fn fresh(&self, quota: Rate, burst: Option<u64>) -> Result<Limit, tollgate_core::LimitError> {
         let calendar = matches!(quota.period, Period::Calendar(_));
         let algorithm = if calendar { Algorithm::FixedWindow } else { self.algorithm };
         let spec = match self.profile {
-            Profile::Envoy => LimitSpec::new(Algorithm::FixedWindow, quota).counts_attempts(),
+            Profile::Envoy => LimitSpec::new(Algorithm::FixedWindow, quota).count_denied(),
             Profile::Native => LimitSpec::new(algorithm, quota),
         };
         LimitSpec { burst, ..spec }.build()

@@ -2,7 +2,7 @@
 
 use crate::reader::parse_number;
 use crate::yaml::shorten;
-use tollgate_core::{Calendar, CalendarUnit, Period, Span};
+use tollgate_core::{Calendar, CalendarUnit, Period, TimeDelta};
 
 /// Names of units and their lengths in microseconds.
 const UNITS: [(&[&str], u64); 9] = [
@@ -18,7 +18,7 @@ const UNITS: [(&[&str], u64); 9] = [
 ];
 
 /// `30s`, `2 hours`, `minute`; a unit alone is one of it. `None` if it is no length of time, or none at all.
-pub(crate) fn parse_span(text: &str) -> Option<Span> {
+pub(crate) fn parse_span(text: &str) -> Option<TimeDelta> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '_').len();
     let (number, unit) = text.split_at(digits);
@@ -27,7 +27,7 @@ pub(crate) fn parse_span(text: &str) -> Option<Span> {
     let (_, length) =
         UNITS.iter().find(|(names, _)| names.iter().any(|name| name.eq_ignore_ascii_case(unit)))?;
     let micros = number.checked_mul(*length)?;
-    (micros > 0 && micros <= Span::MAX.as_micros()).then(|| Span::from_micros(micros))
+    (micros > 0 && micros <= TimeDelta::MAX.as_micros()).then(|| TimeDelta::from_micros(micros))
 }
 
 /// Reads `COUNT/PERIOD`, `COUNT per PERIOD`, and either with `in ZONE` after a day or a month.
@@ -109,7 +109,7 @@ mod tests {
         for (text, micros) in
             [("30s", 30_000_000), ("Minute", 60_000_000), ("1_5 ms", 15_000), ("2h", 7_200_000_000)]
         {
-            assert_eq!(parse_span(text).map(tollgate_core::Span::as_micros), Some(micros), "{text}");
+            assert_eq!(parse_span(text).map(tollgate_core::TimeDelta::as_micros), Some(micros), "{text}");
         }
     }
 }

@@ -76,13 +76,13 @@ fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>, split
     let whole = &limit.limit;
     let split = u32::from(split.unwrap_or(1));
     let set_aside = fallback.zip(nodes).and_then(|(thousandths, nodes)| {
-        let authority = whole.part(1_000 - thousandths, 1_000)?;
-        Some((authority, whole.part(thousandths, 1_000 * u64::from(nodes.max(1)) * u64::from(split))?))
+        let authority = whole.fraction(1_000 - thousandths, 1_000)?;
+        Some((authority, whole.fraction(thousandths, 1_000 * u64::from(nodes.max(1)) * u64::from(split))?))
     });
     if let Some((authority, share)) = set_aside {
         (limit.limit, limit.share, limit.paid) = (authority, Some(Box::new(share)), true);
     } else if let Some(nodes) = nodes.filter(|nodes| *nodes > 1) {
-        limit.share = Some(Box::new(whole.share_of(nodes.saturating_mul(split))));
+        limit.share = Some(Box::new(whole.per_node_share(nodes.saturating_mul(split))));
     }
     limit.paid
 }

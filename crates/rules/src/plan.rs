@@ -5,7 +5,7 @@
 use crate::overrides::Tenant;
 use crate::rule::{Action, Role, Rule, RuleLimit};
 use smallvec::SmallVec;
-use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Limit, Outcome, Part, PermitId};
+use tollgate_core::{Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Outcome, PermitId};
 
 /// A request's attributes, as pairs of key and value.
 pub type Attributes<'a> = [(&'a str, &'a str)];
@@ -25,7 +25,7 @@ impl Descriptor<'_> {
     /// What it costs as part of a request with so many hits; of descriptors, a request without a number is one.
     #[must_use]
     pub fn cost(&self, request: Cost) -> Cost {
-        self.hits.unwrap_or(if request.is_look() { Cost::ONE } else { request })
+        self.hits.unwrap_or(if request.is_peek() { Cost::ONE } else { request })
     }
 }
 
@@ -92,7 +92,7 @@ pub enum Match {
 #[derive(Clone, Debug)]
 pub struct Plan<'p> {
     /// Counter values of all hits, one after another.
-    pub parts: SmallVec<[Part<'p>; 8]>,
+    pub parts: SmallVec<[KeyPart<'p>; 8]>,
     /// The limits to charge.
     pub hits: SmallVec<[Hit<'p>; 4]>,
     /// One for each descriptor of the request (a single one for attributes), with the rule that matched.
@@ -136,9 +136,9 @@ impl Plan<'_> {
         let parts = &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
         let key = CounterKey { scope: &hit.limit.scope, parts };
         let enforcement = hit.enforcement;
-        let after_loss = hit.rule.map_or(AfterLoss::Fresh, |rule| rule.class.after_loss());
+        let after_loss = hit.rule.map_or(LossPolicy::AssumeUnused, |rule| rule.class.after_loss());
         let (limit, mode) = (hit.charged_limit(), hit.limit.mode);
-        Charge { key, limit, cost: hit.cost, enforcement, permit, after_loss, mode }
+        Charge { key, limit, cost: hit.cost, enforcement, permit, loss_policy: after_loss, mode }
     }
 }
 
@@ -153,7 +153,7 @@ impl Plan<'_> {
             return;
         };
         // Other limits of the rule share the range, so this one gets its own.
-        self.parts.push(Part::Text(name));
+        self.parts.push(KeyPart::Text(name));
         for at in usize::from(from) + 1..usize::from(to) {
             let part = self.parts[at];
             self.parts.push(part);
@@ -194,7 +194,7 @@ impl Hit<'_> {
         let in_use = shards.iter().filter(|shard| shard.capacity() > 0).count() as u64;
         let used = self.charged_limit().capacity().saturating_sub(outcome.remaining);
         let position = u64::from(self.position);
-        let (ahead, before, behind) = match self.cost.is_look() {
+        let (ahead, before, behind) = match self.cost.is_peek() {
             false => (position + 1, used, used.saturating_sub(self.cost.units())),
             // A peek reads the shard that is next: those before it have been charged once more.
             true => (position, used + 1, used),

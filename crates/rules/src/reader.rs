@@ -4,7 +4,7 @@ use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::suggest::closest;
 use crate::yaml::{At, Node, Value, shorten};
 use crate::{Source, period};
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 /// A value and where it stands.
 #[derive(Clone, Copy, Debug)]
@@ -181,7 +181,7 @@ impl Reader<'_> {
     }
 
     /// A length of time: `30s`, `250ms`, `minute`.
-    pub(crate) fn span(&mut self, node: &Node<'_>, name: &str) -> Option<Placed<Span>> {
+    pub(crate) fn span(&mut self, node: &Node<'_>, name: &str) -> Option<Placed<TimeDelta>> {
         match &node.value {
             Value::Scalar { text, .. } if period::parse_span(text).is_some() => {
                 period::parse_span(text).map(|value| Placed { at: node.at, value })

@@ -2,7 +2,7 @@
 
 use crate::unit::Unit;
 use std::collections::BTreeMap;
-use tollgate_core::{AfterLoss, Limit, Mode, Scope};
+use tollgate_core::{Limit, LossPolicy, Mode, Scope};
 
 /// Which arithmetic a domain decides by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,10 +32,10 @@ impl Class {
     /// What its counters are taken for where the store may have lost them.
     #[must_use]
     #[inline]
-    pub const fn after_loss(self) -> AfterLoss {
+    pub const fn after_loss(self) -> LossPolicy {
         match self {
-            Self::Security | Self::Strict => AfterLoss::UsedUp,
-            Self::Comfort | Self::Cost => AfterLoss::Fresh,
+            Self::Security | Self::Strict => LossPolicy::AssumeExhausted,
+            Self::Comfort | Self::Cost => LossPolicy::AssumeUnused,
         }
     }
 }

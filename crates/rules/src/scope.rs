@@ -10,7 +10,7 @@ use crate::rule::Role;
 use crate::sensitivity::may_be_secret;
 use crate::tree::{Element, Test};
 use std::fmt::Write;
-use tollgate_core::{Algorithm, Limit, Scope, StableHasher, beginning};
+use tollgate_core::{Algorithm, Limit, Scope, StableHasher, secret_prefix};
 
 /// The part of a name that all limits of a rule share.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ impl ScopePath {
             // Permits carry their own deadlines: a changed time to live keeps them.
             Algorithm::Concurrency => label.push_str("|held"),
             _ => {
-                let _ = write!(label, "|{}", limit.quota().period);
+                let _ = write!(label, "|{}", limit.rate().period);
             }
         }
         Scope::in_group(label, &self.group)
@@ -109,7 +109,7 @@ fn value(path: &mut String, mark: char, value: &str) {
 fn hidden(secret: &str) -> String {
     let mut hasher = StableHasher::default();
     hasher.bytes(secret.as_bytes());
-    format!("{}…{:016x}", beginning(secret), hasher.finish())
+    format!("{}…{:016x}", secret_prefix(secret), hasher.finish())
 }
 
 fn escape(path: &mut String, text: &str, marks: &str) {

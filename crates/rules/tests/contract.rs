@@ -23,7 +23,7 @@ fn met(rules: &Ruleset, descriptors: &[Entries<'_>]) -> Vec<String> {
         assert_eq!(*matched, Match::Limited);
         let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
         let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
-        format!("{} {} [{}]", rule.unwrap().name, hit.limit.limit.quota(), parts.join(","))
+        format!("{} {} [{}]", rule.unwrap().name, hit.limit.limit.rate(), parts.join(","))
     };
     plan.matches.iter().enumerate().map(describe).collect()
 }
@@ -184,10 +184,10 @@ fn shadow_and_quota_are_roles_and_every_descriptor_stands_alone() {
 fn hits_come_from_the_descriptor_else_from_the_request_where_zero_is_one() {
     let rules = load("- {key: k, rate_limit: {unit: second, requests_per_unit: 1}}");
     for (own, request, cost) in [
-        (None, Cost::LOOK, Cost::ONE),
-        (None, Cost::take(3), Cost::take(3)),
-        (Some(Cost::LOOK), Cost::take(3), Cost::LOOK),
-        (Some(Cost::take(5)), Cost::take(3), Cost::take(5)),
+        (None, Cost::PEEK, Cost::ONE),
+        (None, Cost::new(3), Cost::new(3)),
+        (Some(Cost::PEEK), Cost::new(3), Cost::PEEK),
+        (Some(Cost::new(5)), Cost::new(3), Cost::new(5)),
         (Some(Cost::refund(2)), Cost::ONE, Cost::refund(2)),
     ] {
         let descriptor = [Descriptor { entries: &[("k", "v")], hits: own, limit: None }];

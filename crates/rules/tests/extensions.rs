@@ -1,6 +1,6 @@
 //! What a rule can say beyond Envoy's file, and what it means.
 
-use tollgate_core::{Algorithm, Cost, Enforcement, Part, Verdict};
+use tollgate_core::{Algorithm, Cost, Enforcement, KeyPart, Verdict};
 use tollgate_core::{Mode, State, Timestamp};
 use tollgate_rules::{
     Class, CostFrom, Descriptor, FailPolicy, Finding, Match, OnError, Options, Profile, Ruleset, Soft,
@@ -82,7 +82,7 @@ fn delay_lets_the_queue_wait() {
     let set = rules("- {key: k, limit: 2/s, action: delay}");
     let limit = &set.rules()[0].limits.limits[0].limit;
     let (mut state, now) = (State::default(), Timestamp::from_secs(100));
-    assert_eq!(limit.step(&mut state, now, Cost::ONE).verdict, Verdict::PASS);
+    assert_eq!(limit.step(&mut state, now, Cost::ONE).verdict, Verdict::ALLOWED);
     let second = limit.step(&mut state, now, Cost::ONE).verdict;
     assert!(matches!(second, Verdict::Allowed { delay } if delay.ceil_millis() == 500), "{second:?}");
     assert!(limit.step(&mut state, now, Cost::ONE).verdict.is_denied());
@@ -111,7 +111,7 @@ fn a_tier_picks_its_limits_and_keeps_the_counter() {
     let descriptors = entries.map(|entries| Descriptor { entries, ..Descriptor::default() });
     let plan = domain.plan_descriptors(&descriptors, Cost::ONE);
     let met: Vec<(u16, u64)> =
-        plan.hits.iter().map(|hit| (hit.descriptor, hit.limit.limit.quota().count)).collect();
+        plan.hits.iter().map(|hit| (hit.descriptor, hit.limit.limit.rate().count)).collect();
     assert_eq!(met, [(0, 100), (0, 9), (1, 10)]);
     let kinds: Vec<Match> = plan.matches.iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, [Match::Limited, Match::Limited, Match::Exempt, Match::None]);
@@ -166,11 +166,11 @@ fn cost_is_the_callers_or_a_number_or_an_attributes() {
         set.domain("d").unwrap().plan(bag, cost).hits.iter().map(|hit| hit.cost).collect()
     };
     let bag = [("a", ""), ("b", ""), ("c", ""), ("e", ""), ("tokens", "42")];
-    assert_eq!(costs(&bag, Cost::take(2)), [Cost::take(2), Cost::take(5), Cost::take(42), Cost::ONE]);
-    assert_eq!(costs(&bag, Cost::LOOK), [Cost::LOOK; 4]);
-    assert_eq!(costs(&bag, Cost::refund(2)), [Cost::refund(2), Cost::refund(5), Cost::refund(2), Cost::LOOK]);
-    assert_eq!(costs(&[("c", ""), ("tokens", "many")], Cost::take(2)), [Cost::take(2)]);
-    assert_eq!(costs(&[("c", "")], Cost::take(2)), [Cost::take(2)]);
+    assert_eq!(costs(&bag, Cost::new(2)), [Cost::new(2), Cost::new(5), Cost::new(42), Cost::ONE]);
+    assert_eq!(costs(&bag, Cost::PEEK), [Cost::PEEK; 4]);
+    assert_eq!(costs(&bag, Cost::refund(2)), [Cost::refund(2), Cost::refund(5), Cost::refund(2), Cost::PEEK]);
+    assert_eq!(costs(&[("c", ""), ("tokens", "many")], Cost::new(2)), [Cost::new(2)]);
+    assert_eq!(costs(&[("c", "")], Cost::new(2)), [Cost::new(2)]);
     assert_eq!(set.rules()[1].cost, CostFrom::Fixed(5));
 }
 
@@ -184,7 +184,7 @@ fn networks_count_clients_together_and_all_prefixes_apply_to_a_bag() {
     let plan = domain.plan(&bag, Cost::ONE);
     let parts: Vec<String> = plan.parts.iter().map(ToString::to_string).collect();
     assert_eq!(parts, ["192.0.2.7", "192.0.2.0/24", "192.0.0.0/16"]);
-    assert!(matches!(plan.parts[1], Part::Network { prefix: 120, .. }));
+    assert!(matches!(plan.parts[1], KeyPart::Network { prefix: 120, .. }));
     let bag = [("remote_address", "2001:db8::1"), ("ip", "not an address")];
     let plan = domain.plan(&bag, Cost::ONE);
     assert_eq!(plan.hits.len(), 2, "the address and its /64");
@@ -205,7 +205,7 @@ fn parents_and_children_apply_together_in_the_order_of_the_file() {
             .plan(bag, Cost::ONE)
             .hits
             .iter()
-            .map(|hit| hit.limit.limit.quota().count)
+            .map(|hit| hit.limit.limit.rate().count)
             .collect()
     };
     assert_eq!(counts(&[("a", "1"), ("b", "x"), ("c", "1")]), [1, 2, 3, 4, 5]);
@@ -291,14 +291,14 @@ fn a_fallback_is_paid_for_by_the_limit_and_shared_by_the_nodes() {
     };
     let set = load(Some(10), "1000/s");
     let (rule, limit) = (&set.rules()[0], &set.rules()[0].limits.limits[0]);
-    assert_eq!((limit.limit.quota().count, limit.limit.capacity(), limit.paid), (950, 950, true));
-    assert_eq!(limit.share.as_ref().map(|share| (share.quota().count, share.capacity())), Some((5, 5)));
+    assert_eq!((limit.limit.rate().count, limit.limit.capacity(), limit.paid), (950, 950, true));
+    assert_eq!(limit.share.as_ref().map(|share| (share.rate().count, share.capacity())), Some((5, 5)));
     assert_eq!(rule.on_error, OnError::Always(FailPolicy::Local));
     // A share of less than one, or among nobody knows how many: closed, and nothing is set aside.
     for set in [load(Some(100), "1000/s"), load(None, "1000/s")] {
         let rule = &set.rules()[0];
         assert_eq!(rule.on_error, OnError::Always(FailPolicy::Closed));
-        assert_eq!(rule.limits.limits[0].limit.quota().count, 1_000);
+        assert_eq!(rule.limits.limits[0].limit.rate().count, 1_000);
         assert!(!rule.limits.limits[0].paid);
     }
 }
@@ -308,8 +308,8 @@ fn a_fallback_is_paid_for_by_the_limit_and_shared_by_the_nodes() {
 fn a_split_counter_is_parts_of_the_limit_that_take_turns() {
     let set = rules("- {key: k, limit: 100/s, split: 4}");
     let limit = &set.rules()[0].limits.limits[0];
-    assert_eq!(limit.limit.quota().count, 100);
-    assert!((0..4).all(|shard| limit.of_shard(shard).quota().count == 25));
+    assert_eq!(limit.limit.rate().count, 100);
+    assert!((0..4).all(|shard| limit.of_shard(shard).rate().count == 25));
     let mut parts = std::collections::BTreeMap::new();
     for _ in 0..40 {
         let request = [("k", "v")];
@@ -426,7 +426,7 @@ descriptors:
     );
     let domain = rules.domain("d").unwrap();
     let bag = [("api_key", "k"), ("user", "u"), ("X-Session-Id", "abc"), ("generic_key", "g")];
-    let wanted = [Part::Secret("k"), Part::Text("u"), Part::Secret("abc"), Part::Text("g")];
+    let wanted = [KeyPart::Secret("k"), KeyPart::Text("u"), KeyPart::Secret("abc"), KeyPart::Text("g")];
     assert_eq!(domain.plan(&bag, Cost::ONE).parts.as_slice(), wanted);
     let (one, two, three) = (&bag[..1], &bag[1..3], &bag[3..]);
     let by = |limit| [one, two, three].map(|entries| Descriptor { entries, hits: None, limit });

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::fmt::Write;
-use tollgate_core::{Cost, Part};
+use tollgate_core::{Cost, KeyPart};
 use tollgate_rules::{Descriptor, Match, Options, Plan, Ruleset, Source};
 
 /// Keys, each with or without a value.
@@ -114,7 +114,7 @@ fn descriptor_oracle(level: &[Spec], entries: &[(String, String)]) -> Option<(u3
 }
 
 fn hits(plan: &Plan<'_>) -> Vec<(u32, Vec<String>)> {
-    let values = |parts: &[Part<'_>]| parts.iter().map(ToString::to_string).collect();
+    let values = |parts: &[KeyPart<'_>]| parts.iter().map(ToString::to_string).collect();
     let parts = |hit: &tollgate_rules::Hit<'_>| {
         values(&plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)])
     };

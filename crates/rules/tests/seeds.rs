@@ -1,6 +1,6 @@
 //! The two rule files of the project's own brief load as they stand and mean what was said of them.
 
-use tollgate_core::{Algorithm, Cost, Enforcement, Part};
+use tollgate_core::{Algorithm, Cost, Enforcement, KeyPart};
 use tollgate_rules::{Action, Domain, Options, Ruleset, Source};
 
 fn load(name: &str) -> Ruleset {
@@ -19,12 +19,12 @@ fn met(domain: &Domain, request: &[(&str, &str)]) -> Vec<String> {
         .iter()
         .map(|hit| {
             let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-            let told = |part: &Part<'_>| match part {
-                Part::Secret(text) => format!("secret {text}"),
+            let told = |part: &KeyPart<'_>| match part {
+                KeyPart::Secret(text) => format!("secret {text}"),
                 part => part.to_string(),
             };
             let parts: Vec<String> = parts.iter().map(told).collect();
-            format!("{} {} [{}]", hit.rule.unwrap().name, hit.limit.limit.quota(), parts.join(","))
+            format!("{} {} [{}]", hit.rule.unwrap().name, hit.limit.limit.rate(), parts.join(","))
         })
         .collect()
 }

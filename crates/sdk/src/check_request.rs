@@ -81,7 +81,7 @@ impl CheckRequest {
     }
 
     pub(crate) const fn engine_cost(&self) -> Cost {
-        Cost::take(self.cost)
+        Cost::new(self.cost)
     }
 }
 

@@ -68,6 +68,8 @@ pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]
 pub use remote::{FailPolicy, Remote, RemoteConfig, RemoteError, RemoteTls};
 pub use retry_after_layer::{RetryAfterError, RetryAfterLayer, RetryAfterService};
+#[cfg(feature = "in-process")]
+pub use tollgate_core::nonzero;
 pub use tollgate_http::response::ResponseConfig;
 
 /// Compiles the examples of the README and the user guide.

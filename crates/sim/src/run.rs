@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
 use tollgate_core::conformance::SplitMix64;
-use tollgate_core::{Cost, CounterKey, Limit, Part, PermitId};
+use tollgate_core::{Cost, CounterKey, KeyPart, Limit, PermitId};
 use tollgate_engine::{Check, Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
 
@@ -65,8 +65,8 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(seed: u64, bug: Option<Bug>) -> Self {
-        let mut dice = SplitMix64::new(seed);
-        let scenario = Scenario::from_seed(&mut dice);
+        let mut rng = SplitMix64::new(seed);
+        let scenario = Scenario::from_seed(&mut rng);
         let load = |nodes| {
             let options = Options { nodes, ..Options::default() };
             let rules = Ruleset::load(&[Source::new("sim.yaml", scenario.rules.as_str())], &options);
@@ -75,7 +75,7 @@ impl Run {
         let rules = load(Some(scenario.nodes as u32));
         // Without the number of nodes nothing is set aside.
         let whole = load(None).rules()[0].limits.limits[0].limit.clone();
-        let mut world = World::new(dice, Authority::new(bug), scenario.network.clone(), START);
+        let mut world = World::new(rng, Authority::new(bug), scenario.network.clone(), START);
         world.note(|| format!("{scenario:?}"));
         let traffic_ends = START + scenario.length;
         for node in 0..scenario.nodes {
@@ -178,7 +178,7 @@ impl Run {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.permits));
         let now = self.world.lock().now;
         // Long enough for a window to turn twice, and for a bucket to fill.
-        let quota = self.whole.quota();
+        let quota = self.whole.rate();
         let length = quota.period.length().as_micros();
         let fill = u128::from(self.whole.capacity()) * u128::from(length) / u128::from(quota.count.max(1));
         let period = length.max(u64::try_from(fill).unwrap_or(u64::MAX));
@@ -219,7 +219,7 @@ impl Run {
 
     fn key<T>(&mut self, with: impl FnOnce(CounterKey<'_>, &Limit, &mut Self) -> T) -> T {
         let rules = Arc::clone(&self.rules);
-        let (parts, whole) = ([Part::Text("alice")], self.whole.clone());
+        let (parts, whole) = ([KeyPart::Text("alice")], self.whole.clone());
         let key = CounterKey { scope: &rules.rules()[0].limits.limits[0].scope, parts: &parts };
         with(key, &whole, self)
     }
@@ -333,9 +333,9 @@ impl Run {
     /// A clock that jumps ahead gives back what that time would have, and may void what is still out.
     fn excuse_jump(&mut self, now: u64, by: i64) {
         let limit = &self.whole;
-        let period = limit.quota().period.length().as_micros();
+        let period = limit.rate().period.length().as_micros();
         let ahead = by.unsigned_abs();
-        let units = limit.quota().count.saturating_mul(ahead) / period + 1 + limit.capacity();
+        let units = limit.rate().count.saturating_mul(ahead) / period + 1 + limit.capacity();
         self.ceiling.excuse(now, units);
     }
 
@@ -346,7 +346,7 @@ impl Run {
             node,
             Box::pin(async move {
                 let attributes = [("user", "alice")];
-                let check = Check::attributes("sim", &attributes).costing(Cost::take(units));
+                let check = Check::attributes("sim", &attributes).costing(Cost::new(units));
                 let decision = limiter.check(&check).await;
                 let decided = node::decided();
                 let (allowed, origin) = (decision.is_allowed(), decision.origin);

@@ -83,12 +83,12 @@ impl Shared {
 }
 
 impl World {
-    pub(crate) fn new(dice: SplitMix64, authority: Authority, network: Network, start: u64) -> Self {
+    pub(crate) fn new(rng: SplitMix64, authority: Authority, network: Network, start: u64) -> Self {
         Self {
             now: start,
             queue: BinaryHeap::new(),
             order: 0,
-            rng: dice,
+            rng,
             authority,
             network,
             calls: HashMap::new(),

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// When to open and when to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +18,14 @@ pub struct BreakerConfig {
     /// So many failures …
     pub failures: usize,
     /// … within this time open it.
-    pub within: Span,
+    pub within: TimeDelta,
     /// How long it stays open before one request may try.
-    pub cooldown: Span,
+    pub cooldown: TimeDelta,
 }
 
 impl Default for BreakerConfig {
     fn default() -> Self {
-        Self { failures: 5, within: Span::from_secs(10), cooldown: Span::from_secs(30) }
+        Self { failures: 5, within: TimeDelta::from_secs(10), cooldown: TimeDelta::from_secs(30) }
     }
 }
 
@@ -66,13 +66,13 @@ pub enum Turned {
 /// A circuit breaker.
 ///
 /// ```
-/// use tollgate_core::{Span, Timestamp};
+/// use tollgate_core::{TimeDelta, Timestamp};
 /// use tollgate_store::{Breaker, BreakerConfig, BreakerState};
 /// let breaker = Breaker::new(BreakerConfig { failures: 1, ..BreakerConfig::default() });
 /// let now = Timestamp::from_secs(1_000);
 /// breaker.admit(now).expect("closed").failed(now);
 /// assert!(breaker.admit(now).is_none());
-/// assert_eq!(breaker.state(now + Span::from_secs(30)), BreakerState::HalfOpen);
+/// assert_eq!(breaker.state(now + TimeDelta::from_secs(30)), BreakerState::HalfOpen);
 /// ```
 #[derive(Debug)]
 pub struct Breaker {
@@ -207,7 +207,7 @@ mod tests {
     const START: Timestamp = Timestamp::from_secs(1_000);
 
     fn at(secs: u64) -> Timestamp {
-        START + Span::from_secs(secs)
+        START + TimeDelta::from_secs(secs)
     }
 
     fn fail(breaker: &Breaker, secs: u64) -> Turned {

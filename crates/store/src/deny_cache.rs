@@ -13,8 +13,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Limit,
-    Outcome, Outcomes, Part, Permit, Span, StoreError, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
+    Outcome, Outcomes, Permit, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict,
 };
 
 const WAYS: usize = 4;
@@ -50,7 +50,7 @@ struct Entry {
 
 impl<S, C: Clock> DenyCache<S, C> {
     /// The longest that a denial is believed without asking.
-    pub const FRESH: Span = Span::from_millis(900);
+    pub const FRESH: TimeDelta = TimeDelta::from_millis(900);
 
     /// Remembers up to `entries` denials of `inner`, 64 bytes each.
     #[must_use]
@@ -82,15 +82,15 @@ impl<S, C: Clock> DenyCache<S, C> {
             let mut hasher = seed.build_hasher();
             hasher.write_u64(key.scope.id());
             hasher.write_u64(limit.capacity());
-            hasher.write_u64(limit.quota().count);
-            hasher.write_u64(limit.quota().period.length().as_micros());
+            hasher.write_u64(limit.rate().count);
+            hasher.write_u64(limit.rate().period.length().as_micros());
             for part in key.parts {
                 match part {
-                    Part::Text(text) | Part::Secret(text) => {
+                    KeyPart::Text(text) | KeyPart::Secret(text) => {
                         hasher.write_u64(text.len() as u64);
                         hasher.write(text.as_bytes());
                     }
-                    Part::Network { address, prefix } => {
+                    KeyPart::Network { address, prefix } => {
                         hasher.write_u128(*address);
                         hasher.write_u8(*prefix);
                     }
@@ -108,7 +108,7 @@ impl<S, C: Clock> DenyCache<S, C> {
 
     /// What is remembered of a charge.
     fn recall(&self, charge: &Charge<'_>, now: Timestamp) -> Option<Outcome> {
-        if charge.cost.is_refund() || charge.cost.is_look() || charge.enforcement != Enforcement::Required {
+        if charge.cost.is_refund() || charge.cost.is_peek() || charge.enforcement != Enforcement::Required {
             return None;
         }
         let name = self.name(&charge.key, charge.limit);
@@ -158,7 +158,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
             charges.iter().map(|charge| self.recall(charge, asked)).collect();
         if recalled.iter().all(Option::is_none) {
             let outcomes = self.inner.charge(charges).await?;
-            for (charge, outcome) in charges.iter().zip(&outcomes.each) {
+            for (charge, outcome) in charges.iter().zip(&outcomes.per_charge) {
                 self.remember(charge, outcome, asked);
                 if charge.cost.is_refund() {
                     self.forget(charge);
@@ -168,18 +168,18 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
         }
         self.answered[asked.as_micros() as usize % self.answered.len()].0.fetch_add(1, Ordering::Relaxed);
         let mut each: smallvec::SmallVec<[Outcome; 4]> =
-            recalled.into_iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
+            recalled.into_iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
         let counted = |charge: &&Charge<'_>| charge.enforcement == Enforcement::Independent;
         let independent: Vec<Charge<'_>> = charges.iter().filter(counted).copied().collect();
         if !independent.is_empty() {
-            let mut answers = self.inner.charge(&independent).await?.each.into_iter();
+            let mut answers = self.inner.charge(&independent).await?.per_charge.into_iter();
             for (charge, outcome) in charges.iter().zip(&mut each) {
                 if charge.enforcement == Enforcement::Independent {
-                    *outcome = answers.next().unwrap_or(Outcome::UNANSWERED);
+                    *outcome = answers.next().unwrap_or(Outcome::UNKNOWN);
                 }
             }
         }
-        Ok(Outcomes { admission: Admission::Refused, at: asked, each })
+        Ok(Outcomes { admission: Admission::Denied, at: asked, per_charge: each })
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
@@ -192,9 +192,9 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
         self.inner.release(permits).await
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        self.inner.give_back(back).await?;
-        self.forget(&Charge::new(back.key, back.limit, Cost::LOOK));
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        self.inner.return_units(back).await?;
+        self.forget(&Charge::new(back.key, back.limit, Cost::PEEK));
         Ok(())
     }
 }

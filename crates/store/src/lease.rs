@@ -33,8 +33,8 @@ use smallvec::SmallVec;
 use stats::{Counts, add};
 use table::Table;
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Measures, Mode, Outcome,
-    Outcomes, Permit, StoreError, Timestamp,
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, LimitParams, Mode, Outcome,
+    Outcomes, Permit, StoreError, Timestamp, UnitReturn,
 };
 
 /// A store with leases in front of it.
@@ -115,7 +115,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         matches!(charge.mode, Mode::Leased | Mode::Adaptive)
             && charge.enforcement != Enforcement::Alternative
             && !charge.cost.is_refund()
-            && !charge.cost.is_look()
+            && !charge.cost.is_peek()
     }
 
     /// Settles what can be settled here. With `only_whole`, gives up at the first charge that cannot.
@@ -161,8 +161,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         let here: SmallVec<[usize; 4]> = (0..charges.len()).filter(|at| is_local(&charges[*at])).collect();
         let own: SmallVec<[Charge<'_>; 4]> = here.iter().map(|at| charges[*at]).collect();
         let outcomes = local.apply(&own);
-        near.refused |= outcomes.admission == Admission::Refused;
-        for (at, outcome) in here.into_iter().zip(outcomes.each) {
+        near.refused |= outcomes.admission == Admission::Denied;
+        for (at, outcome) in here.into_iter().zip(outcomes.per_charge) {
             near.each[at] = Some(outcome);
             let bound = charges[at].enforcement != Enforcement::Independent;
             if bound && outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed() {
@@ -180,10 +180,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         let Some(local) = &self.local else { return };
         let alone = |at: usize, cost| Charge { enforcement: Enforcement::Independent, cost, ..charges[at] };
         for at in near.taken_here.iter().rev() {
-            let _ = local.apply(&[alone(*at, charges[*at].cost.reversed())]);
+            let _ = local.apply(&[alone(*at, charges[*at].cost.negated())]);
         }
         for at in near.taken_here.drain(..) {
-            let left = local.apply(&[alone(at, Cost::LOOK)]).each[0];
+            let left = local.apply(&[alone(at, Cost::PEEK)]).per_charge[0];
             if let Some(outcome) = &mut near.each[at] {
                 *outcome = Outcome { verdict: outcome.verdict, ..left };
             }
@@ -196,9 +196,9 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         if near.refused {
             self.undo(charges, &mut near);
         }
-        let admission = if near.refused { Admission::Refused } else { Admission::Admitted };
-        let each = near.each.iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
-        Outcomes { admission, at: now, each }
+        let admission = if near.refused { Admission::Denied } else { Admission::Admitted };
+        let each = near.each.iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
+        Outcomes { admission, at: now, per_charge: each }
     }
 
     /// Asks the store about the rest, and puts all together.
@@ -227,16 +227,16 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             }
         };
         let heard = self.clock.now();
-        for (charge, outcome) in wanted.iter().zip(&outcomes.each) {
+        for (charge, outcome) in wanted.iter().zip(&outcomes.per_charge) {
             if Self::is_leasable(charge) {
                 self.hear(charge, outcome, now, heard);
             }
         }
         let mut whole = near;
-        for (at, outcome) in rest.into_iter().zip(outcomes.each) {
+        for (at, outcome) in rest.into_iter().zip(outcomes.per_charge) {
             whole.each[at] = Some(outcome);
         }
-        whole.refused |= outcomes.admission == Admission::Refused;
+        whole.refused |= outcomes.admission == Admission::Denied;
         let told = self.whole(charges, whole, now);
         Ok(Outcomes { at: outcomes.at, ..told })
     }
@@ -259,12 +259,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     /// Refunds a bucket, unless leases of it may be out.
     async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
         let Some(limit) = self.config.mark(false) else { return Ok(()) };
-        let scope = charge.key.scope.beside(crate::MARK_SUFFIX);
+        let scope = charge.key.scope.sibling(crate::MARK_SUFFIX);
         let key = CounterKey { scope: &scope, ..charge.key };
         let back = Charge { mode: Mode::Central, enforcement: Enforcement::Required, ..*charge };
         let request = [back, Charge::new(key, &limit, Cost::ONE)];
         let told = self.inner.charge(&request).await?;
-        if told.admission == Admission::Refused {
+        if told.admission == Admission::Denied {
             add(&self.counts.unrefunded, charge.cost.units());
         }
         self.table.refunded(self.hasher.name(&charge.key));
@@ -275,14 +275,14 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     #[cold]
     async fn charge_and_refund(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let mut looks: SmallVec<[Charge<'_>; 4]> = charges.iter().copied().collect();
-        looks.iter_mut().filter(|charge| is_guarded(charge)).for_each(|charge| charge.cost = Cost::LOOK);
+        looks.iter_mut().filter(|charge| is_guarded(charge)).for_each(|charge| charge.cost = Cost::PEEK);
         let now = self.clock.now();
         let Some(near) = self.settle(&looks, false, now) else { return self.inner.charge(&looks).await };
         let mut told = self.ask(&looks, near, now).await?;
         if told.admission == Admission::Admitted {
             for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_guarded(charge)) {
                 self.refund(charge).await?;
-                told.each[at] = self.inner.charge(&[looks[at]]).await?.each[0];
+                told.per_charge[at] = self.inner.charge(&[looks[at]]).await?.per_charge[0];
             }
         }
         Ok(told)
@@ -314,17 +314,17 @@ fn is_local(charge: &Charge<'_>) -> bool {
 fn is_guarded(charge: &Charge<'_>) -> bool {
     charge.cost.is_refund()
         && matches!(charge.mode, Mode::Leased | Mode::Adaptive)
-        && matches!(charge.limit.measures(), Measures::Bucket { .. })
+        && matches!(charge.limit.params(), LimitParams::Bucket { .. })
 }
 
 /// An error about some of a request's charges, as one about all of them.
 fn at_places(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     match error {
-        StoreError::Partial { failed, why } => {
+        StoreError::Partial { failed, cause: why } => {
             let failed = failed.into_iter().filter_map(|at| rest.get(at).copied()).collect();
-            StoreError::Partial { failed, why }
+            StoreError::Partial { failed, cause: why }
         }
-        error if rest.len() < all => StoreError::Partial { failed: rest.to_vec(), why: Box::new(error) },
+        error if rest.len() < all => StoreError::Partial { failed: rest.to_vec(), cause: Box::new(error) },
         error => error,
     }
 }
@@ -353,9 +353,9 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
                 Said::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required),
                 Said::Nothing => return false,
             };
-            outcomes.admission = if denied { Admission::Refused } else { Admission::Admitted };
+            outcomes.admission = if denied { Admission::Denied } else { Admission::Admitted };
             outcomes.at = now;
-            outcomes.each.push(outcome);
+            outcomes.per_charge.push(outcome);
             return true;
         }
         let near = |charge: &Charge<'_>| match charge.mode {
@@ -388,7 +388,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
         self.inner.release(permits).await
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        self.inner.give_back(back).await
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        self.inner.return_units(back).await
     }
 }

@@ -40,8 +40,8 @@ use stats::{Counts, Event};
 use std::sync::LazyLock;
 use table::{Table, WINDOW};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Limit,
-    LimitSpec, Outcome, Outcomes, Permit, Quota, Span, StoreError, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec,
+    Outcome, Outcomes, Permit, Rate, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict, nonzero,
 };
 use wide::{Aside, AsideAsk};
 
@@ -52,14 +52,14 @@ pub use stats::MemoryFigures;
 /// Counters in memory.
 ///
 /// ```
-/// use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, ManualClock, Part, Quota, Scope};
+/// use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, ManualClock, KeyPart, Rate, Scope, nonzero};
 /// use tollgate_core::{Admission, Timestamp};
 /// use tollgate_store::{MemoryConfig, MemoryStore};
 ///
 /// let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(Timestamp::from_secs(1_000)))?;
-/// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(2)).build()?;
+/// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(2))).build()?;
 /// let scope = Scope::new("api/user");
-/// let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
+/// let key = CounterKey { scope: &scope, parts: &[KeyPart::Text("alice")] };
 /// let charges = [Charge::new(key, &limit, Cost::ONE)];
 /// assert_eq!(store.apply(&charges).admission, Admission::Admitted);
 /// assert_eq!(store.apply(&charges).each[0].remaining, 0);
@@ -130,7 +130,7 @@ impl<C: Clock> MemoryStore<C> {
         let [charge] = charges else { return self.charge_list(now, charges) };
         let (at, outcome) = self.charge_one(now, charge);
         let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-        Outcomes { admission, at, each: smallvec![outcome] }
+        Outcomes { admission, at, per_charge: smallvec![outcome] }
     }
 
     /// Charges a request of one limit. The clock is read after the counter's line has been asked for: it arrives meanwhile.
@@ -156,7 +156,7 @@ impl<C: Clock> MemoryStore<C> {
         let known =
             multi_charge::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
         match known {
-            Some(each) => Outcomes { admission: Admission::Admitted, at: now, each },
+            Some(each) => Outcomes { admission: Admission::Admitted, at: now, per_charge: each },
             None => self.charge_many(now, charges, &names),
         }
     }
@@ -195,7 +195,7 @@ impl<C: Clock> MemoryStore<C> {
         if items.iter().any(Item::is_newcomer) {
             self.pages.grown(&self.counters);
         }
-        Outcomes { admission, at: now, each: items.iter().map(|item| item.outcome).collect() }
+        Outcomes { admission, at: now, per_charge: items.iter().map(|item| item.outcome).collect() }
     }
 
     /// Charges that live aside first, under their locks; then the packed ones; then, if refused, the former undone.
@@ -218,7 +218,7 @@ impl<C: Clock> MemoryStore<C> {
             }
         }
         let admission = multi_charge::charge_all(&self.counters, items);
-        if admission == Admission::Refused {
+        if admission == Admission::Denied {
             for (n, undo) in undos.into_iter().rev() {
                 locked.undo(&asks[n], undo);
             }
@@ -307,16 +307,16 @@ impl<C: Clock> MemoryStore<C> {
 
 /// For as long as a message might be on its way.
 static ONCE: LazyLock<Limit> = LazyLock::new(|| {
-    let spec = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(1));
+    let spec = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(1)));
     spec.build().unwrap_or_else(|_| unreachable!("one a minute is a limit"))
 });
 
 /// Stands in an item until it is charged.
-const UNKNOWN: Outcome = Outcome { verdict: Verdict::PASS, remaining: 0, reset_after: Span::ZERO };
+const UNKNOWN: Outcome = Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
 #[inline]
-fn phase(charge: &Charge<'_>) -> Span {
-    if charge.limit.is_jittered() { charge.limit.phase(charge.key.stable_hash()) } else { Span::ZERO }
+fn phase(charge: &Charge<'_>) -> TimeDelta {
+    if charge.limit.is_jittered() { charge.limit.phase(charge.key.stable_hash()) } else { TimeDelta::ZERO }
 }
 
 impl<C: Clock> CounterStore for MemoryStore<C> {
@@ -335,7 +335,7 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         let (at, outcome) = self.charge_one(now, charge);
         outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
         outcomes.at = at;
-        outcomes.each.push(outcome);
+        outcomes.per_charge.push(outcome);
         true
     }
 
@@ -356,7 +356,7 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
             let charge = Charge {
                 enforcement: Enforcement::Independent,
                 permit: permit.id,
-                ..Charge::new(permit.key, permit.limit, Cost::LOOK)
+                ..Charge::new(permit.key, permit.limit, Cost::PEEK)
             };
             let asks = [self.ask_aside(&charge, now)];
             self.aside.lock(&asks, &self.counters.counts).release(&asks[0]);
@@ -364,15 +364,15 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         Ok(())
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         let now = self.clock.now();
         // A counter that lets one through: the second to give the same back is refused by it.
-        let scope = back.key.scope.beside(&format!("|back|{:x}", back.id.0));
+        let scope = back.key.scope.sibling(&format!("|back|{:x}", back.id.0));
         let once = Charge::new(CounterKey { scope: &scope, ..back.key }, &ONCE, Cost::ONE);
         let phase = back.limit.phase(back.key.stable_hash());
-        let units = back.limit.refundable(back.units, back.taken + phase, now + phase);
-        let look = self.charge_at(now, &[Charge::new(back.key, back.limit, Cost::LOOK)]).each[0];
-        let last = back.limit.takes_back(back.full_at, now, look.reset_after);
+        let units = back.limit.refundable(back.units, back.taken_at + phase, now + phase);
+        let look = self.charge_at(now, &[Charge::new(back.key, back.limit, Cost::PEEK)]).per_charge[0];
+        let last = back.limit.can_return(back.full_at, now, look.reset_after);
         if self.charge_at(now, &[once]).admission == Admission::Admitted && units > 0 && last {
             self.debit_at(now, &[Charge::new(back.key, back.limit, Cost::refund(units))]);
         }

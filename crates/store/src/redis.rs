@@ -45,8 +45,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, GiveBack, Outcome, Outcomes, Permit, StoreError,
-    SystemClock, Timestamp,
+    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, StoreError, SystemClock,
+    Timestamp, UnitReturn,
 };
 use topology::Topology;
 
@@ -116,7 +116,7 @@ impl RedisStore {
             0 => Ok(Outcomes {
                 admission: Admission::Admitted,
                 at: self.shared.told.as_ref().unwrap_or(&self.shared.clock).now(),
-                each: SmallVec::new(),
+                per_charge: SmallVec::new(),
             }),
             1 => {
                 let (slot, request) = parts.remove(0);
@@ -163,13 +163,13 @@ impl RedisStore {
                 .zip(answer.told.iter().map(|told| &told.outcome))
         });
         let admission = Outcomes::admission(each);
-        if admission == Admission::Refused || why.is_some() {
+        if admission == Admission::Denied || why.is_some() {
             self.give_back(&answers, until).await;
         }
         if let Some(why) = why {
             failed.sort_unstable();
             let alone = answers.is_empty();
-            return Err(if alone { why } else { StoreError::Partial { failed, why: Box::new(why) } });
+            return Err(if alone { why } else { StoreError::Partial { failed, cause: Box::new(why) } });
         }
         let layouts: Vec<(Layout, &Answer)> =
             answers.iter().map(|(_, request, answer)| (order(request), answer)).collect();
@@ -245,7 +245,7 @@ fn outcomes<'a>(
         })
         .collect();
     each.sort_by_key(|(index, _)| *index);
-    Outcomes { admission, at, each: each.into_iter().map(|(_, outcome)| outcome).collect() }
+    Outcomes { admission, at, per_charge: each.into_iter().map(|(_, outcome)| outcome).collect() }
 }
 
 impl CounterStore for RedisStore {
@@ -263,10 +263,10 @@ impl CounterStore for RedisStore {
         self.settle(Work::Release, parts, self.until(Duration::MAX)).await
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         let parts = shard_request::from_give_back(back, self.place(), &self.shared.config.hashing);
         self.settle(
-            Work::Return { taken: back.taken, full_at: back.full_at },
+            Work::Return { taken: back.taken_at, full_at: back.full_at },
             parts,
             self.until(Duration::MAX),
         )

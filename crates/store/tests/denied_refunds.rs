@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, Limit, LimitSpec, ManualClock, Part, Quota, Scope,
-    Timestamp,
+    Admission, Algorithm, Charge, Cost, CounterKey, KeyPart, Limit, LimitSpec, ManualClock, Rate, Scope,
+    TimeDelta, Timestamp,
 };
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -14,7 +14,7 @@ fn a_refund_in_a_refused_request_is_taken_back() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
     let store = MemoryStore::new(&MemoryConfig::with_bytes(16 << 20), clock).expect("a store");
     let limit = |algorithm, count| -> Limit {
-        LimitSpec::new(algorithm, Quota::per_minute(count)).build().expect("a limit")
+        LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(60))).build().expect("a limit")
     };
     let (log, strict, full) = (
         limit(Algorithm::SlidingLog, 6),
@@ -24,16 +24,16 @@ fn a_refund_in_a_refused_request_is_taken_back() {
     let scopes = ["log", "strict", "full"].map(Scope::new);
     for n in 0..20_000 {
         let name = n.to_string();
-        let parts = [Part::Text(&name)];
+        let parts = [KeyPart::Text(&name)];
         let key = |scope: usize| CounterKey { scope: &scopes[scope], parts: &parts };
         assert_eq!(store.apply(&[Charge::new(key(0), &log, Cost::ONE)]).admission, Admission::Admitted);
         let refused = store.apply(&[
             Charge::new(key(0), &log, Cost::refund(1)),
             Charge::new(key(1), &strict, Cost::ONE),
-            Charge::new(key(2), &full, Cost::take(4)),
+            Charge::new(key(2), &full, Cost::new(4)),
         ]);
-        assert_eq!(refused.admission, Admission::Refused);
-        let left = store.apply(&[Charge::new(key(0), &log, Cost::LOOK)]).each[0].remaining;
+        assert_eq!(refused.admission, Admission::Denied);
+        let left = store.apply(&[Charge::new(key(0), &log, Cost::PEEK)]).per_charge[0].remaining;
         assert_eq!(left, 5, "key {n}");
     }
 }

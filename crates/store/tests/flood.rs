@@ -1,8 +1,8 @@
 //! Ten times more keys than fit. If this fails, a flood of strangers frees an abuser, or takes the machine's memory.
 
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, Limit, LimitSpec, ManualClock, Part, Quota, Scope, Span,
-    Timestamp,
+    Admission, Algorithm, Charge, Cost, CounterKey, KeyPart, Limit, LimitSpec, ManualClock, Rate, Scope,
+    TimeDelta, Timestamp,
 };
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -10,7 +10,7 @@ const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 const BYTES: usize = 512 << 10;
 
 fn hourly(algorithm: Algorithm, count: u64) -> Limit {
-    LimitSpec::new(algorithm, Quota::per_hour(count)).build().expect("a limit")
+    LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(3_600))).build().expect("a limit")
 }
 
 struct Shop {
@@ -26,9 +26,9 @@ impl Shop {
     }
 
     fn charge(&self, now: Timestamp, key: &str, limit: &Limit, cost: Cost) -> (Admission, u64) {
-        let key = CounterKey { scope: &self.scope, parts: &[Part::Text(key)] };
+        let key = CounterKey { scope: &self.scope, parts: &[KeyPart::Text(key)] };
         let outcomes = self.store.charge_at(now, &[Charge::new(key, limit, cost)]);
-        (outcomes.admission, outcomes.each[0].remaining)
+        (outcomes.admission, outcomes.per_charge[0].remaining)
     }
 
     fn slots(&self) -> u64 {
@@ -50,16 +50,16 @@ fn keys_near_their_limit_keep_their_state_and_memory_does_not_grow() {
         let before = resident();
         // Some are at their limit, some at half of it.
         for n in 0..500 {
-            shop.charge(NOW, &format!("abuser {n}"), &limit, Cost::take(100));
-            shop.charge(NOW, &format!("half {n}"), &limit, Cost::take(50));
+            shop.charge(NOW, &format!("abuser {n}"), &limit, Cost::new(100));
+            shop.charge(NOW, &format!("half {n}"), &limit, Cost::new(50));
         }
         for n in 0..10 * shop.slots() {
             shop.charge(NOW, &format!("stranger {n}"), &limit, Cost::ONE);
         }
         for n in 0..500 {
             let (admission, _) = shop.charge(NOW, &format!("abuser {n}"), &limit, Cost::ONE);
-            assert_eq!(admission, Admission::Refused, "{algorithm}: abuser {n} was freed");
-            let (_, left) = shop.charge(NOW, &format!("half {n}"), &limit, Cost::LOOK);
+            assert_eq!(admission, Admission::Denied, "{algorithm}: abuser {n} was freed");
+            let (_, left) = shop.charge(NOW, &format!("half {n}"), &limit, Cost::PEEK);
             assert_eq!(left, 50, "{algorithm}: half {n} was reset");
         }
         let figures = shop.store.figures();
@@ -86,7 +86,7 @@ fn strangers_who_are_all_protected_share_counters() {
     assert!(figures.overflowed > 0);
     assert!(resident() < before + BYTES + (4 << 20));
     // When the hour is over they are all forgotten, and newcomers have counters of their own again.
-    let later = NOW + Span::from_secs(3_601);
+    let later = NOW + TimeDelta::from_secs(3_601);
     let overflowed = shop.store.figures().overflowed;
     for n in 0..slots / 4 {
         assert_eq!(shop.charge(later, &format!("new {n}"), &limit, Cost::ONE).0, Admission::Admitted);
@@ -103,7 +103,7 @@ fn states_aside_stay_within_their_share() {
         let shop = Shop::new();
         let limit = hourly(algorithm, count);
         for n in 0..50 {
-            let (admission, _) = shop.charge(NOW, &format!("abuser {n}"), &limit, Cost::take(100));
+            let (admission, _) = shop.charge(NOW, &format!("abuser {n}"), &limit, Cost::new(100));
             assert_eq!(admission, Admission::Admitted);
         }
         for n in 0..50_000 {
@@ -114,7 +114,7 @@ fn states_aside_stay_within_their_share() {
         assert!(figures.aside_evicted > 0, "{figures:?}");
         for n in 0..50 {
             let (admission, _) = shop.charge(NOW, &format!("abuser {n}"), &limit, Cost::ONE);
-            assert_eq!(admission, Admission::Refused, "{algorithm}: abuser {n} was freed");
+            assert_eq!(admission, Admission::Denied, "{algorithm}: abuser {n} was freed");
         }
     }
 }
@@ -126,7 +126,7 @@ fn logs_that_grow_stay_within_their_share() {
     let limit = hourly(Algorithm::SlidingLog, 10_000);
     for step in 0..600 {
         for n in 0..50 {
-            shop.charge(NOW + Span::from_micros(step), &format!("log {n}"), &limit, Cost::ONE);
+            shop.charge(NOW + TimeDelta::from_micros(step), &format!("log {n}"), &limit, Cost::ONE);
         }
     }
     let figures = shop.store.figures();
@@ -141,7 +141,7 @@ fn a_small_server_stays_small() {
     let (scope, limit) = (Scope::new("s"), hourly(Algorithm::Gcra, 10));
     for n in 0..1_000 {
         let text = n.to_string();
-        let key = CounterKey { scope: &scope, parts: &[Part::Text(&text)] };
+        let key = CounterKey { scope: &scope, parts: &[KeyPart::Text(&text)] };
         store.apply(&[Charge::new(key, &limit, Cost::ONE)]);
     }
     assert!(resident() < before + (24 << 20), "a thousand keys took {} bytes", resident() - before);

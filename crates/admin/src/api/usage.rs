@@ -347,7 +347,7 @@ fn usage_response(caller: &CallerPath, usage: &Usage) -> Response {
 }
 
 fn used_limit(used: &Used) -> UsedLimit {
-    let (count, capacity) = (used.limit.quota().count, used.limit.capacity());
+    let (count, capacity) = (used.limit.rate().count, used.limit.capacity());
     UsedLimit {
         rule: used.rule.clone(),
         descriptor: used.descriptor.clone(),

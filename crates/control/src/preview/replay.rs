@@ -12,7 +12,7 @@ use crate::quota::table::QuotaTable;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Counters, Limiter, Stands, Tenants};
 use tollgate_rules::{Ruleset, Tenant};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -27,7 +27,7 @@ const COUNTERS: usize = 32 << 20;
 /// Callers that are named.
 const MAX_TOP: usize = 10;
 /// Thinned requests are spread over this at most.
-const SPREAD: Span = Span::from_secs(10);
+const SPREAD: TimeDelta = TimeDelta::from_secs(10);
 
 /// What other rules would have done.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]

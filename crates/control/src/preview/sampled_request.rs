@@ -79,9 +79,9 @@ impl SampledRequest {
     /// Whether it charged nothing: whoever only looks is denied nothing, so says nothing about whom rules would deny.
     pub(crate) fn is_peek(&self) -> bool {
         match &self.input {
-            SampledInput::Attributes(_) => self.cost == Cost::LOOK,
+            SampledInput::Attributes(_) => self.cost == Cost::PEEK,
             SampledInput::Descriptors(all) => {
-                all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::LOOK)
+                all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::PEEK)
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tollgate_control::{
     ControlError, ControlPlane, EmergencyRecord, EmergencySpec, SyncConfig, ValidationError,
 };
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter, Tenants};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -46,7 +46,7 @@ pub(crate) async fn measures_act_until_they_end(address: String) {
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
     assert_eq!(blocked(&limiter, "somebody-else"), None);
     let revision = control.revision();
-    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + Span::from_secs(seconds));
+    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + TimeDelta::from_secs(seconds));
     at(3_599);
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
     let renewed = control.renew_emergency(&declared.id, Some(600), &somebody()).await.expect("a database");
@@ -135,7 +135,7 @@ pub(crate) async fn what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahea
     let mut nodes = Vec::new();
     for ahead in [10, 0, 20] {
         let (node, clock) = open(&address).await;
-        clock.advance(Span::from_secs(ahead));
+        clock.advance(TimeDelta::from_secs(ahead));
         nodes.push((node, clock));
     }
     let sent = serde_json::from_value(json!({"units": 4, "reason": "a mistake"})).expect("a draft");
@@ -178,7 +178,7 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     // A look at all there is, twice: nothing comes back.
     one.catch_up().await.expect("an answer");
     assert_eq!(passes().await, 0);
-    clock.advance(Span::from_secs(60));
+    clock.advance(TimeDelta::from_secs(60));
     assert_eq!(passes().await, 3, "the limit goes on as ever");
     let usage = limiter.usage(None, &attributes, None).await.expect("usage");
     assert_eq!((usage.grants[0].units, usage.grants[0].remaining), (4, Some(0)));

@@ -11,7 +11,7 @@
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 use std::ops::{Add, Div, Mul, Sub};
 
 #[cfg(test)]
@@ -81,24 +81,24 @@ pub(crate) struct Bucket {
     /// The longest that a TAT is believed to be ahead, in microseconds: twice the time from empty to full, or twice the
     /// period where that is longer. A counter may be read by limits of other counts and bursts (a tier's, a caller's own) but
     /// not of other periods, so none of them cuts short what another has counted.
-    pub(crate) furthest: u64,
+    pub(crate) max_ahead: u64,
     pub(crate) shaping: Shaping,
 }
 
 impl Bucket {
     /// The largest k whose TAT fits a word: see `packed`.
-    pub(crate) const NARROW: u64 = 1 << 11;
+    pub(crate) const MAX_NARROW_K: u64 = 1 << 11;
     /// The longest time that a bucket may take to fill: 2^50 microseconds, about 35 years.
-    pub(crate) const LONGEST: u64 = 1 << 50;
+    pub(crate) const MAX_FILL: u64 = 1 << 50;
 
-    /// `None` if the bucket would take longer than [`Self::LONGEST`] to fill.
-    pub(crate) fn new(count: u64, period: Span, burst: u64, shaping: Shaping) -> Option<Self> {
+    /// `None` if the bucket would take longer than [`Self::MAX_FILL`] to fill.
+    pub(crate) fn new(count: u64, period: TimeDelta, burst: u64, shaping: Shaping) -> Option<Self> {
         let divisor = gcd(count, period.as_micros());
         let (k, interval) = (count / divisor, period.as_micros() / divisor);
-        let mut bucket = Self { k, interval, burst, furthest: 0, shaping };
+        let mut bucket = Self { k, interval, burst, max_ahead: 0, shaping };
         let fill = bucket.fill();
-        bucket.furthest = 2 * fill.narrow().max(period.as_micros()).min(Self::LONGEST);
-        (fill <= u128::from(Self::LONGEST)).then_some(bucket)
+        bucket.max_ahead = 2 * fill.narrow().max(period.as_micros()).min(Self::MAX_FILL);
+        (fill <= u128::from(Self::MAX_FILL)).then_some(bucket)
     }
 
     /// Microseconds from empty to full, rounded up.
@@ -112,10 +112,10 @@ impl Bucket {
     }
 
     pub(crate) fn is_narrow(&self) -> bool {
-        self.k <= Self::NARROW
+        self.k <= Self::MAX_NARROW_K
     }
 
-    fn moment<W: Width>(&self, now: Timestamp) -> W {
+    fn scaled<W: Width>(&self, now: Timestamp) -> W {
         W::from(now.as_micros()) * W::from(self.k)
     }
 
@@ -125,28 +125,28 @@ impl Bucket {
 
     /// A TAT further ahead than any limit puts it comes from a clock that has since gone back: the key heals in bounded time,
     /// and is given nothing it has not waited for.
-    fn mend<W: Width>(&self, tat: W, now: W) -> W {
-        tat.min(now + W::from(self.furthest) * W::from(self.k))
+    fn clamp_ahead<W: Width>(&self, tat: W, now: W) -> W {
+        tat.min(now + W::from(self.max_ahead) * W::from(self.k))
     }
 
     /// So many units that giving them back leaves nothing used, and that no bucket has room for.
-    pub(crate) fn plenty(&self) -> u64 {
-        ((u128::from(self.furthest) * u128::from(self.k)) / u128::from(self.interval)).narrow() + 1
+    pub(crate) fn refill_cost(&self) -> u64 {
+        ((u128::from(self.max_ahead) * u128::from(self.k)) / u128::from(self.interval)).narrow() + 1
     }
 
     #[inline(always)]
     pub(crate) fn step<W: Width>(&self, tat: &mut W, now: Timestamp, cost: Cost) -> Outcome {
-        let now = self.moment::<W>(now);
+        let now = self.scaled::<W>(now);
         let capacity = self.capacity::<W>();
-        *tat = self.mend(*tat, now);
+        *tat = self.clamp_ahead(*tat, now);
         let base = (*tat).max(now);
         if cost.is_refund() {
-            let back = W::from(cost.units().min(self.plenty())) * W::from(self.interval);
+            let back = W::from(cost.units().min(self.refill_cost())) * W::from(self.interval);
             *tat = base.max(now + back) - back;
-            return self.outcome(*tat, now, Verdict::PASS);
+            return self.outcome(*tat, now, Verdict::ALLOWED);
         }
-        if cost.is_look() {
-            return self.outcome(base, now, Verdict::PASS);
+        if cost.is_peek() {
+            return self.outcome(base, now, Verdict::ALLOWED);
         }
         if cost.units() > self.burst {
             return self.outcome(base, now, Verdict::Denied { retry_after: None });
@@ -158,14 +158,14 @@ impl Bucket {
         }
         *tat = next;
         let delay = match self.shaping {
-            Shaping::Police => Span::ZERO,
+            Shaping::Police => TimeDelta::ZERO,
             Shaping::Delay => self.micros_up(base - now),
         };
         self.outcome(next, now, Verdict::Allowed { delay })
     }
 
     /// Steps a TAT as a state keeps it, in the width that the rate needs.
-    pub(crate) fn step_kept(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
+    pub(crate) fn step_tat(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
         if self.is_narrow() {
             self.step_in::<u64>(kept, now, cost)
         } else {
@@ -185,7 +185,7 @@ impl Bucket {
     }
 
     /// Debits a TAT as a state keeps it.
-    pub(crate) fn debit_kept(&self, kept: &mut Tat, now: Timestamp, units: u64) {
+    pub(crate) fn debit_tat(&self, kept: &mut Tat, now: Timestamp, units: u64) {
         // Debits are rare: the wider width serves both.
         let mut tat = kept.units::<u128>(self.k);
         self.debit(&mut tat, now, units);
@@ -194,8 +194,8 @@ impl Bucket {
 
     /// Takes what has already happened, into debt if need be; by this, debt comes to one full bucket at most.
     pub(crate) fn debit<W: Width>(&self, tat: &mut W, now: Timestamp, units: u64) {
-        let now = self.moment::<W>(now);
-        let base = self.mend(*tat, now).max(now);
+        let now = self.scaled::<W>(now);
+        let base = self.clamp_ahead(*tat, now).max(now);
         let next = base + W::from(units.min(2 * self.burst)) * W::from(self.interval);
         *tat = base.max(next.min(now + self.capacity::<W>() + self.capacity::<W>()));
     }
@@ -208,11 +208,11 @@ impl Bucket {
         Outcome { verdict, remaining, reset_after: self.micros_up(owed) }
     }
 
-    fn micros_up<W: Width>(&self, units: W) -> Span {
+    fn micros_up<W: Width>(&self, units: W) -> TimeDelta {
         if self.k == 1 {
-            return Span::from_micros(units.narrow());
+            return TimeDelta::from_micros(units.narrow());
         }
-        Span::from_micros(((units + W::from(self.k - 1)) / W::from(self.k)).narrow())
+        TimeDelta::from_micros(((units + W::from(self.k - 1)) / W::from(self.k)).narrow())
     }
 
     /// When the state with this TAT is as good as none.

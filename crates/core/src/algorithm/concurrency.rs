@@ -5,7 +5,7 @@
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 
 /// Who holds a permit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,9 +25,9 @@ pub struct Permits {
 
 impl Permits {
     /// The largest number of permits a limit may have.
-    pub(crate) const LARGEST: u64 = 100_000;
+    pub(crate) const MAX_LIMIT: u64 = 100_000;
 
-    fn roll(&mut self, now: Timestamp, ttl: Span) {
+    fn roll(&mut self, now: Timestamp, ttl: TimeDelta) {
         self.held.retain(|(_, _, deadline)| *deadline > now);
         // A deadline further off than any permit may last means that the clock went back.
         for (_, _, deadline) in &mut self.held {
@@ -42,18 +42,18 @@ impl Permits {
     pub(crate) fn step(
         &mut self,
         now: Timestamp,
-        ttl: Span,
+        ttl: TimeDelta,
         limit: u64,
         cost: Cost,
         id: PermitId,
     ) -> Outcome {
         self.roll(now, ttl);
         if cost.is_refund() {
-            self.give_back(id, cost.units());
-            return self.outcome(now, limit, Verdict::PASS);
+            self.refund(id, cost.units());
+            return self.outcome(now, limit, Verdict::ALLOWED);
         }
-        if cost.is_look() {
-            return self.outcome(now, limit, Verdict::PASS);
+        if cost.is_peek() {
+            return self.outcome(now, limit, Verdict::ALLOWED);
         }
         let units = cost.units();
         let own = self.held.iter().position(|(holder, ..)| *holder == id && id != PermitId::ANONYMOUS);
@@ -69,7 +69,7 @@ impl Permits {
             Some(own) => self.held[own] = renewed,
             None => self.held.push(renewed),
         }
-        self.outcome(now, limit, Verdict::PASS)
+        self.outcome(now, limit, Verdict::ALLOWED)
     }
 
     /// Frees everything that `id` holds.
@@ -77,7 +77,7 @@ impl Permits {
         self.held.retain(|(holder, ..)| *holder != id || id == PermitId::ANONYMOUS);
     }
 
-    fn give_back(&mut self, id: PermitId, units: u64) {
+    fn refund(&mut self, id: PermitId, units: u64) {
         let mut left = units;
         // What was taken last is given back first.
         for (_, n, _) in self.held.iter_mut().rev().filter(|(holder, ..)| *holder == id) {
@@ -89,7 +89,14 @@ impl Permits {
     }
 
     /// The wait until the deadlines of enough others have passed, if no holder gives back before.
-    fn wait(&self, now: Timestamp, limit: u64, units: u64, others: u64, own: Option<usize>) -> Option<Span> {
+    fn wait(
+        &self,
+        now: Timestamp,
+        limit: u64,
+        units: u64,
+        others: u64,
+        own: Option<usize>,
+    ) -> Option<TimeDelta> {
         if units > limit {
             return None;
         }
@@ -107,7 +114,7 @@ impl Permits {
     }
 
     fn outcome(&self, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
-        let reset_after = self.held.iter().map(|(_, _, at)| at.since(now)).max().unwrap_or(Span::ZERO);
+        let reset_after = self.held.iter().map(|(_, _, at)| at.since(now)).max().unwrap_or(TimeDelta::ZERO);
         Outcome { verdict, remaining: limit.saturating_sub(self.used()), reset_after }
     }
 }

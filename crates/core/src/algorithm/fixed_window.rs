@@ -5,7 +5,7 @@
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 
 /// What a window's counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +19,10 @@ pub(crate) enum Counting {
 impl Counting {
     /// How far a counter counts: a debt of one limit, and of attempts a thousand million. Every store stops there,
     /// whatever width it keeps, so that all of them answer alike.
-    pub(crate) const fn most(self, limit: u64) -> u64 {
-        const ATTEMPTS: u64 = (1 << 30) - 1;
+    pub(crate) const fn max_count(self, limit: u64) -> u64 {
+        const MAX_ATTEMPTS: u64 = (1 << 30) - 1;
         match self {
-            Self::Attempts if 2 * limit < ATTEMPTS => ATTEMPTS,
+            Self::Attempts if 2 * limit < MAX_ATTEMPTS => MAX_ATTEMPTS,
             _ => 2 * limit,
         }
     }
@@ -59,16 +59,16 @@ impl WindowCount {
         let reset = end.since(now);
         if cost.is_refund() {
             self.count = self.count.saturating_sub(cost.units());
-            return self.outcome(limit, reset, Verdict::PASS);
+            return self.outcome(limit, reset, Verdict::ALLOWED);
         }
         let after = self.count.saturating_add(cost.units());
-        let looks = cost.is_look() && counting == Counting::Admitted;
+        let looks = cost.is_peek() && counting == Counting::Admitted;
         if after <= limit || looks {
             self.count = after;
-            return self.outcome(limit, reset, Verdict::PASS);
+            return self.outcome(limit, reset, Verdict::ALLOWED);
         }
         if counting == Counting::Attempts {
-            self.add(cost.units(), counting.most(limit));
+            self.add(cost.units(), counting.max_count(limit));
         }
         let retry_after = (cost.units() <= limit).then_some(reset);
         self.outcome(limit, reset, Verdict::Denied { retry_after })
@@ -76,7 +76,7 @@ impl WindowCount {
 
     pub(crate) fn debit(&mut self, start: Timestamp, limit: u64, counting: Counting, units: u64) {
         self.roll(start);
-        self.add(units, counting.most(limit));
+        self.add(units, counting.max_count(limit));
     }
 
     /// A count that a larger limit left behind stays as it is.
@@ -84,7 +84,7 @@ impl WindowCount {
         self.count = self.count.max(self.count.saturating_add(units).min(most));
     }
 
-    fn outcome(&self, limit: u64, reset: Span, verdict: Verdict) -> Outcome {
+    fn outcome(&self, limit: u64, reset: TimeDelta, verdict: Verdict) -> Outcome {
         Outcome { verdict, remaining: limit.saturating_sub(self.count), reset_after: reset }
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 use std::collections::VecDeque;
 
 /// Admitted units by instant, oldest first.
@@ -19,7 +19,7 @@ pub struct AdmissionLog {
 
 impl AdmissionLog {
     /// The largest limit that a log may have; beyond it `strict_window` is the better tool.
-    pub(crate) const LARGEST: u64 = 100_000;
+    pub(crate) const MAX_LIMIT: u64 = 100_000;
 
     /// A log with these entries, oldest first.
     #[must_use]
@@ -28,7 +28,7 @@ impl AdmissionLog {
         Self { entries, used }
     }
 
-    fn roll(&mut self, now: Timestamp, period: Span) {
+    fn roll(&mut self, now: Timestamp, period: TimeDelta) {
         while let Some((_, units)) = self.entries.pop_front_if(|(at, _)| *at + period <= now) {
             self.used -= units;
         }
@@ -52,7 +52,7 @@ impl AdmissionLog {
         }
     }
 
-    pub(crate) fn step(&mut self, now: Timestamp, period: Span, limit: u64, cost: Cost) -> Outcome {
+    pub(crate) fn step(&mut self, now: Timestamp, period: TimeDelta, limit: u64, cost: Cost) -> Outcome {
         self.roll(now, period);
         if cost.is_refund() {
             let mut left = cost.units();
@@ -66,15 +66,15 @@ impl AdmissionLog {
                     self.entries.pop_back();
                 }
             }
-            return self.outcome(now, period, limit, Verdict::PASS);
+            return self.outcome(now, period, limit, Verdict::ALLOWED);
         }
-        if cost.is_look() {
-            return self.outcome(now, period, limit, Verdict::PASS);
+        if cost.is_peek() {
+            return self.outcome(now, period, limit, Verdict::ALLOWED);
         }
         let used = self.used;
         if used.saturating_add(cost.units()) <= limit {
             self.add(now, cost.units());
-            return self.outcome(now, period, limit, Verdict::PASS);
+            return self.outcome(now, period, limit, Verdict::ALLOWED);
         }
         let mut excess = used.saturating_add(cost.units()).saturating_sub(limit);
         let mut retry_after = None;
@@ -90,13 +90,13 @@ impl AdmissionLog {
         self.outcome(now, period, limit, Verdict::Denied { retry_after })
     }
 
-    pub(crate) fn debit(&mut self, now: Timestamp, period: Span, limit: u64, units: u64) {
+    pub(crate) fn debit(&mut self, now: Timestamp, period: TimeDelta, limit: u64, units: u64) {
         self.roll(now, period);
         self.add(now, units.min((2 * limit).saturating_sub(self.used)));
     }
 
-    fn outcome(&self, now: Timestamp, period: Span, limit: u64, verdict: Verdict) -> Outcome {
-        let reset_after = self.entries.back().map_or(Span::ZERO, |(at, _)| (*at + period).since(now));
+    fn outcome(&self, now: Timestamp, period: TimeDelta, limit: u64, verdict: Verdict) -> Outcome {
+        let reset_after = self.entries.back().map_or(TimeDelta::ZERO, |(at, _)| (*at + period).since(now));
         Outcome { verdict, remaining: limit.saturating_sub(self.used), reset_after }
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 
 /// The counts of the present window and the one before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,22 +25,22 @@ impl SlidingCounts {
     /// A window that lies ahead (the clock went back, or this `now` was read before another's) keeps its counts, and
     /// `now` counts as its first instant: nothing is weighed less for having gone back. It is never further ahead than
     /// the next window, so that no clock locks a key for long.
-    fn roll(&mut self, now: Timestamp, period: Span) -> (Span, Span) {
+    fn roll(&mut self, now: Timestamp, period: TimeDelta) -> (TimeDelta, TimeDelta) {
         let present = window_start(now, period);
         if self.start > present {
             self.start = self.start.min(present + period);
-            return (Span::ZERO, self.start.since(now));
+            return (TimeDelta::ZERO, self.start.since(now));
         }
         if self.start < present {
             self.previous = if self.start + period == present { self.current } else { 0 };
             self.current = 0;
             self.start = present;
         }
-        (now.since(present), Span::ZERO)
+        (now.since(present), TimeDelta::ZERO)
     }
 
     #[inline]
-    pub(crate) fn step(&mut self, now: Timestamp, period: Span, limit: u64, cost: Cost) -> Outcome {
+    pub(crate) fn step(&mut self, now: Timestamp, period: TimeDelta, limit: u64, cost: Cost) -> Outcome {
         let (elapsed, ahead) = self.roll(now, period);
         let mut outcome = self.step_at(elapsed, period, limit, cost);
         outcome.reset_after = later(outcome.reset_after, ahead);
@@ -50,40 +50,40 @@ impl SlidingCounts {
         outcome
     }
 
-    fn step_at(&mut self, elapsed: Span, period: Span, limit: u64, cost: Cost) -> Outcome {
+    fn step_at(&mut self, elapsed: TimeDelta, period: TimeDelta, limit: u64, cost: Cost) -> Outcome {
         if cost.is_refund() {
             // What was taken last is given back first.
             let from_current = cost.units().min(self.current);
             self.current -= from_current;
             self.previous = self.previous.saturating_sub(cost.units() - from_current);
-            return self.outcome(elapsed, period, limit, Verdict::PASS);
+            return self.outcome(elapsed, period, limit, Verdict::ALLOWED);
         }
-        if cost.is_look() {
-            return self.outcome(elapsed, period, limit, Verdict::PASS);
+        if cost.is_peek() {
+            return self.outcome(elapsed, period, limit, Verdict::ALLOWED);
         }
         if self.weight(elapsed, period).saturating_add(wide(cost.units()) * length(period))
             <= wide(limit) * length(period)
         {
             self.current += cost.units();
-            return self.outcome(elapsed, period, limit, Verdict::PASS);
+            return self.outcome(elapsed, period, limit, Verdict::ALLOWED);
         }
         let retry_after = self.wait(elapsed, period, limit, cost.units());
         self.outcome(elapsed, period, limit, Verdict::Denied { retry_after })
     }
 
-    pub(crate) fn debit(&mut self, now: Timestamp, period: Span, limit: u64, units: u64) {
+    pub(crate) fn debit(&mut self, now: Timestamp, period: TimeDelta, limit: u64, units: u64) {
         let _ = self.roll(now, period);
         // A count that a larger limit left behind stays as it is.
         self.current = self.current.max(self.current.saturating_add(units).min(2 * limit));
     }
 
     /// Units in view, times the period.
-    fn weight(&self, elapsed: Span, period: Span) -> u128 {
+    fn weight(&self, elapsed: TimeDelta, period: TimeDelta) -> u128 {
         wide(self.previous) * (length(period) - length(elapsed)) + wide(self.current) * length(period)
     }
 
     /// The exact wait until `units` fit if nobody else takes any.
-    fn wait(&self, elapsed: Span, period: Span, limit: u64, units: u64) -> Option<Span> {
+    fn wait(&self, elapsed: TimeDelta, period: TimeDelta, limit: u64, units: u64) -> Option<TimeDelta> {
         let spare = limit.checked_sub(units)?;
         // In this window `previous` shrinks; in the next one, `current` takes its place.
         let (shrinking, room, waited) = match spare.checked_sub(self.current) {
@@ -93,10 +93,10 @@ impl SlidingCounts {
         let in_view = (wide(room) * length(period)).checked_div(wide(shrinking)).unwrap_or(length(period));
         let turn = length(period).saturating_sub(in_view);
         let until = if self.current > spare { length(period) - length(elapsed) } else { 0 };
-        Some(Span::from_micros(u64::try_from(until + turn.saturating_sub(waited)).unwrap_or(u64::MAX)))
+        Some(TimeDelta::from_micros(u64::try_from(until + turn.saturating_sub(waited)).unwrap_or(u64::MAX)))
     }
 
-    fn outcome(&self, elapsed: Span, period: Span, limit: u64, verdict: Verdict) -> Outcome {
+    fn outcome(&self, elapsed: TimeDelta, period: TimeDelta, limit: u64, verdict: Verdict) -> Outcome {
         let free = (wide(limit) * length(period)).saturating_sub(self.weight(elapsed, period));
         let remaining = u64::try_from(free / length(period)).unwrap_or(u64::MAX);
         let left = period.as_micros() - elapsed.as_micros();
@@ -105,16 +105,16 @@ impl SlidingCounts {
             (0, _) => left,
             _ => left + period.as_micros(),
         };
-        Outcome { verdict, remaining, reset_after: Span::from_micros(reset) }
+        Outcome { verdict, remaining, reset_after: TimeDelta::from_micros(reset) }
     }
 }
 
 /// A wait that starts `ahead` from now; none stays none.
-fn later(wait: Span, ahead: Span) -> Span {
-    if wait == Span::ZERO { wait } else { Span::from_micros(wait.as_micros() + ahead.as_micros()) }
+fn later(wait: TimeDelta, ahead: TimeDelta) -> TimeDelta {
+    if wait == TimeDelta::ZERO { wait } else { TimeDelta::from_micros(wait.as_micros() + ahead.as_micros()) }
 }
 
-pub(crate) fn window_start(now: Timestamp, period: Span) -> Timestamp {
+pub(crate) fn window_start(now: Timestamp, period: TimeDelta) -> Timestamp {
     Timestamp::from_micros(now.as_micros() - now.as_micros() % period.as_micros())
 }
 
@@ -122,6 +122,6 @@ fn wide(units: u64) -> u128 {
     u128::from(units)
 }
 
-fn length(span: Span) -> u128 {
+fn length(span: TimeDelta) -> u128 {
     u128::from(span.as_micros())
 }

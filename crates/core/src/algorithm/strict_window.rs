@@ -6,7 +6,7 @@
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 
 /// Counts of the present slot and the k before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) const DEFAULT: u64 = 10;
-    pub(crate) const MOST: u64 = 120;
+    pub(crate) const MAX: u64 = 120;
 
-    pub(crate) fn new(k: u64, period: Span) -> Self {
+    pub(crate) fn new(k: u64, period: TimeDelta) -> Self {
         Self { k, width: period.as_micros().div_ceil(k) }
     }
 }
@@ -61,15 +61,15 @@ impl StrictCounts {
                 *count -= back;
                 left -= back;
             }
-            return self.outcome(slots, now, limit, Verdict::PASS);
+            return self.outcome(slots, now, limit, Verdict::ALLOWED);
         }
-        if cost.is_look() {
-            return self.outcome(slots, now, limit, Verdict::PASS);
+        if cost.is_peek() {
+            return self.outcome(slots, now, limit, Verdict::ALLOWED);
         }
         let used: u64 = self.counts.iter().sum();
         if used.saturating_add(cost.units()) <= limit {
             self.counts[0] += cost.units();
-            return self.outcome(slots, now, limit, Verdict::PASS);
+            return self.outcome(slots, now, limit, Verdict::ALLOWED);
         }
         let retry_after = self.wait(slots, now, limit, cost.units(), used);
         self.outcome(slots, now, limit, Verdict::Denied { retry_after })
@@ -81,7 +81,7 @@ impl StrictCounts {
         self.counts[0] += units.min((2 * limit).saturating_sub(used));
     }
 
-    fn wait(&self, slots: Slots, now: Timestamp, limit: u64, units: u64, used: u64) -> Option<Span> {
+    fn wait(&self, slots: Slots, now: Timestamp, limit: u64, units: u64, used: u64) -> Option<TimeDelta> {
         let mut excess = used.saturating_add(units.min(limit)) - limit;
         if units > limit {
             return None;
@@ -89,26 +89,27 @@ impl StrictCounts {
         for (age, count) in self.counts.iter().enumerate().rev() {
             excess = excess.saturating_sub(*count);
             if excess == 0 {
-                return Some(self.leaves(slots, age as u64).since(now));
+                return Some(self.slot_expiry(slots, age as u64).since(now));
             }
         }
         None
     }
 
     /// When the slot of this age is out of every window that ends then.
-    fn leaves(&self, slots: Slots, age: u64) -> Timestamp {
+    fn slot_expiry(&self, slots: Slots, age: u64) -> Timestamp {
         Timestamp::from_micros((self.slot + slots.k + 1 - age) * slots.width)
     }
 
     fn outcome(&self, slots: Slots, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
         let used: u64 = self.counts.iter().sum();
         let youngest = self.counts.iter().position(|count| *count > 0);
-        let reset_after = youngest.map_or(Span::ZERO, |age| self.leaves(slots, age as u64).since(now));
+        let reset_after =
+            youngest.map_or(TimeDelta::ZERO, |age| self.slot_expiry(slots, age as u64).since(now));
         Outcome { verdict, remaining: limit.saturating_sub(used), reset_after }
     }
 
     /// When the state is as good as none.
     pub(crate) fn expires(&self, slots: Slots) -> Timestamp {
-        self.leaves(slots, 0)
+        self.slot_expiry(slots, 0)
     }
 }

@@ -54,7 +54,7 @@ async fn permits_are_renewed_together() {
     let mut held = Vec::new();
     for _ in 0..PERMITS {
         let admitted = limiter.admit(&Check::attributes("d", &[("user", "u")])).await;
-        held.push(limiter.guard(admitted.1.expect("a permit"), Span::ZERO));
+        held.push(limiter.guard(admitted.1.expect("a permit"), TimeDelta::ZERO));
     }
     limiter.store().is_slow.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -79,7 +79,7 @@ fn renewal_starts_again_after_its_runtime_has_ended() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let hold = || async {
         let admitted = limiter.admit(&Check::attributes("d", &[("user", "u")])).await;
-        limiter.guard(admitted.1.expect("a permit"), Span::ZERO)
+        limiter.guard(admitted.1.expect("a permit"), TimeDelta::ZERO)
     };
     let first = runtime();
     let guard = first.block_on(hold());

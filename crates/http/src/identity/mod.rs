@@ -58,7 +58,7 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Timestamp, beginning};
+use tollgate_core::{Timestamp, secret_prefix};
 use tollgate_rules::{TENANT_KEY, may_be_secret};
 
 /// The head of a request, and who handed it to us.
@@ -135,7 +135,7 @@ pub struct ResolvedCaller<'r> {
 impl std::fmt::Debug for ResolvedCaller<'_> {
     /// Without what may be a secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown = |value: &str| format!("{}…", beginning(value));
+        let shown = |value: &str| format!("{}…", secret_prefix(value));
         let pairs = self.pairs.iter();
         let pairs = pairs.map(|(name, value)| {
             (name, if may_be_secret(name) { Cow::Owned(shown(value)) } else { Cow::Borrowed(&**value) })

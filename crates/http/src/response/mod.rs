@@ -2,10 +2,10 @@
 //!
 //! ```
 //! use tollgate_http::response::{ResponseConfig, DecisionSummary, Policy, Disposition};
-//! use tollgate_core::{Span, Timestamp};
+//! use tollgate_core::{TimeDelta, Timestamp};
 //! use tollgate_engine::Window;
 //!
-//! let minute = Policy::new("per-key", 100, Window::Span(Span::from_secs(60))).left(0).until(12).over();
+//! let minute = Policy::new("per-key", 100, Window::Span(TimeDelta::from_secs(60))).left(0).until(12).over();
 //! let facts = DecisionSummary { disposition: Disposition::Denied, retry_after: 12, ..DecisionSummary::from_policies([minute]) };
 //! let answer = ResponseConfig::default().respond(&facts, Timestamp::ZERO);
 //! assert_eq!(answer.status(), 429);

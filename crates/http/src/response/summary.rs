@@ -6,7 +6,7 @@
 
 use http::StatusCode;
 use smallvec::SmallVec;
-use tollgate_core::{Algorithm, Limit, Span, Verdict};
+use tollgate_core::{Algorithm, Limit, TimeDelta, Verdict};
 use tollgate_engine::{Decision, DecisionId, LimitStatus, Origin, RulingBy, Window};
 use tollgate_rules::{Action, Class, RuleLimit};
 
@@ -156,7 +156,7 @@ impl<'a> DecisionSummary<'a> {
         }
         let mut seen: SmallVec<[&RuleLimit; 4]> = SmallVec::new();
         for status in &decision.limits {
-            let told = status.role.is_live() && status.outcome.verdict != Verdict::Unanswered;
+            let told = status.role.is_live() && status.outcome.verdict != Verdict::Unknown;
             let Some(limit) = decision.limit(status).filter(|_| told) else { continue };
             let policy = facts.policy(decision, status, &limit.limit);
             // Two descriptors may meet one limit: its tighter counter is told.
@@ -190,7 +190,7 @@ impl<'a> DecisionSummary<'a> {
             remaining: outcome.remaining,
             reset,
             is_over: outcome.verdict.is_denied() && !degrades,
-            ..Policy::new(decision.limit_name(status), limit.quota().count, Window::of(limit))
+            ..Policy::new(decision.limit_name(status), limit.rate().count, Window::of(limit))
         }
     }
 
@@ -223,13 +223,13 @@ fn guards(decision: &Decision, by: RulingBy) -> bool {
 }
 
 /// When an empty limit has a unit again. A bucket gains one at each interval; the others tell only when they turn.
-fn next_unit(limit: &Limit, full: Span) -> Span {
+fn next_unit(limit: &Limit, full: TimeDelta) -> TimeDelta {
     match limit.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-            let (count, period) = (u128::from(limit.quota().count), limit.quota().period.length());
+            let (count, period) = (u128::from(limit.rate().count), limit.rate().period.length());
             let others = u128::from(limit.capacity().saturating_sub(1)) * u128::from(period.as_micros());
             let others = u64::try_from(others.checked_div(count).unwrap_or(0)).unwrap_or(u64::MAX);
-            Span::from_micros(full.as_micros().saturating_sub(others).max(1))
+            TimeDelta::from_micros(full.as_micros().saturating_sub(others).max(1))
         }
         _ => full,
     }
@@ -243,6 +243,6 @@ fn retry_after(decision: &Decision) -> u64 {
             _ => status.outcome.reset_after.ceil_secs(),
         }
     });
-    let wait = decision.retry_after().map(Span::ceil_secs);
+    let wait = decision.retry_after().map(TimeDelta::ceil_secs);
     wait.or_else(|| longest.max()).unwrap_or(1).max(1)
 }

@@ -70,7 +70,7 @@ pub(crate) struct LimitDescription {
 impl LimitDescription {
     pub(crate) fn from_limit(limit: &Limit) -> Self {
         Self {
-            limit: limit.quota().count,
+            limit: limit.rate().count,
             capacity: limit.capacity(),
             window: Window::of(limit).to_string(),
             algorithm: limit.algorithm().name(),

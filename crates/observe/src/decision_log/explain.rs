@@ -4,7 +4,7 @@ use super::record::{DecisionRecord, LimitDetail, NodeInfo, rfc3339};
 use crate::decision_log::cache::LimitDescription;
 use crate::recorder::capture::LoggedVerdict;
 use std::fmt::Write;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 use tollgate_engine::{Act, OWN_LIMIT, Origin};
 use tollgate_rules::Role;
 
@@ -209,7 +209,7 @@ impl std::fmt::Display for LimitDescription {
 }
 
 /// A wait as people say it: two units at most, and never more digits than anybody would wait by. Never less than it is.
-fn humanize(span: Span) -> String {
+fn humanize(span: TimeDelta) -> String {
     let micros = span.as_micros();
     if micros < 1_000 {
         return format!("{micros} µs");
@@ -263,7 +263,7 @@ mod tests {
             (90_000_000_000, "1 d 1 h"),
             (2_592_000_000_000, "30 d"),
         ] {
-            assert_eq!(humanize(Span::from_micros(micros)), told, "{micros}");
+            assert_eq!(humanize(TimeDelta::from_micros(micros)), told, "{micros}");
         }
     }
 }

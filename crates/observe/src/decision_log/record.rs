@@ -6,7 +6,7 @@ use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::{CaptureBuffer, CapturedDecision, LoggedVerdict};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::{Act, DecisionId, OWN_LIMIT, Origin, RulingBy};
 use tollgate_rules::Role;
 
@@ -28,8 +28,8 @@ pub struct DecisionRecord {
     pub(super) limit: Option<LimitDetail>,
     pub(super) cost: u64,
     pub(super) measure: Option<(Box<str>, Act)>,
-    pub(super) retry_after: Option<Span>,
-    pub(super) delay: Span,
+    pub(super) retry_after: Option<TimeDelta>,
+    pub(super) delay: TimeDelta,
     /// Of the rules; none, for a limit that a caller brought.
     pub(super) revision: Option<Arc<str>>,
 }
@@ -144,7 +144,7 @@ impl DecisionRecord {
             ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
             ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
             ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
-            ("delay_ms", (self.delay > Span::ZERO).then(|| json!(self.delay.ceil_millis()))),
+            ("delay_ms", (self.delay > TimeDelta::ZERO).then(|| json!(self.delay.ceil_millis()))),
             ("emergency", self.measure.as_ref().map(|(measure, _)| json!(measure))),
             ("region", place.region.as_ref().map(|region| json!(region))),
         ];

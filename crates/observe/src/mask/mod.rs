@@ -10,7 +10,7 @@ use secret::DecodedValue;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::{Part, beginning};
+use tollgate_core::{KeyPart, secret_prefix};
 use tollgate_rules::{TENANT_KEY, may_be_secret};
 
 /// The attributes that tell who asks, the first that is there.
@@ -164,7 +164,7 @@ impl Mask {
     }
 
     fn mask_value(&self, value: &str, id: u64) -> String {
-        let first = beginning(value);
+        let first = secret_prefix(value);
         match self.style {
             MaskStyle::Hash => format!("{first}…{:08x}", id >> 32),
             MaskStyle::Mask => format!("{first}…"),
@@ -172,9 +172,9 @@ impl Mask {
     }
 
     /// What stands for a value of a counter's name, which does not tell of what: where more is hidden than secrets, all are.
-    pub(crate) fn mask_part(&self, part: &Part<'_>) -> String {
+    pub(crate) fn mask_part(&self, part: &KeyPart<'_>) -> String {
         match part {
-            Part::Secret(value) => self.mask_value(value, self.id(value)),
+            KeyPart::Secret(value) => self.mask_value(value, self.id(value)),
             _ if self.masked == MaskedAttributes::Secrets => {
                 let text = part.to_string();
                 text.split('?').next().unwrap_or_default().to_owned()

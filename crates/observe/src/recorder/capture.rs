@@ -9,7 +9,7 @@ use crate::metrics::labels::{INLINE_LABEL, LabelLayout};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-use tollgate_core::{Charge, Cost, Limit, Outcome, Part, Span, Timestamp, Verdict};
+use tollgate_core::{Charge, Cost, KeyPart, Limit, Outcome, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{Act, Check, Decision, DecisionId, LimitStatus, Origin, Request, RulingBy};
 
 /// Decisions that one buffer holds.
@@ -42,7 +42,7 @@ impl LoggedVerdict {
     pub(crate) fn from_decision(decision: &Decision) -> Self {
         match () {
             () if !decision.is_allowed() => Self::Deny,
-            () if decision.delay() > Span::ZERO => Self::Delay,
+            () if decision.delay() > TimeDelta::ZERO => Self::Delay,
             () if decision.degraded_by.is_some() => Self::Degrade,
             () => Self::Allow,
         }
@@ -137,8 +137,8 @@ pub(crate) struct CapturedDecision {
     pub(crate) measure: Option<(Box<str>, Act)>,
     /// Extra quota has paid in that limit's place.
     pub(crate) is_granted: bool,
-    pub(crate) retry_after: Option<Span>,
-    pub(crate) delay: Span,
+    pub(crate) retry_after: Option<TimeDelta>,
+    pub(crate) delay: TimeDelta,
     /// A limit that is not the rule set's.
     pub(crate) own: Option<Box<Limit>>,
     /// Its place among the buffer's layouts, if it is by rules.
@@ -214,7 +214,7 @@ impl CaptureBuffer {
         let (start, first) = (self.text.len(), self.ends.len());
         let room = self.room();
         self.put(INLINE_LABEL, room);
-        if let Some(Part::Text(key)) = charge.key.parts.first()
+        if let Some(KeyPart::Text(key)) = charge.key.parts.first()
             && size(&("key", key)) + INLINE_LABEL.len() <= room
         {
             self.put("key", MAX_VALUE);
@@ -234,7 +234,7 @@ impl CaptureBuffer {
             measure: None,
             is_granted: false,
             retry_after,
-            delay: Span::ZERO,
+            delay: TimeDelta::ZERO,
             own: Some(Box::new(charge.limit.clone())),
             layout: None,
             ends: first..self.ends.len(),

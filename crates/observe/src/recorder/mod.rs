@@ -13,7 +13,7 @@ use crate::recorder::stripe::{PROTOCOLS, ThreadState, add};
 use crate::telemetry::Telemetry;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, TryLockError};
-use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
+use tollgate_core::{Charge, Clock, Outcome, TimeDelta, Verdict};
 use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, Request, RulingBy};
 use tollgate_rules::{Role, Ruleset};
 
@@ -79,7 +79,7 @@ impl Observer for Telemetry {
         self.record_inline(charges, outcomes, bites);
     }
 
-    fn took(&self, front: &'static str, requests: u64, each: Span) {
+    fn took(&self, front: &'static str, requests: u64, each: TimeDelta) {
         let at = PROTOCOLS.iter().position(|known| *known == front).unwrap_or(PROTOCOLS.len() - 1);
         self.stripes.with(|local| local.stripe.latencies(at).record(each.as_micros(), requests));
     }
@@ -110,7 +110,7 @@ impl Telemetry {
                 (rule, met) = (Some(status.rule), RuleResult { slot, ..RuleResult::default() });
             }
             let denied = match status.outcome.verdict {
-                Verdict::Unanswered => {
+                Verdict::Unknown => {
                     unanswered = unanswered.or(Some(slot).filter(|_| is_live));
                     if status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own))) {
                         met.became = RULE_DENY;
@@ -181,9 +181,9 @@ impl Telemetry {
         decision: &Decision,
         found: ScanResult<'_>,
     ) {
-        let ThreadState { stripe, sampling, rng: dice, .. } = local;
+        let ThreadState { stripe, sampling, rng, .. } = local;
         let weight =
-            if sampling.pass(1, &stripe.sample_rate) { 0 } else { sampling.count(&stripe.sample_rate, dice) };
+            if sampling.pass(1, &stripe.sample_rate) { 0 } else { sampling.count(&stripe.sample_rate, rng) };
         let log = found.log || self.is_logged_allow(local);
         if log || weight > 0 {
             self.capture(local, check, decision, found, log, weight);
@@ -229,7 +229,7 @@ impl Telemetry {
         let Some(layout) = &local.layout else { return };
         // Else one that nobody answered for.
         let unanswered =
-            |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unanswered;
+            |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unknown;
         let about = status.or_else(|| decision.limits.iter().find(unanswered));
         let by = about.map(|status| status.rule.map_or(RulingBy::Own, RulingBy::Rule));
         let by = decision.denied_by.or(by);
@@ -335,7 +335,7 @@ impl Telemetry {
         let deciding = decision
             .limits
             .iter()
-            .filter(|status| status.role.is_live() && status.outcome.verdict != Verdict::Unanswered);
+            .filter(|status| status.role.is_live() && status.outcome.verdict != Verdict::Unknown);
         deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
     }
 }
@@ -385,9 +385,9 @@ fn is_shadow(role: Role, allowed: bool, decision: &Decision) -> bool {
     }
 }
 
-fn retry(status: &LimitStatus) -> Span {
+fn retry(status: &LimitStatus) -> TimeDelta {
     match status.outcome.verdict {
-        Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
-        _ => Span::ZERO,
+        Verdict::Denied { retry_after } => retry_after.unwrap_or(TimeDelta::MAX),
+        _ => TimeDelta::ZERO,
     }
 }

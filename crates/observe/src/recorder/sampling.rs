@@ -86,11 +86,11 @@ impl Sampling {
     }
 
     /// Counts one decision; how many it stands for, none if it is not to be shown.
-    pub(crate) fn count(&mut self, pace: &SampleRate, dice: &mut FastRng) -> u32 {
+    pub(crate) fn count(&mut self, pace: &SampleRate, rng: &mut FastRng) -> u32 {
         let shift = pace.shift.load(Ordering::Relaxed);
         if shift < self.shift {
             self.shift = shift;
-            self.until = self.until.min(dice.jitter(1 << shift));
+            self.until = self.until.min(rng.jitter(1 << shift));
         }
         self.until -= 1;
         if self.until > 0 {
@@ -109,7 +109,7 @@ impl Sampling {
             self.shift = (self.shift + 1).min(MAX_INTERVAL);
             pace.shift.store(self.shift, Ordering::Relaxed);
         }
-        self.until = dice.jitter(1 << self.shift);
+        self.until = rng.jitter(1 << self.shift);
         weight
     }
 }
@@ -119,13 +119,13 @@ mod tests {
     use super::*;
 
     /// What is shown of so many decisions: how many, and how many they stand for.
-    fn shown(sampling: &mut Sampling, pace: &SampleRate, dice: &mut FastRng, decisions: u32) -> (usize, u64) {
+    fn shown(sampling: &mut Sampling, pace: &SampleRate, rng: &mut FastRng, decisions: u32) -> (usize, u64) {
         let mut told = (0, 0);
         for _ in 0..decisions {
             if sampling.pass(1, pace) {
                 continue;
             }
-            let weight = sampling.count(pace, dice);
+            let weight = sampling.count(pace, rng);
             told = (told.0 + usize::from(weight > 0), told.1 + u64::from(weight));
         }
         told
@@ -133,22 +133,22 @@ mod tests {
 
     #[test]
     fn a_burst_after_a_quiet_time_is_sampled_little_and_weighted_fully() {
-        let (pace, mut sampling, mut dice) = (SampleRate::default(), Sampling::new(), FastRng::new(7));
+        let (pace, mut sampling, mut rng) = (SampleRate::default(), Sampling::new(), FastRng::new(7));
         for _ in 0..3 {
-            let (count, weight) = shown(&mut sampling, &pace, &mut dice, 1_000_000);
+            let (count, weight) = shown(&mut sampling, &pace, &mut rng, 1_000_000);
             assert!(count < 14 * MAX_SHOWN as usize, "{count} were shown");
             assert!((900_000..1_100_000).contains(&weight), "they stand for {weight}");
             // Long enough that steps are short again.
             (0..MAX_INTERVAL).for_each(|_| pace.visit(0));
-            assert_eq!(shown(&mut sampling, &pace, &mut dice, 50), (50, 50), "little traffic is shown whole");
+            assert_eq!(shown(&mut sampling, &pace, &mut rng, 50), (50, 50), "little traffic is shown whole");
         }
     }
 
     #[test]
     fn a_sustained_burst_is_sampled_evenly() {
-        let (pace, mut sampling, mut dice) = (SampleRate::default(), Sampling::new(), FastRng::new(7));
+        let (pace, mut sampling, mut rng) = (SampleRate::default(), Sampling::new(), FastRng::new(7));
         for round in 0..50 {
-            let (count, weight) = shown(&mut sampling, &pace, &mut dice, 100_000);
+            let (count, weight) = shown(&mut sampling, &pace, &mut rng, 100_000);
             pace.visit(count);
             if round > 10 {
                 assert!((MIN_SHOWN / 2..2 * MAX_SHOWN as usize).contains(&count), "{count} were shown");

@@ -170,14 +170,14 @@ impl Stripes {
                 Arc::clone(&all[all.len() - 1])
             }
         };
-        let dice = FastRng::new(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(all.len() as u64 + self.owner));
+        let rng = FastRng::new(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(all.len() as u64 + self.owner));
         locals.push(ThreadState {
             owner: self.owner,
             stripe,
             layout: None,
             sampling: Sampling::new(),
             until_log: 0,
-            rng: dice,
+            rng,
         });
         let last = locals.len() - 1;
         locals.swap(0, last);

@@ -8,12 +8,12 @@ use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::CallerUtilization;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Callers that are watched at once.
 const MAX_TRACKED: usize = 4_096;
 /// For so long somebody must have been near to be told of.
-const MIN_MINUTES: Span = Span::from_secs(300);
+const MIN_MINUTES: TimeDelta = TimeDelta::from_secs(300);
 
 #[derive(Debug, Default)]
 pub(super) struct NearLimitTracker {

@@ -1,13 +1,13 @@
 //! Addresses that many callers share who are all near their limits: one person with many keys, or one office behind a gate.
 
 use std::collections::HashMap;
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Networks that are watched at once, and callers in each.
 const MAX_NETWORKS: usize = 1_024;
 const MAX_KEYS: usize = 64;
 /// How long somebody is remembered.
-const WINDOW: Span = Span::from_secs(300);
+const WINDOW: TimeDelta = TimeDelta::from_secs(300);
 /// So many callers on one network are many.
 const MIN_KEYS: usize = 5;
 
@@ -52,7 +52,7 @@ impl SharedNetworkTracker {
     }
 
     pub(super) fn rotate(&mut self, now: Timestamp) {
-        if now.since(self.swept) < Span::from_secs(10) {
+        if now.since(self.swept) < TimeDelta::from_secs(10) {
             return;
         }
         self.swept = now;

@@ -6,7 +6,7 @@ use crate::rule::{Action, LimitSet, Profile, Role, RuleLimit, Soft};
 use crate::scope::{Kind, ScopePath};
 use crate::unit::Unit;
 use crate::yaml::At;
-use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Quota};
+use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
 
 /// Which of the rule's own words have found a limit that they mean something to.
 #[derive(Default)]
@@ -89,7 +89,7 @@ impl Compiler<'_, '_> {
     ) -> Option<RuleLimit> {
         self.native_only(&limit.shape);
         let calendar = matches!(limit.period, Period::Calendar(_));
-        let quota = Quota { count: limit.count, period: limit.period.clone() };
+        let quota = Rate { count: limit.count, period: limit.period.clone() };
         let unit = match &limit.period {
             Period::Rolling(length) => Unit::of_length(*length),
             Period::Calendar(_) => None,
@@ -101,12 +101,12 @@ impl Compiler<'_, '_> {
             }
             // What is refused has been reported: no second error for it.
             (used.algorithm, used.burst, used.slots, used.jitter) = (true, true, true, true);
-            LimitSpec::new(Algorithm::FixedWindow, quota).counts_attempts()
+            LimitSpec::new(Algorithm::FixedWindow, quota).count_denied()
         } else {
             let delays = !calendar && draft.action.is_some_and(|action| action.value == Action::Delay);
             let algorithm = self.algorithm_of(draft, limit, calendar, delays, used);
             let mut spec = LimitSpec::new(algorithm, quota);
-            spec.delays = delays;
+            spec.delay = delays;
             spec.burst = limit.shape.burst.map(|burst| burst.value);
             if let (None, Some(burst), true) = (spec.burst, draft.shape.burst, algorithm.has_burst()) {
                 spec.burst = Some(burst.value);
@@ -176,7 +176,7 @@ impl Compiler<'_, '_> {
     fn concurrency(&mut self, draft: &RuleDraft, role: Role, scope: &ScopePath) -> Option<RuleLimit> {
         let concurrency = draft.concurrency?;
         self.refuse_under_envoy(concurrency.at, "`concurrency`");
-        let quota = Quota::per(concurrency.value.limit, concurrency.value.ttl);
+        let quota = Rate::per(concurrency.value.limit, concurrency.value.ttl);
         match LimitSpec::new(Algorithm::Concurrency, quota).build() {
             Ok(limit) => {
                 let scope = scope.limit(Kind::Role(role), &limit, None);

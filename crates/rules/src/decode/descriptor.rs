@@ -6,7 +6,7 @@ use crate::reader::{Placed, Reader, parse_number, scalar};
 use crate::rule::{Action, FailPolicy, SoftAction};
 use crate::yaml::{At, Node, Value};
 use std::collections::BTreeMap;
-use tollgate_core::{Mode, Quota, Span};
+use tollgate_core::{Mode, Rate, TimeDelta};
 
 const KEYS: [&str; 30] = [
     "key",
@@ -73,7 +73,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
             }
             "share_threshold" => draft.share_threshold = reader.boolean(node, "share_threshold"),
             "metadata" => draft.metadata = metadata(reader, node),
-            "burst" => draft.shape.burst = reader.count(node, "burst", Quota::LARGEST),
+            "burst" => draft.shape.burst = reader.count(node, "burst", Rate::MAX_COUNT),
             "algorithm" => draft.shape.algorithm = algorithm(reader, node),
             "slots" => draft.shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
             "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
@@ -154,15 +154,15 @@ fn tiers(reader: &mut Reader<'_>, node: &Node<'_>) -> Vec<(String, Vec<crate::dr
 }
 
 fn concurrency(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<ConcurrencyDraft>> {
-    const TTL: Span = Span::from_secs(60);
+    const TTL: TimeDelta = TimeDelta::from_secs(60);
     if !matches!(node.value, Value::Mapping(_)) {
-        let Placed { at, value } = reader.count(node, "concurrency", Quota::LARGEST)?;
+        let Placed { at, value } = reader.count(node, "concurrency", Rate::MAX_COUNT)?;
         return Some(Placed { at, value: ConcurrencyDraft { limit: value, ttl: TTL } });
     }
     let (mut limit, mut ttl) = (None, Some(TTL));
     for (key, node) in reader.mapping(node, "concurrency", "{limit: 20, ttl: 60s}")? {
         match scalar(key) {
-            "limit" => limit = Some(reader.count(node, "limit", Quota::LARGEST)?.value),
+            "limit" => limit = Some(reader.count(node, "limit", Rate::MAX_COUNT)?.value),
             "ttl" => ttl = reader.span(node, "ttl").map(|ttl| ttl.value),
             _ => reader.unknown_key(key, "`concurrency`", &["limit", "ttl"]),
         }
@@ -303,7 +303,7 @@ fn soft_mark(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<SoftMark> {
             );
             return None;
         }
-        None => SoftMark::Units(reader.count(node, "soft", Quota::LARGEST)?.value),
+        None => SoftMark::Units(reader.count(node, "soft", Rate::MAX_COUNT)?.value),
     };
     if matches!(mark, SoftMark::Units(0)) {
         reader.error_help(node.at, "a soft mark of 0 is always passed", "write it as in `soft: 80%`");
@@ -322,7 +322,7 @@ fn cost(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<CostDraft> {
     let text = reader.text(node, "cost", "5")?.value;
     let number = matches!(node.value, Value::Scalar { plain: true, .. }) && parse_number(&text).is_some();
     if number {
-        return reader.count(node, "cost", Quota::LARGEST).map(|units| CostDraft::Fixed(units.value));
+        return reader.count(node, "cost", Rate::MAX_COUNT).map(|units| CostDraft::Fixed(units.value));
     }
     if text.is_empty() {
         reader.error_help(

@@ -6,7 +6,7 @@ use crate::period;
 use crate::reader::{Placed, Reader, scalar};
 use crate::unit::Unit;
 use crate::yaml::{At, Node, Value, shorten};
-use tollgate_core::{Period, Quota};
+use tollgate_core::{Period, Rate};
 
 const RATE_LIMIT_KEYS: [&str; 9] =
     ["unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "burst", "slots", "jitter"];
@@ -129,7 +129,7 @@ fn mapping(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<Limit
     for (key, node) in reader.mapping(node, name, EXAMPLE)? {
         match scalar(key) {
             "count" => {
-                count = reader.count(node, "count", Quota::LARGEST);
+                count = reader.count(node, "count", Rate::MAX_COUNT);
                 complete &= count.is_some();
             }
             "period" => {
@@ -204,7 +204,7 @@ fn mapping(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<Limit
 /// The keys that `rate_limit` and `limit` share.
 fn shape_key(reader: &mut Reader<'_>, name: &str, node: &Node<'_>, shape: &mut ShapeDraft) -> bool {
     match name {
-        "burst" => shape.burst = reader.count(node, "burst", Quota::LARGEST),
+        "burst" => shape.burst = reader.count(node, "burst", Rate::MAX_COUNT),
         "algorithm" => shape.algorithm = algorithm(reader, node),
         "slots" => shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
         "jitter" => shape.jitter = reader.boolean(node, "jitter"),

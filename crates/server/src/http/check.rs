@@ -206,7 +206,7 @@ impl CheckRequest<'_> {
                         .limit
                         .as_ref()
                         .map(|Object(limit)| (limit.requests_per_unit, limit.unit.0));
-                    let hits = descriptor.hits.map(Cost::take);
+                    let hits = descriptor.hits.map(Cost::new);
                     spans.push(DescriptorRange { entries: descriptor.entries.len(), hits, limit });
                 }
                 Some(spans)
@@ -217,7 +217,7 @@ impl CheckRequest<'_> {
             domain: &self.domain.0,
             pairs,
             ranges: spans,
-            cost: self.cost.map_or(Cost::ONE, Cost::take),
+            cost: self.cost.map_or(Cost::ONE, Cost::new),
         })
     }
 }

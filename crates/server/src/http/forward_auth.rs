@@ -16,7 +16,7 @@ use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use std::sync::Arc;
-use tollgate_core::{CounterStore, Span, Timestamp, Verdict};
+use tollgate_core::{CounterStore, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{Check, Decision, DelayQueue, Limiter, Trace};
 use tollgate_http::h1::{HeadHeaders, RawResponse};
 use tollgate_http::headers::HeaderSink;
@@ -62,7 +62,7 @@ pub struct ForwardAuth {
     tokens: Option<Arc<JwtVerifier>>,
     domain: Option<String>,
     accel_redirect: Option<HeaderValue>,
-    max_delay: Span,
+    max_delay: TimeDelta,
     delayed: DelayQueue,
 }
 
@@ -107,7 +107,7 @@ impl ForwardAuth {
             tokens,
             domain: settings.domain.clone(),
             accel_redirect: location.transpose()?,
-            max_delay: Span::from_micros(settings.hold_ms * 1_000),
+            max_delay: TimeDelta::from_micros(settings.hold_ms * 1_000),
             delayed: DelayQueue::new(settings.held),
         })
     }
@@ -207,7 +207,7 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
     let check =
         Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
     match app.limiter.admit(&check).await {
-        (decision, Some(held)) if decision.delay() > Span::ZERO => {
+        (decision, Some(held)) if decision.delay() > TimeDelta::ZERO => {
             Ok(Box::pin(after_delay(app, request, &decision, held, now)).await)
         }
         // Permits are left to their deadline: nobody says when the request ends.
@@ -226,8 +226,9 @@ async fn after_delay<S: CounterStore + 'static>(
     let mut facts = DecisionSummary::from_decision(decision);
     let delay = decision.delay();
     let mut guard = app.limiter.guard(held, delay);
-    let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward_auth.max_delay.as_micros()));
-    if over > Span::ZERO {
+    let over =
+        TimeDelta::from_micros(delay.as_micros().saturating_sub(app.forward_auth.max_delay.as_micros()));
+    if over > TimeDelta::ZERO {
         facts.disposition = Disposition::Denied;
         facts.retry_after = over.ceil_secs().max(1);
         facts.denied_by = delaying(decision);

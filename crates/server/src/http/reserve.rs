@@ -6,7 +6,7 @@ use super::{App, body, decision};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tollgate_core::{CounterStore, Span};
+use tollgate_core::{CounterStore, TimeDelta};
 use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement, Trace};
 use tollgate_http::h1::RawResponse;
 
@@ -37,7 +37,8 @@ pub(crate) async fn reserve<S: CounterStore>(
     let laid = ask.normalize()?;
     let descriptors = laid.descriptors();
     let check = laid.check(&descriptors).traced(trace);
-    let made = app.limiter.reserve(&check, Span::from_millis(within), ask.idempotency_key.as_deref()).await;
+    let made =
+        app.limiter.reserve(&check, TimeDelta::from_millis(within), ask.idempotency_key.as_deref()).await;
     let made = made.map_err(|error| match error {
         ReserveError::UnderWay => {
             Problem::new(StatusCode::CONFLICT, "Reservation under way", error.to_string())

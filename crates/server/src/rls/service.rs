@@ -114,7 +114,7 @@ pub async fn serve<S: CounterStore + 'static>(
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
-    use tollgate_core::{ManualClock, Span, Timestamp};
+    use tollgate_core::{ManualClock, TimeDelta, Timestamp};
     use tollgate_rules::{Options, Ruleset};
     use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -124,7 +124,7 @@ mod tests {
     impl tollgate_engine::Observer for Timed {
         fn decided(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
 
-        fn took(&self, front: &'static str, requests: u64, _: Span) {
+        fn took(&self, front: &'static str, requests: u64, _: TimeDelta) {
             assert_eq!(front, "rls");
             self.0.fetch_add(requests, Ordering::Relaxed);
         }

@@ -5,26 +5,26 @@ use super::units::Pocket;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, AfterLoss, Charge, CounterKey, Limit, Measures, Outcome, Outcomes, OwnedPart, Part, PermitId,
-    Scope, Span, Timestamp, Verdict,
+    Admission, Charge, CounterKey, KeyPart, Limit, LimitParams, LossPolicy, Outcome, Outcomes, OwnedKeyPart,
+    PermitId, Scope, TimeDelta, Timestamp, Verdict,
 };
 
 /// Everything that names a counter, to ask about it when no request is at hand.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) scope: Scope,
-    parts: Vec<OwnedPart>,
+    parts: Vec<OwnedKeyPart>,
     pub(super) limit: Limit,
     /// Counts the units that are out, beside the counter.
     pub(super) escrow: (Scope, Limit),
     /// Marks that leases may be out.
     pub(super) mark: (Scope, Limit),
     /// What is assumed where its state may have been lost.
-    pub(super) after_loss: AfterLoss,
+    pub(super) after_loss: LossPolicy,
     /// The shift of the key's windows.
-    phase: Span,
+    phase: TimeDelta,
     /// The longest time between two charges for which a lease is worth its price.
-    worth: Span,
+    worth: TimeDelta,
 }
 
 impl Named {
@@ -33,42 +33,42 @@ impl Named {
         let escrow = config.escrow(config.most_out(charge.limit)?)?;
         Some(Self {
             scope: charge.key.scope.clone(),
-            parts: charge.key.parts.iter().map(OwnedPart::from).collect(),
+            parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
             limit: charge.limit.clone(),
-            escrow: (charge.key.scope.beside("|escrow"), escrow),
-            mark: (charge.key.scope.beside(crate::MARK_SUFFIX), config.mark(true)?),
-            after_loss: charge.after_loss,
+            escrow: (charge.key.scope.sibling("|escrow"), escrow),
+            mark: (charge.key.scope.sibling(crate::MARK_SUFFIX), config.mark(true)?),
+            after_loss: charge.loss_policy,
             phase: charge.limit.phase(charge.key.stable_hash()),
             worth: config.worth(charge.limit),
         })
     }
 
     /// The values of the name.
-    pub(super) fn parts(&self) -> SmallVec<[Part<'_>; 4]> {
-        self.parts.iter().map(OwnedPart::borrowed).collect()
+    pub(super) fn parts(&self) -> SmallVec<[KeyPart<'_>; 4]> {
+        self.parts.iter().map(OwnedKeyPart::as_part).collect()
     }
 
-    pub(super) fn key<'a>(&'a self, parts: &'a [Part<'a>]) -> CounterKey<'a> {
+    pub(super) fn key<'a>(&'a self, parts: &'a [KeyPart<'a>]) -> CounterKey<'a> {
         CounterKey { scope: &self.scope, parts }
     }
 
     /// Whether a charge is by the same numbers. What else there is to a limit is part of its counter's name.
     fn is_for(&self, limit: &Limit) -> bool {
-        self.limit.capacity() == limit.capacity() && self.limit.quota().count == limit.quota().count
+        self.limit.capacity() == limit.capacity() && self.limit.rate().count == limit.rate().count
     }
 
     /// What an ask brought.
-    pub(super) fn pocket(&self, ask: &Asked, outcomes: &Outcomes, ttl: Span) -> Option<Pocket> {
-        let outcome = outcomes.each.first()?;
+    pub(super) fn pocket(&self, ask: &Asked, outcomes: &Outcomes, ttl: TimeDelta) -> Option<Pocket> {
+        let outcome = outcomes.per_charge.first()?;
         let escrow = self.limit.escrow(ask.units, outcomes.at + self.phase, outcome)?;
         let times = (outcomes.at, outcomes.at + outcome.reset_after);
         Some(Pocket::new(escrow, ask.asked, times, ask.id, ttl))
     }
 
     /// Units that come back in so long.
-    fn refill(&self, time: Span) -> u64 {
-        match self.limit.measures() {
-            Measures::Bucket { k, interval, .. } => {
+    fn refill(&self, time: TimeDelta) -> u64 {
+        match self.limit.params() {
+            LimitParams::Bucket { k, interval, .. } => {
                 let units = u128::from(time.as_micros()) * u128::from(k) / u128::from(interval.max(1));
                 u64::try_from(units).unwrap_or(u64::MAX)
             }
@@ -152,7 +152,7 @@ pub(super) struct Lease {
     spent: u64,
     used: Timestamp,
     /// The time between the last two charges.
-    gap: Span,
+    gap: TimeDelta,
     demand: Demand,
     /// When the authority was last told that leases are out.
     marked: Option<Timestamp>,
@@ -171,7 +171,7 @@ struct Demand {
 }
 
 impl Demand {
-    const LEAST: Span = Span::from_millis(100);
+    const LEAST: TimeDelta = TimeDelta::from_millis(100);
 
     fn note(&mut self, units: u64, now: Timestamp) {
         self.units = self.units.saturating_add(units);
@@ -199,11 +199,11 @@ impl Demand {
 
 impl Lease {
     /// The longest that a denial is believed without asking.
-    const FRESH: Span = Span::from_millis(900);
+    const FRESH: TimeDelta = TimeDelta::from_millis(900);
     /// How long a node waits before it asks again for a key whose budget is used up, whatever the rate.
-    const PAUSE: Span = Span::from_millis(5);
+    const PAUSE: TimeDelta = TimeDelta::from_millis(5);
     /// How long a node waits where others have all that may be out, or nobody answers.
-    const CROWDED: Span = Span::from_millis(100);
+    const CROWDED: TimeDelta = TimeDelta::from_millis(100);
     /// Fewer are not worth a lease.
     const LEAST: u64 = 8;
 
@@ -220,7 +220,7 @@ impl Lease {
             crowded: false,
             spent: 0,
             used: now,
-            gap: Span::ZERO,
+            gap: TimeDelta::ZERO,
             demand: Demand { since: now, units: 0, rate: 0 },
             marked: None,
             last: 0,
@@ -253,7 +253,7 @@ impl Lease {
         if let Some(receipt) = paid {
             let remaining = good.saturating_add(self.heard.remaining).min(self.named.limit.capacity());
             let reset_after = self.heard.reset.since(now);
-            let outcome = Outcome { verdict: Verdict::PASS, remaining, reset_after };
+            let outcome = Outcome { verdict: Verdict::ALLOWED, remaining, reset_after };
             return (Said::Spent(outcome, receipt), self.is_low_with(good, now));
         }
         let said = match self.dry {
@@ -297,21 +297,21 @@ impl Lease {
 
     /// A bucket whose units come back by the microsecond is asked about now and then, not for each. Never so seldom that
     /// it would run over.
-    fn pause(&self) -> Span {
-        match self.named.limit.measures() {
-            Measures::Bucket { k, interval, .. } => {
+    fn pause(&self) -> TimeDelta {
+        match self.named.limit.params() {
+            LimitParams::Bucket { k, interval, .. } => {
                 let full = u128::from(self.named.limit.capacity()) * u128::from(interval) / u128::from(k);
-                Self::PAUSE.min(Span::from_micros(u64::try_from(full / 8).unwrap_or(u64::MAX)))
+                Self::PAUSE.min(TimeDelta::from_micros(u64::try_from(full / 8).unwrap_or(u64::MAX)))
             }
-            _ => Span::ZERO,
+            _ => TimeDelta::ZERO,
         }
     }
 
     /// What is wanted in hand, at the present demand. Where units become void faster than they are asked for, enough that
     /// some will be used.
-    fn want(&self, horizon: Span, now: Timestamp) -> u64 {
+    fn want(&self, horizon: TimeDelta, now: Timestamp) -> u64 {
         let rate = self.demand.rate(now).max(self.demand.units);
-        let voids = self.named.refill(Span::from_secs(1)).saturating_mul(Self::LEAST) / rate.max(1);
+        let voids = self.named.refill(TimeDelta::from_secs(1)).saturating_mul(Self::LEAST) / rate.max(1);
         self.scaled(rate, horizon).max(voids).max(Self::LEAST)
     }
 
@@ -351,25 +351,25 @@ impl Lease {
         }
         if units < 2 || self.pockets.len() > 1 {
             self.asking = false;
-            self.not_before = now + self.pause().max(Span::from_millis(1));
+            self.not_before = now + self.pause().max(TimeDelta::from_millis(1));
             return None;
         }
-        let quarter = Span::from_micros(config.ttl.as_micros() / 4);
+        let quarter = TimeDelta::from_micros(config.ttl.as_micros() / 4);
         let marks = self.marked.is_none_or(|marked| now.since(marked) >= quarter);
         Some((units, std::mem::take(&mut self.spent), marks))
     }
 
-    fn scaled(&self, per_second: u64, time: Span) -> u64 {
+    fn scaled(&self, per_second: u64, time: TimeDelta) -> u64 {
         u64::try_from(u128::from(per_second) * u128::from(time.as_micros()) / 1_000_000).unwrap_or(u64::MAX)
     }
 
     /// What came of an ask: the outcomes of the counter and of the escrow.
-    pub(super) fn granted(&mut self, ask: &Asked, outcomes: &Outcomes, ttl: Span, now: Timestamp) {
+    pub(super) fn granted(&mut self, ask: &Asked, outcomes: &Outcomes, ttl: TimeDelta, now: Timestamp) {
         self.asking = false;
         let Asked { units, spent, asked, .. } = *ask;
-        let [outcome, ..] = outcomes.each.as_slice() else { return };
+        let [outcome, ..] = outcomes.per_charge.as_slice() else { return };
         let admitted = outcomes.admission == Admission::Admitted;
-        if ask.marks && outcomes.each.get(2).is_some_and(|mark| mark.verdict.is_allowed()) {
+        if ask.marks && outcomes.per_charge.get(2).is_some_and(|mark| mark.verdict.is_allowed()) {
             self.marked = Some(asked);
         }
         self.heard = Heard { asked, remaining: outcome.remaining, reset: asked + outcome.reset_after };
@@ -380,7 +380,7 @@ impl Lease {
             self.crowded = out && self.spent > 1;
             let waits = out && !self.crowded;
             self.not_before =
-                now + if waits { Self::CROWDED } else { self.pause().max(Span::from_millis(1)) };
+                now + if waits { Self::CROWDED } else { self.pause().max(TimeDelta::from_millis(1)) };
             return;
         }
         self.dry = None;
@@ -403,7 +403,7 @@ impl Lease {
         held.filter(|(good, _)| *good > 0).map(|(good, pocket)| Task::Return(pocket, good)).collect()
     }
 
-    pub(super) fn idle_for(&self, now: Timestamp) -> Span {
+    pub(super) fn idle_for(&self, now: Timestamp) -> TimeDelta {
         now.since(self.used)
     }
 

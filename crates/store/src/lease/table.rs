@@ -10,13 +10,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
-use tollgate_core::{Charge, Outcome, Outcomes, OwnedPart, Span, Timestamp};
+use tollgate_core::{Charge, Outcome, Outcomes, OwnedKeyPart, TimeDelta, Timestamp};
 
 const PARTS: usize = 64;
 /// Names that were seen once, a part.
 const SEEN: usize = 1_024;
 /// How often leases are looked at for those that are idle.
-const GLANCE: Span = Span::from_millis(100);
+const GLANCE: TimeDelta = TimeDelta::from_millis(100);
 
 /// Names are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,7 +62,7 @@ pub struct HotKey {
     /// The scope of its counter: domain, path, algorithm, period.
     pub scope: String,
     /// Its values as they came: whoever tells of them hides what is not to be told.
-    pub values: Vec<OwnedPart>,
+    pub values: Vec<OwnedKeyPart>,
     /// Units a second at this node.
     pub rate: u64,
     /// Leased because it is hot, not because its rule says so.
@@ -143,7 +143,7 @@ impl Table {
     }
 
     /// Whether a key was seen `within` this time; it has been now.
-    pub(super) fn seen(&self, name: u64, now: Timestamp, within: Span) -> bool {
+    pub(super) fn seen(&self, name: u64, now: Timestamp, within: TimeDelta) -> bool {
         let mut part = self.part(name);
         if part.leases.contains_key(&name) {
             return true;
@@ -218,7 +218,7 @@ impl Table {
         named: &Arc<Named>,
         ask: &Asked,
         outcomes: &Outcomes,
-        ttl: Span,
+        ttl: TimeDelta,
         now: Timestamp,
     ) -> bool {
         let mut part = self.part(name);
@@ -275,7 +275,7 @@ impl Table {
             if lease.promoted || rate >= hot {
                 keys.push(HotKey {
                     scope: lease.named.scope.label().to_owned(),
-                    values: lease.named.parts().iter().map(OwnedPart::from).collect(),
+                    values: lease.named.parts().iter().map(OwnedKeyPart::from).collect(),
                     rate,
                     promoted: lease.promoted,
                     in_hand: lease.good(now),

@@ -11,7 +11,7 @@ use super::units::Pocket;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, PermitId,
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, PermitId, UnitReturn,
 };
 
 /// One thing to do.
@@ -58,14 +58,14 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         let Some((units, spent, marks)) = self.table.ask(name, &self.config, asked) else { return };
         let parts = named.parts();
         // What is out no longer makes room for what is asked for.
-        let out = if units >= spent { Cost::take(units - spent) } else { Cost::refund(spent - units) };
+        let out = if units >= spent { Cost::new(units - spent) } else { Cost::refund(spent - units) };
         let mut charges: SmallVec<[Charge<'_>; 3]> = SmallVec::new();
-        let asked_for = Charge::new(named.key(&parts), &named.limit, Cost::take(units));
-        charges.push(Charge { after_loss: named.after_loss, ..asked_for });
+        let asked_for = Charge::new(named.key(&parts), &named.limit, Cost::new(units));
+        charges.push(Charge { loss_policy: named.after_loss, ..asked_for });
         charges.push(Charge::new(CounterKey { scope: &named.escrow.0, parts: &parts }, &named.escrow.1, out));
         if marks {
             let key = CounterKey { scope: &named.mark.0, parts: &parts };
-            let mark = Charge::new(key, &named.mark.1, Cost::take(MARK));
+            let mark = Charge::new(key, &named.mark.1, Cost::new(MARK));
             charges.push(Charge { enforcement: Enforcement::Independent, ..mark });
         }
         add(&self.counts.asked, 1);
@@ -95,9 +95,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         }
         let parts = named.parts();
         let (taken, full_at, id) = (pocket.taken(units), pocket.full_at, pocket.id);
-        let back = GiveBack { key: named.key(&parts), limit: &named.limit, units, taken, full_at, id };
+        let back =
+            UnitReturn { key: named.key(&parts), limit: &named.limit, units, taken_at: taken, full_at, id };
         // If it is lost, time gives them back. Sent once: it may have been done.
-        if self.authority.give_back(&back).await.is_ok() {
+        if self.authority.return_units(&back).await.is_ok() {
             add(&self.counts.returned, units);
         }
     }

@@ -1,6 +1,6 @@
 //! What a node has in hand of one counter: units that the authority deducted at one instant, and until when each is good.
 
-use tollgate_core::{Escrow, PermitId, Span, Timestamp};
+use tollgate_core::{Escrow, PermitId, TimeDelta, Timestamp};
 
 /// One grant.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Pocket {
     /// Names the grant, for giving back.
     pub(super) id: PermitId,
     /// No unit is spent later than this after asking.
-    ttl: Span,
+    ttl: TimeDelta,
 }
 
 impl Pocket {
@@ -30,7 +30,7 @@ impl Pocket {
         asked: Timestamp,
         (at, full_at): (Timestamp, Timestamp),
         id: PermitId,
-        ttl: Span,
+        ttl: TimeDelta,
     ) -> Self {
         Self { escrow, asked, at, full_at, gone: 0, voids: 0, reported: 0, id, ttl }
     }
@@ -74,7 +74,7 @@ impl Pocket {
 
     /// The instant that the authority counts the last `units` as taken at.
     pub(super) fn taken(&self, units: u64) -> Timestamp {
-        self.escrow.taken(units, self.at)
+        self.escrow.taken_at(units, self.at)
     }
 
     /// How many can no longer be spent. Clocks may differ in rate by a thousandth: a margin for that is taken off.
@@ -85,7 +85,7 @@ impl Pocket {
             return self.escrow.units();
         }
         let passed = passed.as_micros();
-        let at_most = Span::from_micros(passed + (passed >> 10) + 1);
-        self.escrow.units() - self.escrow.good_after(at_most)
+        let at_most = TimeDelta::from_micros(passed + (passed >> 10) + 1);
+        self.escrow.units() - self.escrow.valid_after(at_most)
     }
 }

@@ -17,11 +17,11 @@ use loom::sync::atomic::AtomicUsize;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use tollgate_core::{
-    Admission, Algorithm, Cost, Enforcement, Limit, LimitSpec, Outcome, Quota, Span, Timestamp, Verdict,
+    Admission, Algorithm, Cost, Enforcement, Limit, LimitSpec, Outcome, Rate, TimeDelta, Timestamp, Verdict,
 };
 
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
-const HOUR: Span = Span::from_secs(3_600);
+const HOUR: TimeDelta = TimeDelta::from_secs(3_600);
 /// A little later: what was spent an hour before [`NOW`] is still there then, and gone here.
 const SOON: Timestamp = Timestamp::from_micros(NOW.as_micros() + 2);
 
@@ -92,7 +92,7 @@ impl Lines for Model {
 }
 
 fn limit(count: u64) -> Limit {
-    LimitSpec::new(Algorithm::Gcra, Quota::per_hour(count)).build().expect("a limit")
+    LimitSpec::new(Algorithm::Gcra, Rate::per(count, TimeDelta::from_secs(3_600))).build().expect("a limit")
 }
 
 fn ask(name: u64, limit: &Limit, now: Timestamp) -> Ask<'_> {
@@ -103,7 +103,7 @@ fn ask(name: u64, limit: &Limit, now: Timestamp) -> Ask<'_> {
 /// The slot of a key that has been charged at `now` as often as its limit of `count` lets it.
 fn spent(name: u64, count: u64, now: Timestamp) -> Snapshot {
     let limit = limit(count);
-    ask(name, &Limit::clone(&limit), now).with(Cost::take(count)).step(None, Manner::Charge).0
+    ask(name, &Limit::clone(&limit), now).with(Cost::new(count)).step(None, Manner::Charge).0
 }
 
 impl Ask<'_> {
@@ -122,7 +122,7 @@ fn counters(filled: [Snapshot; SLOTS]) -> Counters<Model> {
 }
 
 fn remaining(counters: &Counters<Model>, ask: Ask<'_>) -> u64 {
-    counters.charge(&ask.with(Cost::LOOK), Manner::Charge).0.remaining
+    counters.charge(&ask.with(Cost::PEEK), Manner::Charge).0.remaining
 }
 
 fn slots_of(counters: &Counters<Model>, name: u64) -> usize {
@@ -189,7 +189,7 @@ fn model_three_newcomers_of_one_name_get_one_slot() {
 #[test]
 fn model_a_newcomer_and_the_return_of_an_expired_key() {
     explore(3, || {
-        let later = NOW + HOUR + Span::from_secs(1);
+        let later = NOW + HOUR + TimeDelta::from_secs(1);
         let full = [spent(7, 5, later), spent(8, 5, later), spent(9, 5, later), spent(1, 5, NOW)];
         // Limits of one: whoever gets the slot is at its limit, and protected; the other one shares.
         let (counters, allowed) = race(full, vec![charge_at(1, 1, later), charge_at(2, 1, later)]);
@@ -231,7 +231,7 @@ fn model_an_eviction_and_a_charge() {
 fn request(names: [u64; 2], count: u64) -> Box<dyn FnOnce(&Counters<Model>) -> bool> {
     Box::new(move |counters| {
         let limit = limit(count);
-        let unknown = Outcome { verdict: Verdict::PASS, remaining: 0, reset_after: Span::ZERO };
+        let unknown = Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
         let mut items =
             names.map(|name| Item::new(Some(ask(name, &limit, NOW)), Enforcement::Required, unknown));
         let usual = charge_known(counters, &names, |i| Some(ask(names[i], &limit, NOW)));

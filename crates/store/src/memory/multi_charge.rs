@@ -77,7 +77,7 @@ pub(super) fn charge_known<'a, L: Lines>(
         if outcome.verdict.is_denied() {
             return None;
         }
-        drafts[i] = (at, seen, if ask.cost.is_look() { seen } else { after });
+        drafts[i] = (at, seen, if ask.cost.is_peek() { seen } else { after });
         each.push(outcome);
     }
     for i in 0..names.len() {
@@ -110,9 +110,9 @@ pub(super) fn charge_all<L: Lines>(counters: &Counters<L>, items: &mut [Item<'_>
             (items[i].outcome, items[i].receipt) = draft(counters, ask, &items[..i]);
         }
     }
-    if admission(items) == Admission::Refused {
+    if admission(items) == Admission::Denied {
         refuse(counters, items, 0);
-        return Admission::Refused;
+        return Admission::Denied;
     }
     for i in 0..items.len() {
         let Some(ask) = items[i].in_set() else { continue };
@@ -121,7 +121,7 @@ pub(super) fn charge_all<L: Lines>(counters: &Counters<L>, items: &mut [Item<'_>
             items[i].receipt = Receipt::NOTHING;
             continue;
         }
-        if ask.cost.is_look() || !items[i].has_changed_word() {
+        if ask.cost.is_peek() || !items[i].has_changed_word() {
             items[i].receipt = Receipt::NOTHING;
             continue;
         }
@@ -130,9 +130,9 @@ pub(super) fn charge_all<L: Lines>(counters: &Counters<L>, items: &mut [Item<'_>
         }
         let fresh = counters.charge(ask, Manner::Charge);
         (items[i].outcome, items[i].receipt) = fresh;
-        if admission(items) == Admission::Refused {
+        if admission(items) == Admission::Denied {
             refuse(counters, items, i);
-            return Admission::Refused;
+            return Admission::Denied;
         }
     }
     Admission::Admitted
@@ -156,7 +156,7 @@ fn draft<L: Lines>(counters: &Counters<L>, ask: &Ask<'_>, earlier: &[Item<'_>]) 
             (outcome, Receipt { place, before, after })
         }
     };
-    if ask.cost.is_look() {
+    if ask.cost.is_peek() {
         receipt.after = receipt.before;
     }
     (outcome, receipt)
@@ -174,7 +174,7 @@ fn refuse<L: Lines>(counters: &Counters<L>, items: &mut [Item<'_>], taken: usize
         let Some(ask) = item.in_set() else { continue };
         if item.outcome.verdict.is_allowed() {
             // What remains without this charge.
-            let (seen, _) = counters.draft(&Ask { cost: Cost::LOOK, ..*ask });
+            let (seen, _) = counters.draft(&Ask { cost: Cost::PEEK, ..*ask });
             item.outcome = Outcome { verdict: item.outcome.verdict, ..seen };
         } else if i >= taken {
             counters.charge(ask, Manner::Attempt);

@@ -79,7 +79,7 @@ impl<'a> Ask<'a> {
         let word = seen.and_then(|seen| seen.word_for(self.tag));
         if manner == Manner::Debit && !self.cost.is_refund() {
             let word = self.limit.debit_word(word, self.moment, self.cost.units());
-            let (_, outcome) = self.limit.step_word(Some(word), self.moment, Cost::LOOK);
+            let (_, outcome) = self.limit.step_word(Some(word), self.moment, Cost::PEEK);
             return (Snapshot::after(self.name, self.limit, self.tag, &outcome, word), outcome);
         }
         let (word, outcome) = self.limit.step_word(word, self.moment, self.cost);
@@ -88,14 +88,14 @@ impl<'a> Ask<'a> {
 
     /// Whether a charge of an unused counter leaves anything to remember.
     fn leaves_a_trace(&self, after: Snapshot, outcome: &Outcome, manner: Manner) -> bool {
-        if self.cost.is_look() || self.cost.is_refund() {
+        if self.cost.is_peek() || self.cost.is_refund() {
             return false;
         }
         if outcome.verdict.is_allowed() {
             return manner != Manner::Attempt;
         }
         // A window that counts attempts remembers a denial too.
-        self.limit.step_word(None, self.moment, Cost::LOOK).0 != after.word && after.word != 0
+        self.limit.step_word(None, self.moment, Cost::PEEK).0 != after.word && after.word != 0
     }
 
     /// The same charge on the shared counter.
@@ -113,7 +113,7 @@ impl<L: Lines> Counters<L> {
     pub(super) fn charge_known(&self, ask: &Ask<'_>) -> Option<Outcome> {
         let (at, seen) = self.keys.find(ask.name)?;
         let (word, outcome) = ask.limit.step_word(seen.word_for(ask.tag), ask.moment, ask.cost);
-        let done = if word == seen.word || ask.cost.is_look() {
+        let done = if word == seen.word || ask.cost.is_peek() {
             self.keys.still(at, seen)
         } else {
             self.keys.update(at, seen, Snapshot::after(ask.name, ask.limit, ask.tag, &outcome, word))
@@ -246,7 +246,7 @@ impl<L: Lines> Counters<L> {
         if receipt.before.word == receipt.after.word || table.replace(at, receipt.after, receipt.before) {
             return;
         }
-        let back = Ask { cost: ask.cost.reversed(), ..ask };
+        let back = Ask { cost: ask.cost.negated(), ..ask };
         // Gone from its slot means evicted, and what was taken is forgotten with the rest.
         while let Some((at, seen)) = table.find(ask.name) {
             if charge_slot(table, at, seen, &back, Manner::Debit).is_some() {
@@ -268,7 +268,7 @@ fn charge_slot<L: Lines>(
     let (after, outcome) = ask.step(Some(seen), manner);
     // A denial that changes the word all the same is an attempt counted, or a clock set back and mended.
     let idle = manner == Manner::Attempt && outcome.verdict.is_allowed();
-    if after.word == seen.word || ask.cost.is_look() || idle {
+    if after.word == seen.word || ask.cost.is_peek() || idle {
         let receipt = Receipt { place: None, before: seen, after: seen };
         return table.still(at, seen).then_some((outcome, receipt));
     }

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tollgate_core::{Cost, Limit, Outcome, PermitId, Span, State, Timestamp, Verdict};
+use tollgate_core::{Cost, Limit, Outcome, PermitId, State, TimeDelta, Timestamp, Verdict};
 
 pub(super) use undo::Undo;
 
@@ -57,14 +57,14 @@ impl AsideAsk<'_> {
     fn apply(&self, state: &mut State, manner: Manner) -> Outcome {
         if manner == Manner::Debit && !self.cost.is_refund() {
             self.limit.debit(self.id, state, self.moment, self.cost.units());
-            return self.limit.step(state, self.moment, Cost::LOOK);
+            return self.limit.step(state, self.moment, Cost::PEEK);
         }
-        self.limit.step_as(self.id, state, self.moment, self.cost)
+        self.limit.step_with_permit(self.id, state, self.moment, self.cost)
     }
 
     /// No memory for it: denied until, at the latest, what is there has expired.
     fn no_memory(&self) -> Outcome {
-        let wait: Span = self.limit.quota().period.length();
+        let wait: TimeDelta = self.limit.rate().period.length();
         Outcome { verdict: Verdict::Denied { retry_after: Some(wait) }, remaining: 0, reset_after: wait }
     }
 }
@@ -141,7 +141,7 @@ impl Locked<'_> {
         }
         let mut state = State::default();
         let outcome = ask.apply(&mut state, manner);
-        if outcome.verdict.is_denied() || ask.cost.is_look() || ask.cost.is_refund() {
+        if outcome.verdict.is_denied() || ask.cost.is_peek() || ask.cost.is_refund() {
             return (outcome, Undo::Nothing);
         }
         shard.sweep(SWEEP, ask.now, aside);
@@ -166,8 +166,8 @@ impl Locked<'_> {
     pub(super) fn look(&mut self, ask: &AsideAsk<'_>) -> Outcome {
         let (_, _, shard) = self.shard(ask);
         match shard.find(ask.name).or_else(|| shard.find(ask.shared)) {
-            Some(at) => ask.limit.step(&mut shard.entries[at].state, ask.moment, Cost::LOOK),
-            None => ask.limit.step(&mut State::default(), ask.moment, Cost::LOOK),
+            Some(at) => ask.limit.step(&mut shard.entries[at].state, ask.moment, Cost::PEEK),
+            None => ask.limit.step(&mut State::default(), ask.moment, Cost::PEEK),
         }
     }
 
@@ -188,7 +188,7 @@ impl Locked<'_> {
                 }
                 // A refund had emptied it, and another charge of this request has swept it away since.
                 (None, undo::Step::Whole(mut before)) => {
-                    let outcome = ask.limit.step(&mut before, ask.moment, Cost::LOOK);
+                    let outcome = ask.limit.step(&mut before, ask.moment, Cost::PEEK);
                     shard.put(name, before, ask, &outcome, aside);
                 }
                 (None, _) => {}
@@ -223,7 +223,7 @@ impl Shard {
     ) -> (Outcome, Undo) {
         let growth = growth(&self.entries[at].state);
         let name = self.entries[at].name;
-        let takes = !ask.cost.is_look() && !ask.cost.is_refund();
+        let takes = !ask.cost.is_peek() && !ask.cost.is_refund();
         if takes && growth > 0 && aside.bytes() + growth > aside.budget {
             counts.note(ask.name as u64, Event::AsideRefused);
             return (ask.no_memory(), Undo::Nothing);

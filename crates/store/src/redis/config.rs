@@ -5,7 +5,7 @@ use crate::breaker::BreakerConfig;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use std::fmt;
 use std::time::Duration;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 /// How the servers stand together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +38,8 @@ pub struct RedisConfig {
     /// When to stop asking a server that fails.
     pub breaker: BreakerConfig,
     /// The longest that counters which a server may have lost count as used up, for charges that ask for it
-    /// ([`AfterLoss::UsedUp`](tollgate_core::AfterLoss::UsedUp)); none: until they would have recovered by themselves.
-    pub caution: Option<Span>,
+    /// ([`LossPolicy::AssumeExhausted`](tollgate_core::LossPolicy::AssumeExhausted)); none: until they would have recovered by themselves.
+    pub caution: Option<TimeDelta>,
     pub(super) kind: Kind,
     pub(super) hosts: Vec<(String, u16)>,
     /// The name by which sentinels know the primary.

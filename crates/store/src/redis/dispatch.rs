@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use tollgate_core::{AfterLoss, Clock, StoreError};
+use tollgate_core::{Clock, LossPolicy, StoreError};
 
 /// Why a part was not answered.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ pub(super) async fn ask(
                 topology.suspect();
                 let target = topology.at(&whole(&address, &node.address));
                 // A server without slots so far may be the heir of one that failed: whoever cares waits to hear.
-                let cares = request.wants.iter().any(|want| want.after_loss == AfterLoss::UsedUp);
+                let cares = request.wants.iter().any(|want| want.after_loss == LossPolicy::AssumeExhausted);
                 if cares && timeout_at(until, topology.serves(&target)).await.is_err() {
                     return Err(StoreError::Timeout.into());
                 }

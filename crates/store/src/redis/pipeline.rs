@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Interval, MissedTickBehavior};
-use tollgate_core::{Admission, Clock, Span, Timestamp};
+use tollgate_core::{Admission, Clock, TimeDelta, Timestamp};
 
 /// What a server is asked to do.
 #[derive(Clone, Debug)]
@@ -104,7 +104,7 @@ pub(super) struct Lane {
     pub(super) breaker: Arc<Breaker>,
     /// What this server may have lost, and the longest that it matters.
     pub(super) memory: Arc<Memory>,
-    pub(super) caution: Option<Span>,
+    pub(super) caution: Option<TimeDelta>,
     /// Whether requests of different slots may share a call.
     pub(super) merges: bool,
     /// How long an answer may take before the connection is given up.

@@ -5,7 +5,7 @@
 
 use super::key_encoding::Name;
 use super::shard_request::{Request, Want};
-use tollgate_core::{Cost, Limit, Measures, Period, Span, Timestamp};
+use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
 
 /// More than any limit has, and small enough that sums stay exact in a script.
 const PLENTY: u64 = 1 << 42;
@@ -59,8 +59,8 @@ impl Ask {
         self.taken(at);
         self.taken(full_at);
         let want = &request.wants[0];
-        let (units, interval, k) = match want.limit.measures() {
-            Measures::Bucket { k, interval, .. } => {
+        let (units, interval, k) = match want.limit.params() {
+            LimitParams::Bucket { k, interval, .. } => {
                 (want.cost.units().min(2 * want.limit.capacity()), interval, k)
             }
             _ => (0, 0, 0),
@@ -108,8 +108,8 @@ impl Ask {
     /// A request of nothing but buckets in whole microseconds, as `lua/buckets.lua` takes it.
     pub(super) fn buckets(&mut self, request: &Request, bundle: usize) {
         self.body.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
-        let usual = |want: &Want| match want.limit.measures() {
-            Measures::Bucket { furthest, .. } => {
+        let usual = |want: &Want| match want.limit.params() {
+            LimitParams::Bucket { max_ahead: furthest, .. } => {
                 numbers(&want.limit, want.cost, want.phase).1[1].saturating_mul(2) == furthest
             }
             _ => true,
@@ -140,12 +140,12 @@ impl Ask {
         ask
     }
 
-    fn want(&mut self, want: &Want, number: u16, verb: Verb, near: Timestamp, ago: Option<Span>) {
+    fn want(&mut self, want: &Want, number: u16, verb: Verb, near: Timestamp, ago: Option<TimeDelta>) {
         let verb = match (verb, want.cost) {
             (Verb::Release, _) => 4,
             (_, cost) if cost.is_refund() => 2,
             (Verb::Debit, _) => 3,
-            (Verb::Charge, cost) => u8::from(!cost.is_look()),
+            (Verb::Charge, cost) => u8::from(!cost.is_peek()),
         };
         let (op, numbers) = numbers(&want.limit, want.cost, want.phase);
         let how = want.enforcement as u8 + if ago.is_some() { LOST } else { 0 };
@@ -154,10 +154,10 @@ impl Ask {
         for number in numbers {
             self.number(number);
         }
-        match (&want.limit.quota().period, op) {
+        match (&want.limit.rate().period, op) {
             (Period::Calendar(calendar), _) => {
                 let (start, end) = calendar.window(near);
-                let before = calendar.window(start - Span::from_micros(1)).0;
+                let before = calendar.window(start - TimeDelta::from_micros(1)).0;
                 for border in [before, start, end, calendar.window(end).1] {
                     self.number(border.as_micros());
                 }
@@ -175,7 +175,7 @@ impl Ask {
 
     /// The longest that a bucket's state is believed to be ahead.
     fn furthest(&mut self, limit: &Limit) {
-        if let Measures::Bucket { furthest, .. } = limit.measures() {
+        if let LimitParams::Bucket { max_ahead: furthest, .. } = limit.params() {
             self.number(furthest);
         }
     }
@@ -192,28 +192,30 @@ const PERMITS: u8 = 10;
 const LOST: u8 = 4;
 
 /// The step's number in `lua/step.lua`, and its five numbers.
-fn numbers(limit: &Limit, cost: Cost, phase: Span) -> (u8, [u64; 5]) {
+fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
     let (units, capacity) = (cost.units().min(PLENTY), limit.capacity());
-    let (period, phase) = (limit.quota().period.length().as_micros(), phase.as_micros());
-    let by_calendar = u8::from(matches!(limit.quota().period, Period::Calendar(_))) * 2;
-    match limit.measures() {
-        Measures::Bucket { k, interval, .. } => {
+    let (period, phase) = (limit.rate().period.length().as_micros(), phase.as_micros());
+    let by_calendar = u8::from(matches!(limit.rate().period, Period::Calendar(_))) * 2;
+    match limit.params() {
+        LimitParams::Bucket { k, interval, .. } => {
             let time = |units: u64| {
                 let all = u128::from(units) * u128::from(interval);
                 let whole = |part: u128| u64::try_from(part).unwrap_or(u64::MAX);
                 (whole(all / u128::from(k)), whole(all % u128::from(k)))
             };
             // Twice the bucket is never let through, and never debited.
-            let most = if cost.is_refund() { limit.plenty() } else { 2 * capacity };
+            let most = if cost.is_refund() { limit.refill_cost() } else { 2 * capacity };
             let (cost, capacity) = (time(units.min(most)), time(capacity));
             (if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
         }
-        Measures::Fixed { most } => (3 + by_calendar, [units, capacity, period, phase, most]),
-        Measures::Attempts { most } => (4 + by_calendar, [units, capacity, period, phase, most]),
-        Measures::Sliding => (7, [units, capacity, period, phase, 0]),
-        Measures::Strict { k, width } => (8, [units, capacity, width, phase, k]),
-        Measures::Log => (9, [units, capacity, period, 0, 0]),
-        Measures::Permits => (PERMITS, [units, capacity, period, 0, 0]),
+        LimitParams::Fixed { max_count: most } => (3 + by_calendar, [units, capacity, period, phase, most]),
+        LimitParams::Attempts { max_count: most } => {
+            (4 + by_calendar, [units, capacity, period, phase, most])
+        }
+        LimitParams::Sliding => (7, [units, capacity, period, phase, 0]),
+        LimitParams::Strict { k, width } => (8, [units, capacity, width, phase, k]),
+        LimitParams::Log => (9, [units, capacity, period, 0, 0]),
+        LimitParams::Permits => (PERMITS, [units, capacity, period, 0, 0]),
         // Blocked, and what is yet to come.
         _ => (0, [units, 0, 0, 0, 0]),
     }

@@ -216,7 +216,7 @@ impl Call {
                 request.loss,
             );
             let scripted =
-                if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Refused };
+                if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Denied };
             if scripted != admission {
                 disagreements.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(?scripted, ?admission, "a script and its step disagree");

@@ -4,7 +4,8 @@ use super::data_loss::Loss;
 use super::key_encoding::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
-    AfterLoss, Charge, Cost, Enforcement, GiveBack, Limit, Measures, Mode, Permit, PermitId, Span, Timestamp,
+    Charge, Cost, Enforcement, Limit, LimitParams, LossPolicy, Mode, Permit, PermitId, TimeDelta, Timestamp,
+    UnitReturn,
 };
 
 /// One charge, or one permit to give back.
@@ -14,9 +15,9 @@ pub(super) struct Want {
     pub(super) cost: Cost,
     pub(super) enforcement: Enforcement,
     pub(super) permit: PermitId,
-    pub(super) after_loss: AfterLoss,
+    pub(super) after_loss: LossPolicy,
     /// The shift of this key's windows.
-    pub(super) phase: Span,
+    pub(super) phase: TimeDelta,
     /// Which of the request's counters.
     pub(super) counter: usize,
     /// Which of the caller's charges this is.
@@ -54,9 +55,9 @@ impl Request {
             && self.wants.iter().all(|want| {
                 want.enforcement == Enforcement::Required
                     && !want.cost.is_refund()
-                    && !want.cost.is_look()
+                    && !want.cost.is_peek()
                     && self.loss.bears_on(want).is_none()
-                    && matches!(want.limit.measures(), Measures::Bucket { k: 1, .. })
+                    && matches!(want.limit.params(), LimitParams::Bucket { k: 1, .. })
             })
     }
 
@@ -87,7 +88,7 @@ pub(super) fn from_charges(
             let phase = if charge.limit.is_jittered() {
                 charge.limit.phase(charge.key.stable_hash())
             } else {
-                Span::ZERO
+                TimeDelta::ZERO
             };
             let bundle = key_encoding::bundle(&charge.key, hashing);
             let part = at(&mut parts, place.slot(&bundle));
@@ -96,7 +97,7 @@ pub(super) fn from_charges(
                 cost: charge.cost,
                 enforcement: charge.enforcement,
                 permit: charge.permit,
-                after_loss: charge.after_loss,
+                after_loss: charge.loss_policy,
                 phase,
                 counter,
                 index,
@@ -113,10 +114,10 @@ pub(super) fn from_charges(
 
 /// The name of the mark that leases of a bucket may be out.
 fn mark(charge: &Charge<'_>) -> Name {
-    let is_bucket = matches!(charge.limit.measures(), Measures::Bucket { .. });
+    let is_bucket = matches!(charge.limit.params(), LimitParams::Bucket { .. });
     match charge.mode {
         Mode::Adaptive | Mode::Leased if is_bucket => {
-            key_encoding::member(&charge.key.scope.beside(crate::MARK_SUFFIX))
+            key_encoding::member(&charge.key.scope.sibling(crate::MARK_SUFFIX))
         }
         _ => Name::new(),
     }
@@ -124,11 +125,11 @@ fn mark(charge: &Charge<'_>) -> Name {
 
 /// Units to give back, and the mark that it has been done, which lies in the same slot.
 pub(super) fn from_give_back(
-    back: &GiveBack<'_>,
+    back: &UnitReturn<'_>,
     place: Place,
     hashing: &Hashing,
 ) -> SmallVec<[(u16, Request); 1]> {
-    let charge = Charge::new(back.key, back.limit, Cost::take(back.units));
+    let charge = Charge::new(back.key, back.limit, Cost::new(back.units));
     let mut parts = from_charges(&[charge], place, hashing);
     for (_, part) in &mut parts {
         let mark = format!("{}~{:x}", part.bundles[0], back.id.0);
@@ -145,7 +146,7 @@ pub(super) fn from_permits(
 ) -> SmallVec<[(u16, Request); 1]> {
     let charges: SmallVec<[Charge<'_>; 4]> = permits
         .iter()
-        .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::LOOK) })
+        .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::PEEK) })
         .collect();
     from_charges(&charges, place, hashing)
 }

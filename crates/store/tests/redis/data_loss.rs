@@ -10,13 +10,13 @@ use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
 use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
-    Admission, AfterLoss, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit,
-    LimitSpec, ManualClock, Part, PermitId, Quota, Scope, Span, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
+    LimitSpec, LossPolicy, ManualClock, PermitId, Rate, Scope, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_store::{RedisConfig, RedisStore};
 
 fn cautious(charge: Charge<'_>) -> Charge<'_> {
-    Charge { after_loss: AfterLoss::UsedUp, ..charge }
+    Charge { loss_policy: LossPolicy::AssumeExhausted, ..charge }
 }
 
 /// A key's own limit, checked with and without caution.
@@ -25,23 +25,23 @@ struct Counter {
     limit: Limit,
     scope: Scope,
     name: String,
-    after_loss: AfterLoss,
+    after_loss: LossPolicy,
 }
 
 impl Counter {
-    fn new(store: &RedisStore, name: &str, limit: &Limit, after_loss: AfterLoss) -> Self {
+    fn new(store: &RedisStore, name: &str, limit: &Limit, after_loss: LossPolicy) -> Self {
         let scope = Scope::new(format!("loss|{after_loss:?}|{}", limit.algorithm()));
         Self { store: store.clone(), limit: limit.clone(), scope, name: name.to_owned(), after_loss }
     }
 
     /// The verdict on one unit, from the first check that is answered.
     async fn check(&self) -> Verdict {
-        let parts = [Part::Text(&self.name)];
+        let parts = [KeyPart::Text(&self.name)];
         let key = CounterKey { scope: &self.scope, parts: &parts };
-        let charge = Charge { after_loss: self.after_loss, ..Charge::new(key, &self.limit, Cost::ONE) };
+        let charge = Charge { loss_policy: self.after_loss, ..Charge::new(key, &self.limit, Cost::ONE) };
         for _ in 0..2_000 {
             if let Ok(outcomes) = self.store.charge(&[charge]).await {
-                return outcomes.each[0].verdict;
+                return outcomes.per_charge[0].verdict;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
@@ -58,7 +58,9 @@ impl Counter {
 }
 
 fn log(count: u64, secs: u64) -> Limit {
-    LimitSpec::new(Algorithm::SlidingLog, Quota::per(count, Span::from_secs(secs))).build().expect("a limit")
+    LimitSpec::new(Algorithm::SlidingLog, Rate::per(count, TimeDelta::from_secs(secs)))
+        .build()
+        .expect("a limit")
 }
 
 fn told(clock: &Arc<ManualClock>) -> Arc<dyn Clock> {
@@ -90,10 +92,10 @@ async fn what_may_be_lost_counts_as_used_up_at_that_moment() {
         })
         .collect();
     let slots = [name_at(&cluster, 0), name_at(&cluster, 1), name_at(&cluster, 2)];
-    let people: Vec<Vec<Part<'_>>> = vec![
-        vec![Part::Text(&slots[0])],
-        vec![Part::Text(&slots[1]), Part::Text("POST /login")],
-        vec![Part::Text(&slots[2])],
+    let people: Vec<Vec<KeyPart<'_>>> = vec![
+        vec![KeyPart::Text(&slots[0])],
+        vec![KeyPart::Text(&slots[1]), KeyPart::Text("POST /login")],
+        vec![KeyPart::Text(&slots[2])],
         vec![],
     ];
     let key = |n: usize, who: usize| CounterKey { scope: &scopes[n], parts: people[who].as_slice() };
@@ -116,37 +118,37 @@ async fn what_may_be_lost_counts_as_used_up_at_that_moment() {
     }
     for store in &stores {
         for who in 0..3 {
-            let look = [cautious(Charge::new(key(0, who), &limits[0], Cost::LOOK))];
+            let look = [cautious(Charge::new(key(0, who), &limits[0], Cost::PEEK))];
             while store.charge(&look).await.is_err() {}
         }
     }
     let now = clock.now();
     for (n, limit) in limits.iter().enumerate() {
         for who in 0..people.len() {
-            ledger.debit(now, &[Charge::new(key(n, who), limit, Cost::take(limit.capacity()))]);
+            ledger.debit(now, &[Charge::new(key(n, who), limit, Cost::new(limit.capacity()))]);
         }
     }
-    let mut dice = SplitMix64::new(11);
+    let mut rng = SplitMix64::new(11);
     let mut admitted = 0;
     for turn in 0..3_000 {
-        let count = 1 + dice.below(4);
+        let count = 1 + rng.below(4);
         let charges: Vec<Charge<'_>> = (0..count)
             .map(|_| {
-                let n = usize::try_from(dice.below(limits.len() as u64)).expect("small");
-                let who = usize::try_from(dice.below(people.len() as u64)).expect("small");
-                let enforcement = match dice.below(6) {
+                let n = usize::try_from(rng.below(limits.len() as u64)).expect("small");
+                let who = usize::try_from(rng.below(people.len() as u64)).expect("small");
+                let enforcement = match rng.below(6) {
                     _ if n == ATTEMPTS => Enforcement::Independent,
                     0 => Enforcement::Alternative,
                     1 => Enforcement::Independent,
                     _ => Enforcement::Required,
                 };
-                let cost = if dice.below(9) == 0 { Cost::LOOK } else { Cost::take(1 + dice.below(2)) };
-                let permit = PermitId(u128::from(dice.below(4)));
+                let cost = if rng.below(9) == 0 { Cost::PEEK } else { Cost::new(1 + rng.below(2)) };
+                let permit = PermitId(u128::from(rng.below(4)));
                 cautious(Charge { enforcement, permit, ..Charge::new(key(n, who), &limits[n], cost) })
             })
             .collect();
         let now = clock.now();
-        if dice.below(20) == 0 {
+        if rng.below(20) == 0 {
             ledger.debit(now, &charges);
             for store in &stores {
                 store.debit(&charges).await.expect("a debit");
@@ -159,11 +161,11 @@ async fn what_may_be_lost_counts_as_used_up_at_that_moment() {
                 assert_eq!(told, expected, "store {which}, turn {turn}, at {now:?}: {charges:#?}");
             }
         }
-        clock.advance(Span::from_micros(match dice.below(12) {
-            0..=5 => dice.below(1_000),
-            6..=9 => dice.below(100_000),
-            10 => dice.below(1_000_000),
-            _ => dice.below(20) * dice.below(20) * 1_000_000,
+        clock.advance(TimeDelta::from_micros(match rng.below(12) {
+            0..=5 => rng.below(1_000),
+            6..=9 => rng.below(100_000),
+            10 => rng.below(1_000_000),
+            _ => rng.below(20) * rng.below(20) * 1_000_000,
         }));
     }
     assert!((300..2_700).contains(&admitted), "{admitted} of 3000: neither all nor nothing");
@@ -180,11 +182,11 @@ async fn a_replica_that_missed_writes_hands_out_no_fresh_quota() {
     let store = RedisStore::connect(quick(&cluster.url()));
     let name = name_at(&cluster, 0);
     let (day, short) = (log(4, 86_400), log(2, 4));
-    let spent = Counter::new(&store, &name, &day, AfterLoss::UsedUp);
-    let comfort = Counter::new(&store, &name, &day, AfterLoss::Fresh);
+    let spent = Counter::new(&store, &name, &day, LossPolicy::AssumeExhausted);
+    let comfort = Counter::new(&store, &name, &day, LossPolicy::AssumeUnused);
     let named = |scope, limit: &Limit| Counter {
         scope: Scope::new(scope),
-        ..Counter::new(&store, &name, limit, AfterLoss::UsedUp)
+        ..Counter::new(&store, &name, limit, LossPolicy::AssumeExhausted)
     };
     let (known, brief) = (named("loss|known", &day), named("loss|brief", &short));
     assert!(known.check().await.is_allowed());
@@ -205,7 +207,7 @@ async fn a_replica_that_missed_writes_hands_out_no_fresh_quota() {
     assert_eq!(comfort.admits().await, 4, "the new primary had not heard of them");
     assert_eq!(known.admits().await, 3);
     // For one period, and then it is served.
-    assert!(wait <= Span::from_secs(4), "{wait:?}");
+    assert!(wait <= TimeDelta::from_secs(4), "{wait:?}");
     while brief.check().await.is_denied() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
@@ -219,7 +221,7 @@ async fn a_replica_that_missed_writes_hands_out_no_fresh_quota() {
 async fn the_setting_says_how_long_caution_lasts() {
     let clock = manual();
     let mut server = Server::start(&[]);
-    let with = |caution: Option<Span>| {
+    let with = |caution: Option<TimeDelta>| {
         let mut config: RedisConfig = patient(&server.url());
         config.breaker.failures = usize::MAX;
         config.caution = caution;
@@ -227,21 +229,22 @@ async fn the_setting_says_how_long_caution_lasts() {
     };
     let limit = log(3, 60);
     let counter = |caution| {
-        let counter = Counter::new(&with(caution), "alice", &limit, AfterLoss::UsedUp);
+        let counter = Counter::new(&with(caution), "alice", &limit, LossPolicy::AssumeExhausted);
         Counter { scope: Scope::new(format!("{caution:?}")), ..counter }
     };
-    let (usual, capped, off) = (counter(None), counter(Some(Span::from_secs(20))), counter(Some(Span::ZERO)));
+    let (usual, capped, off) =
+        (counter(None), counter(Some(TimeDelta::from_secs(20))), counter(Some(TimeDelta::ZERO)));
     for one in [&usual, &capped, &off] {
         assert_eq!(one.admits().await, 3);
     }
     let _server = server.restart(&[]);
-    let denied = |secs| Verdict::Denied { retry_after: Some(Span::from_secs(secs)) };
+    let denied = |secs| Verdict::Denied { retry_after: Some(TimeDelta::from_secs(secs)) };
     assert_eq!(off.admits().await, 3, "switched off, a crash hands out fresh quota");
     assert_eq!((usual.check().await, capped.check().await), (denied(60), denied(60)));
-    clock.advance(Span::from_secs(19));
+    clock.advance(TimeDelta::from_secs(19));
     assert_eq!((usual.check().await, capped.check().await), (denied(41), denied(41)));
-    clock.advance(Span::from_secs(1));
+    clock.advance(TimeDelta::from_secs(1));
     assert_eq!((usual.check().await, capped.admits().await), (denied(40), 3));
-    clock.advance(Span::from_secs(40));
+    clock.advance(TimeDelta::from_secs(40));
     assert_eq!(usual.admits().await, 3);
 }

@@ -9,8 +9,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Part, Quota, Scope, Span,
-    StoreError,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Rate, Scope,
+    StoreError, TimeDelta,
 };
 use tollgate_store::{BreakerConfig, BreakerState, RedisConfig, RedisStore};
 
@@ -31,13 +31,13 @@ const DEADLINE: Duration = Duration::from_millis(50);
 pub(crate) fn quick(url: &str) -> RedisConfig {
     let mut config = RedisConfig::parse(url).expect("a url");
     config.deadline = DEADLINE;
-    config.breaker = BreakerConfig { cooldown: Span::from_millis(200), ..BreakerConfig::default() };
+    config.breaker = BreakerConfig { cooldown: TimeDelta::from_millis(200), ..BreakerConfig::default() };
     config
 }
 
 impl Tenant {
     pub(crate) fn new(store: &RedisStore, name: &str, limit: u64) -> Self {
-        let quota = Quota::per(limit, Span::from_secs(86_400));
+        let quota = Rate::per(limit, TimeDelta::from_secs(86_400));
         Self {
             store: store.clone(),
             limit: LimitSpec::new(Algorithm::FixedWindow, quota).build().expect("a limit"),
@@ -50,7 +50,7 @@ impl Tenant {
     }
 
     pub(crate) async fn check(&mut self) -> Result<Admission, StoreError> {
-        let parts = [Part::Text(&self.name)];
+        let parts = [KeyPart::Text(&self.name)];
         let key = CounterKey { scope: &self.scope, parts: &parts };
         let started = Instant::now();
         let answer = self.store.charge(&[Charge::new(key, &self.limit, Cost::ONE)]).await;
@@ -212,7 +212,7 @@ async fn a_full_server_admits_nothing_and_still_denies() {
     let (mut spent, mut fresh) = (Tenant::new(&store, "spent", 1), Tenant::new(&store, "fresh", 1));
     spent.heals().await;
     let _: () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(spent.check().await, Ok(Admission::Refused), "a denial writes nothing");
+    assert_eq!(spent.check().await, Ok(Admission::Denied), "a denial writes nothing");
     let full = fresh.check().await;
     assert!(matches!(&full, Err(StoreError::Unavailable(why)) if why.contains("OOM")), "{full:?}");
     let _: () = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -255,7 +255,7 @@ async fn a_server_that_is_busy_with_a_script_is_waited_for_no_longer_than_the_de
     looping.join().expect("the script");
     assert!(server.info("errorstat_BUSY").starts_with("count="), "the server's own words");
     tenant.heals().await;
-    while tenant.check().await != Ok(Admission::Refused) {}
+    while tenant.check().await != Ok(Admission::Denied) {}
     assert!(tenant.admitted <= 30, "{}", tenant.admitted);
 }
 
@@ -273,7 +273,7 @@ async fn a_replica_that_has_lost_its_primary_admits_nothing() {
     let (down, readonly) = (server.info("errorstat_MASTERDOWN"), server.info("errorstat_READONLY"));
     assert!(down.starts_with("count=") || readonly.starts_with("count="), "the server's own words");
     tenant.heals().await;
-    while tenant.check().await != Ok(Admission::Refused) {}
+    while tenant.check().await != Ok(Admission::Denied) {}
     assert!(tenant.admitted <= 30, "{}", tenant.admitted);
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Outcomes,
-    OwnedPart, Part, PermitId, Quota, Scope, Span, SystemClock,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Mode, Outcomes,
+    OwnedKeyPart, PermitId, Rate, Scope, SystemClock, TimeDelta, nonzero,
 };
 use tollgate_store::{DenyCache, HotKey, LeaseConfig, Leased, RedisConfig, RedisStore};
 
@@ -36,7 +36,7 @@ fn id() -> PermitId {
 fn start(redis: RedisConfig) -> Tended {
     let clock = SystemClock::new();
     let redis = RedisStore::connect(redis);
-    let config = LeaseConfig { idle: Span::from_millis(200), nodes: 3, ..LeaseConfig::default() };
+    let config = LeaseConfig { idle: TimeDelta::from_millis(200), nodes: 3, ..LeaseConfig::default() };
     let node = Arc::new(Leased::new(DenyCache::new(redis.clone(), clock, 1_024), redis, clock, config));
     let own = Arc::clone(&node);
     let tender = tokio::spawn(async move {
@@ -64,7 +64,7 @@ impl Traffic {
 
     /// Asks a node again and again; how many were let through.
     async fn drive(self: Arc<Self>, node: Arc<Node>, until: Instant) -> u64 {
-        let key = CounterKey { scope: &self.scope, parts: &[Part::Text("hot")] };
+        let key = CounterKey { scope: &self.scope, parts: &[KeyPart::Text("hot")] };
         let charge = Charge { mode: self.mode, ..Charge::new(key, &self.limit, Cost::ONE) };
         let (mut admitted, mut turns) = (0, 0_u64);
         while Instant::now() < until {
@@ -88,7 +88,7 @@ impl Traffic {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
     let server = Server::start(&[]);
-    let spec = LimitSpec::new(Algorithm::Gcra, Quota::per_second(2_000)).burst(600);
+    let spec = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(2_000))).burst(600);
     let traffic = Traffic::of(spec, Mode::Leased);
     let nodes: Vec<Tended> = (0..3).map(|_| start(quick(&server.url()))).collect();
     let began = Instant::now();
@@ -127,7 +127,7 @@ async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_is_never_passed_and_idle_units_go_back() {
     let server = Server::start(&[]);
-    let spec = LimitSpec::new(Algorithm::FixedWindow, Quota::per(5_000, Span::from_secs(86_400)));
+    let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(5_000, TimeDelta::from_secs(86_400)));
     let traffic = Traffic::of(spec, Mode::Leased);
     // Patient: an answer that nobody waits for has taken all the same.
     let nodes: Vec<Tended> = (0..3).map(|_| start(patient(&server.url()))).collect();
@@ -144,15 +144,19 @@ async fn a_window_is_never_passed_and_idle_units_go_back() {
     // Nobody asks any more: all that was in hand is back, and the store has counted just what was let through.
     wait_until("leases to go back", || nodes.iter().all(|tended| tended.node.figures().leases == 0));
     let redis = RedisStore::connect(patient(&server.url()));
-    let key = CounterKey { scope: &traffic.scope, parts: &[Part::Text("hot")] };
-    let look = [Charge::new(key, &traffic.limit, Cost::LOOK)];
+    let key = CounterKey { scope: &traffic.scope, parts: &[KeyPart::Text("hot")] };
+    let look = [Charge::new(key, &traffic.limit, Cost::PEEK)];
     let left = Instant::now() + Duration::from_secs(10);
     loop {
         let told = redis.charge(&look).await.expect("Redis runs");
-        if told.each[0].remaining == 5_000 - admitted {
+        if told.per_charge[0].remaining == 5_000 - admitted {
             break;
         }
-        assert!(Instant::now() < left, "{} remain, {admitted} were let through", told.each[0].remaining);
+        assert!(
+            Instant::now() < left,
+            "{} remain, {admitted} were let through",
+            told.per_charge[0].remaining
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // The whole of it, and no more.
@@ -169,7 +173,7 @@ async fn a_window_is_never_passed_and_idle_units_go_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
     let server = Server::start(&[]);
-    let spec = || LimitSpec::new(Algorithm::Gcra, Quota::per_second(1_000_000));
+    let spec = || LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(1_000_000)));
     for (mode, becomes_hot) in [(Mode::Adaptive, true), (Mode::Central, false)] {
         let tended = start(patient(&server.url()));
         let traffic = Traffic::of(spec(), mode);
@@ -186,7 +190,7 @@ async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
                 break;
             }
             let is_hot = |hot: &HotKey| {
-                hot.promoted && hot.values == [OwnedPart::Text("hot".into())] && hot.rate > 1_000
+                hot.promoted && hot.values == [OwnedKeyPart::Text("hot".into())] && hot.rate > 1_000
             };
             if figures.promoted > 0 && hot.first().is_some_and(is_hot) && figures.local > figures.central {
                 break;

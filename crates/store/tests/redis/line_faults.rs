@@ -7,7 +7,7 @@ use crate::servers::Server;
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, LimitSpec, Part, Quota, Scope, Span, StoreError,
+    Admission, Algorithm, Charge, Cost, CounterKey, KeyPart, LimitSpec, Rate, Scope, StoreError, TimeDelta,
 };
 use tollgate_store::{BreakerState, RedisConfig, RedisStore};
 
@@ -61,7 +61,7 @@ async fn suffers(fault: Fault, effect: Effect) {
     loop {
         match tenant.check().await {
             Ok(Admission::Admitted) => {}
-            Ok(Admission::Refused) => break,
+            Ok(Admission::Denied) => break,
             Err(_) => failed += 1,
         }
     }
@@ -115,7 +115,7 @@ async fn a_line_that_is_slow_costs_nobody_anything() {
     for _ in 0..5 {
         assert_eq!(tenant.check().await, Ok(Admission::Admitted));
     }
-    assert_eq!(tenant.check().await, Ok(Admission::Refused));
+    assert_eq!(tenant.check().await, Ok(Admission::Denied));
     assert_eq!(counted(&server), 5);
 }
 
@@ -131,7 +131,7 @@ async fn a_line_on_which_connecting_takes_long_is_used_as_soon_as_it_stands() {
     // Long enough that no busy machine makes the second check fail as well.
     config.deadline = Duration::from_secs(1);
     config.breaker.failures = 1;
-    config.breaker.cooldown = Span::from_secs(3_600);
+    config.breaker.cooldown = TimeDelta::from_secs(3_600);
     let store = RedisStore::connect(config);
     let mut tenant = Tenant::new(&store, "alice", 5);
     assert!(tenant.check().await.is_err());
@@ -150,8 +150,8 @@ async fn by_itself_a_check_waits_ten_milliseconds() {
     assert_eq!(config.deadline, Duration::from_millis(10));
     let store = RedisStore::connect(config);
     let limit =
-        LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(86_400))).build().expect("a limit");
-    let (scope, parts) = (Scope::new("deadline"), [Part::Text("alice")]);
+        LimitSpec::new(Algorithm::Gcra, Rate::per(5, TimeDelta::from_secs(86_400))).build().expect("a limit");
+    let (scope, parts) = (Scope::new("deadline"), [KeyPart::Text("alice")]);
     let charge = [Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE)];
     while store.charge_within(&charge, Duration::MAX).await.is_err() {}
     proxy.set(Fault::StallAnswers);

@@ -5,15 +5,15 @@ use crate::cluster::Cluster;
 use crate::cluster_faults::name_at;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Limit, LimitSpec, ManualClock, Part,
-    PermitId, Quota, Scope, Span, Timestamp,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec,
+    ManualClock, PermitId, Rate, Scope, TimeDelta, Timestamp,
 };
 use tollgate_store::RedisStore;
 
 const LIMIT: u64 = 40;
 
 fn limit(algorithm: Algorithm) -> Limit {
-    LimitSpec::new(algorithm, Quota::per(LIMIT, Span::from_secs(86_400))).build().expect("a limit")
+    LimitSpec::new(algorithm, Rate::per(LIMIT, TimeDelta::from_secs(86_400))).build().expect("a limit")
 }
 
 /// Charges `LIMIT` units one by one, beside requests that take of the same counter and are refused elsewhere.
@@ -24,15 +24,15 @@ async fn contend(store: &RedisStore, algorithm: Algorithm, names: [&str; 2]) -> 
     let spent = Scope::new("give-back|spent");
     let [here, there] = names.map(Arc::<str>::from);
     // What refuses: a counter in another slot that has nothing left.
-    let parts = [Part::Text(&there)];
+    let parts = [KeyPart::Text(&there)];
     let key = CounterKey { scope: &spent, parts: &parts };
-    store.debit(&[Charge::new(key, &full, Cost::take(2 * LIMIT))]).await.expect("a debit");
+    store.debit(&[Charge::new(key, &full, Cost::new(2 * LIMIT))]).await.expect("a debit");
     let tasks: Vec<_> = (0..8_u128)
         .map(|task| {
             let (store, wanted, full) = (store.clone(), wanted.clone(), full.clone());
             let (scope, spent, here, there) = (scope.clone(), spent.clone(), here.clone(), there.clone());
             tokio::spawn(async move {
-                let (mine, other) = ([Part::Text(&here)], [Part::Text(&there)]);
+                let (mine, other) = ([KeyPart::Text(&here)], [KeyPart::Text(&there)]);
                 let mine = CounterKey { scope: &scope, parts: &mine };
                 let other = CounterKey { scope: &spent, parts: &other };
                 let mut admitted = 0;
@@ -41,7 +41,7 @@ async fn contend(store: &RedisStore, algorithm: Algorithm, names: [&str; 2]) -> 
                     let take = Charge { permit, ..Charge::new(mine, &wanted, Cost::ONE) };
                     if task % 2 == 0 {
                         let refused = store.charge(&[take, Charge::new(other, &full, Cost::ONE)]).await;
-                        assert_eq!(refused.expect("an answer").admission, Admission::Refused);
+                        assert_eq!(refused.expect("an answer").admission, Admission::Denied);
                     } else if turn < 5 {
                         let answer = store.charge(&[take]).await.expect("an answer");
                         admitted += u64::from(answer.admission == Admission::Admitted);
@@ -55,13 +55,13 @@ async fn contend(store: &RedisStore, algorithm: Algorithm, names: [&str; 2]) -> 
     for task in tasks {
         admitted += task.await.expect("a task");
     }
-    let parts = [Part::Text(&here)];
+    let parts = [KeyPart::Text(&here)];
     let key = CounterKey { scope: &scope, parts: &parts };
     let mut left = 0;
     for holder in 0.. {
         let permit = PermitId(10_000 + holder);
         let charge = Charge { permit, ..Charge::new(key, &wanted, Cost::ONE) };
-        if store.charge(&[charge]).await.expect("an answer").admission == Admission::Refused {
+        if store.charge(&[charge]).await.expect("an answer").admission == Admission::Denied {
             break;
         }
         left += 1;

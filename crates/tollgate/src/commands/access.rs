@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tollgate_control::{Actor, AuditVerification, ControlPlane, redact_password};
-use tollgate_core::{Span, SystemClock};
+use tollgate_core::{SystemClock, TimeDelta};
 
 /// What becomes of a database that is not there.
 #[derive(Clone, Copy)]
@@ -46,8 +46,9 @@ fn operator() -> Actor {
 pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
     let (told, text) = match &flags.command {
         TokenCommand::Create { db, name, role, days } => {
-            let lasts =
-                Some(*days).filter(|days| *days > 0).map(|days| Span::from_secs(u64::from(days) * 86_400));
+            let lasts = Some(*days)
+                .filter(|days| *days > 0)
+                .map(|days| TimeDelta::from_secs(u64::from(days) * 86_400));
             anyhow::ensure!(
                 !name.is_empty() && name.len() <= 128 && !name.chars().any(char::is_control),
                 "--name: write 1 to 128 bytes without control characters"

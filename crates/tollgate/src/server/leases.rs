@@ -64,7 +64,7 @@ pub(crate) fn hot(leases: &RedisStack, observe: &Telemetry) -> Value {
         .map(|key| {
             json!({
                 "counter": key.scope,
-                "values": key.values.iter().map(|part| observe.mask_part(&part.borrowed())).collect::<Vec<_>>(),
+                "values": key.values.iter().map(|part| observe.mask_part(&part.as_part())).collect::<Vec<_>>(),
                 "per_second": key.rate,
                 "state": if key.promoted { "promoted" } else { "leased" },
                 "available": key.in_hand,

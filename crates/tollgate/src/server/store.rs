@@ -6,7 +6,7 @@
 //! | `redis://…` and the like | leases and local counters, over denials remembered, over Redis (with a breaker for each shard inside) |
 
 use serde_json::{Value, json};
-use tollgate_core::{Charge, CounterStore, GiveBack, Outcome, Outcomes, Permit, StoreError, SystemClock};
+use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, Permit, StoreError, SystemClock, UnitReturn};
 use tollgate_observe::MetricsWriter;
 use tollgate_store::{BreakerState, DenyCache, LeaseConfig, Leased, MemoryFigures, MemoryStore, RedisStore};
 
@@ -132,10 +132,10 @@ impl CounterStore for Store {
         }
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         match self {
-            Self::Memory(memory) => memory.give_back(back).await,
-            Self::Redis(redis) => redis.give_back(back).await,
+            Self::Memory(memory) => memory.return_units(back).await,
+            Self::Redis(redis) => redis.return_units(back).await,
         }
     }
 }

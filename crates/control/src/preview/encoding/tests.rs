@@ -23,7 +23,7 @@ fn slice(requests: Vec<SampledRequest>) -> Vec<SampleSlice> {
 
 fn request(key: &str, path: &str, cost: u64) -> SampledRequest {
     let pairs = [("api_key", key), ("path", path)];
-    let check = Check::attributes("d", &pairs).costing(Cost::take(cost));
+    let check = Check::attributes("d", &pairs).costing(Cost::new(cost));
     SampledRequest { callers: 4, ..SampledRequest::new(&check, NOW, 77, 2).expect("a short request") }
 }
 

@@ -52,9 +52,9 @@ impl Step {
         match (self, state) {
             (Self::Whole(before), state) => *state = before,
             (Self::LogTail, state) => {
-                ask.limit.step(state, ask.moment, ask.cost.reversed());
+                ask.limit.step(state, ask.moment, ask.cost.negated());
             }
-            (Self::PermitTail, State::Permits(permits)) if !ask.cost.is_look() => {
+            (Self::PermitTail, State::Permits(permits)) if !ask.cost.is_peek() => {
                 permits.held.pop();
             }
             (Self::Renewal(before, until), State::Permits(permits)) => {
