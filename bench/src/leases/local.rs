@@ -75,7 +75,7 @@ fn tend(leases: &Leases, stop: &AtomicBool) {
     let mut context = Context::from_waker(Waker::noop());
     while !stop.load(Ordering::Relaxed) {
         for errand in leases.errands() {
-            let errand = pin!(leases.run(errand, PermitId(DecisionId::fresh().0)));
+            let errand = pin!(leases.run(errand, PermitId(DecisionId::generate().0)));
             assert!(errand.poll(&mut context).is_ready(), "memory answers at once");
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -83,7 +83,9 @@ async fn tend(limiter: Arc<Limiter<Stack>>) {
         }
         for errand in limiter.store().errands() {
             let limiter = Arc::clone(&limiter);
-            tokio::spawn(async move { limiter.store().run(errand, PermitId(DecisionId::fresh().0)).await });
+            tokio::spawn(
+                async move { limiter.store().run(errand, PermitId(DecisionId::generate().0)).await },
+            );
         }
     }
 }

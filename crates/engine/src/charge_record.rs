@@ -6,30 +6,30 @@ use tollgate_core::{
 
 /// What was taken from one counter, with everything that names it.
 #[derive(Clone, Debug)]
-pub(crate) struct Holding {
+pub(crate) struct ChargeRecord {
     pub(crate) scope: Scope,
     parts: Vec<OwnedKeyPart>,
     pub(crate) limit: Limit,
     pub(crate) units: u64,
-    after_loss: LossPolicy,
+    loss_policy: LossPolicy,
     mode: Mode,
 }
 
-impl Holding {
+impl ChargeRecord {
     /// What this charge takes of this limit.
-    pub(crate) fn of(charge: &Charge<'_>) -> Self {
+    pub(crate) fn from_charge(charge: &Charge<'_>) -> Self {
         Self {
             scope: charge.key.scope.clone(),
             parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
             limit: charge.limit.clone(),
             units: charge.cost.units(),
-            after_loss: charge.loss_policy,
+            loss_policy: charge.loss_policy,
             // Alternatives are the store's, wherever the rule's other charges are decided.
             mode: if charge.enforcement == Enforcement::Alternative { Mode::Central } else { charge.mode },
         }
     }
 
-    /// The values of the counter's name; [`Holding::key`] borrows them.
+    /// The values of the counter's name; [`ChargeRecord::key`] borrows them.
     pub(crate) fn parts(&self) -> Vec<KeyPart<'_>> {
         self.parts.iter().map(OwnedKeyPart::as_part).collect()
     }
@@ -40,7 +40,7 @@ impl Holding {
 
     /// A charge on the same counter.
     pub(crate) fn charge<'a>(&'a self, parts: &'a [KeyPart<'a>], cost: Cost) -> Charge<'a> {
-        let (after_loss, mode) = (self.after_loss, self.mode);
+        let (after_loss, mode) = (self.loss_policy, self.mode);
         Charge { loss_policy: after_loss, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
     }
 }

@@ -19,7 +19,7 @@ thread_local! {
 impl DecisionId {
     /// A name that no decision, reservation or lease has had, here or elsewhere.
     #[must_use]
-    pub fn fresh() -> Self {
+    pub fn generate() -> Self {
         NEXT.with(|next| {
             let (thread, count) = next.get();
             next.set((thread, count + 1));

@@ -9,12 +9,12 @@ const ORIGINS: [Origin; 3] = [Origin::FailOpen, Origin::FailClosed, Origin::Loca
 
 /// Counts by rule and origin.
 #[derive(Default)]
-pub(crate) struct Fallbacks(ByRule<[AtomicU64; ORIGINS.len()]>);
+pub(crate) struct FallbackCounts(ByRule<[AtomicU64; ORIGINS.len()]>);
 
-impl Fallbacks {
-    pub(crate) fn note(&self, rule: &str, origin: Origin) {
+impl FallbackCounts {
+    pub(crate) fn record(&self, rule: &str, origin: Origin) {
         if let Some(at) = ORIGINS.iter().position(|known| *known == origin) {
-            self.0.of(rule)[at].fetch_add(1, Ordering::Relaxed);
+            self.0.counter(rule)[at].fetch_add(1, Ordering::Relaxed);
         }
     }
 

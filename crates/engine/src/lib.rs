@@ -9,7 +9,7 @@
 //! | `failing` | what is answered when the store is not |
 //! | `debts` | charging the shared counters, later, with what was let through without them |
 //! | `fallback` | the counters of this process that decide then |
-//! | `fallbacks` | how often that happened |
+//! | `fallback_counts` | how often that happened |
 //! | `held` | what a request holds while it is under way |
 //! | `permit_guard` | permits that are renewed while a request is in progress and released when the guard is dropped |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
@@ -22,7 +22,7 @@
 //! | `usage` | what is used of a caller's limits, and giving it back |
 //! | `observer` | who watches decisions |
 //! | `reconsider` | a second look at a denial: other shards of a split counter, extra quota |
-//! | `rehearse` | deciding a request that stands for many |
+//! | `replay` | deciding a request that stands for many |
 //! | `trace` | the trace that a request is part of |
 //! | `inline_limit` | limits that arrive with the request, apart from the rules |
 //! | `ids` | how a decision gets its name |
@@ -53,20 +53,21 @@ mod reservation;
 mod trace;
 mod usage;
 
-pub use check::{Check, Request};
+pub use check::{Check, CheckInput};
 pub use decision::{
-    Answer, Decision, DescriptorStatus, LimitStatus, OWN_LIMIT, Origin, Ruling, RulingBy, Window,
+    DecidedBy, Decision, DecisionDetails, DecisionVerdict, DescriptorStatus, INLINE_LIMIT, LimitStatus,
+    Origin, Window,
 };
 pub use decision_id::DecisionId;
 pub use delay_queue::{DelayQueue, QueueFull};
-pub use emergency::{Act, Emergencies, Measure, Network, Target};
+pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Network};
 pub use grant::{Grant, Grants};
 pub use limiter::Limiter;
-pub use observer::{Bites, Observer};
+pub use observer::{Enforced, Observer};
 pub use permit_guard::PermitGuard;
-pub use permits::{Ending, GivingBack, Held};
-pub use quota_provider::{Agreed, Tenants};
-pub use replay::{Counters, Stands};
+pub use permits::{HeldPermits, ReleaseFuture, ReleaseReason};
+pub use quota_provider::{CallerQuota, QuotaProvider};
+pub use replay::{CounterSharing, SampleWeight};
 pub use reservation::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
-pub use trace::{Passed, Trace};
-pub use usage::{Left, Needs, Source, Usage, UsageError, Used};
+pub use trace::{ForwardedRequest, TraceContext};
+pub use usage::{GrantBalance, LimitSource, LimitUsage, UnmatchedRule, Usage, UsageError};

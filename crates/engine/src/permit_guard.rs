@@ -6,7 +6,7 @@
 
 use crate::delay_queue::{DelayQueue, QueueFull};
 use crate::limiter::Limiter;
-use crate::permits::{Ending, Held};
+use crate::permits::{HeldPermits, ReleaseReason};
 use futures_util::StreamExt;
 use std::collections::HashMap;
 use std::fmt;
@@ -37,7 +37,7 @@ struct RenewalTable {
 }
 
 struct RenewalEntry {
-    held: Arc<Held>,
+    held: Arc<HeldPermits>,
     due: Instant,
     every: Duration,
 }
@@ -74,7 +74,7 @@ impl Renewals {
 pub struct PermitGuard<S: CounterStore + 'static> {
     limiter: Arc<Limiter<S>>,
     /// Nothing once it is left to its deadline.
-    held: Option<Arc<Held>>,
+    held: Option<Arc<HeldPermits>>,
     /// Its entry among the renewals.
     renewal: Option<u64>,
     /// The request waits until it may proceed: given back now, everything is as if it had never been taken.
@@ -119,9 +119,9 @@ impl<S: CounterStore + 'static> PermitGuard<S> {
 impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
     fn drop(&mut self) {
         self.stop_renewal();
-        let ending = if self.is_waiting { Ending::Withdrawn } else { Ending::Over };
+        let ending = if self.is_waiting { ReleaseReason::Canceled } else { ReleaseReason::Completed };
         if let Some(held) = self.held.take()
-            && let Some(releasing) = self.limiter.let_go(&held, ending)
+            && let Some(releasing) = self.limiter.start_release(&held, ending)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             runtime.spawn(async move {
@@ -136,9 +136,9 @@ impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
 impl<S: CounterStore + 'static> Limiter<S> {
     /// Guards what an admitted request holds. A request that is to be delayed holds its place in the queue until
     /// [`PermitGuard::wait`] or [`PermitGuard::proceed`]. Permits are renewed while the guard lives and a tokio runtime runs.
-    pub fn guard(self: &Arc<Self>, held: Held, delay: TimeDelta) -> PermitGuard<S> {
+    pub fn guard(self: &Arc<Self>, held: HeldPermits, delay: TimeDelta) -> PermitGuard<S> {
         let held = Arc::new(held);
-        let renewal = held.lapses_after().map(|after| {
+        let renewal = held.expires_after().map(|after| {
             let every = Duration::from(after) / 3;
             let mut table = self.renewals.table();
             let id = table.next;

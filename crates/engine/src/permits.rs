@@ -5,11 +5,11 @@
 //! [`Held`] without a word leaves its permits to their deadline, as a process that dies does.
 
 use crate::check::Check;
-use crate::decision::{Answer, Decision, LimitStatus};
+use crate::decision::{Decision, DecisionDetails, LimitStatus};
 use crate::decision_id::DecisionId;
-use crate::in_flight::Counted;
+use crate::in_flight::InFlightGuard;
 use crate::limiter::Limiter;
-use crate::reservation::{Reserved, Settlement, holdings};
+use crate::reservation::{ReservedCharge, Settlement, reserved_charges};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,44 +17,44 @@ use std::task::{Context, Poll, Waker};
 use tollgate_core::{
     Algorithm, Charge, CounterStore, KeyPart, Permit, PermitId, StoreError, TimeDelta, Timestamp,
 };
-use tollgate_rules::{Hit, Plan};
+use tollgate_rules::{MatchedLimit, Plan};
 
 /// What an allowed request holds.
 #[derive(Clone)]
-pub struct Held {
+pub struct HeldPermits {
     id: PermitId,
-    holdings: Vec<Reserved>,
+    charges: Vec<ReservedCharge>,
     /// Counts it among those under way.
-    _counted: Option<Arc<Counted>>,
+    _in_flight: Option<Arc<InFlightGuard>>,
 }
 
-impl std::fmt::Debug for Held {
+impl std::fmt::Debug for HeldPermits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Held").field("id", &self.id).field("counters", &self.holdings.len()).finish()
+        f.debug_struct("Held").field("id", &self.id).field("counters", &self.charges.len()).finish()
     }
 }
 
 /// How a request came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ReleaseReason {
     /// It was carried out, or failed: its permits come back.
-    Over,
+    Completed,
     /// Its turn never came: everything comes back.
-    Withdrawn,
+    Canceled,
 }
 
 /// What is left to do when a store has to be waited for.
-pub type GivingBack = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
+pub type ReleaseFuture = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
-impl Held {
+impl HeldPermits {
     /// After how long its permits lapse unless they are renewed; nothing, where it has none.
     #[must_use]
-    pub fn lapses_after(&self) -> Option<TimeDelta> {
-        self.permits().map(|reserved| reserved.holding.limit.rate().period.length()).min()
+    pub fn expires_after(&self) -> Option<TimeDelta> {
+        self.permits().map(|reserved| reserved.record.limit.rate().period.length()).min()
     }
 
-    fn permits(&self) -> impl Iterator<Item = &Reserved> {
-        self.holdings.iter().filter(|reserved| reserved.holding.limit.algorithm() == Algorithm::Concurrency)
+    fn permits(&self) -> impl Iterator<Item = &ReservedCharge> {
+        self.charges.iter().filter(|reserved| reserved.record.limit.algorithm() == Algorithm::Concurrency)
     }
 }
 
@@ -62,38 +62,49 @@ impl<S: CounterStore> Limiter<S> {
     /// Decides like [`Limiter::check`], and hands over what must be given back: permits, or a place in a queue. Most
     /// requests hold nothing.
     #[inline]
-    pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<Held>) {
-        let (id, asked) = (DecisionId::fresh(), self.clock.now());
+    pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<HeldPermits>) {
+        let (id, asked) = (DecisionId::generate(), self.clock.now());
         let mut held = None;
-        let keep = |plan: &Plan<'_>, answer: &Answer| held = self.held(plan, answer, PermitId(id.0), asked);
+        let keep =
+            |plan: &Plan<'_>, answer: &DecisionDetails| held = self.hold(plan, answer, PermitId(id.0), asked);
         let decision = self.decide(check, id, keep).await;
         (decision, held)
     }
 
     #[inline]
-    fn held(&self, plan: &Plan<'_>, answer: &Answer, id: PermitId, asked: Timestamp) -> Option<Held> {
-        let is_permit = |(hit, status): &(&Hit<'_>, &LimitStatus)| {
+    fn hold(
+        &self,
+        plan: &Plan<'_>,
+        answer: &DecisionDetails,
+        id: PermitId,
+        asked: Timestamp,
+    ) -> Option<HeldPermits> {
+        let is_permit = |(hit, status): &(&MatchedLimit<'_>, &LimitStatus)| {
             hit.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
         };
-        let permits = plan.hits.iter().zip(&answer.limits).filter(is_permit);
+        let permits = plan.limits.iter().zip(&answer.limits).filter(is_permit);
         if !answer.is_allowed() || (answer.delay() == TimeDelta::ZERO && permits.clone().next().is_none()) {
             return None;
         }
         let rules = permits.filter_map(|(hit, _)| hit.rule.map(|rule| rule.name.as_str()));
-        Some(Held { id, holdings: holdings(plan, answer, asked), _counted: self.in_flight.enter(rules) })
+        Some(HeldPermits {
+            id,
+            charges: reserved_charges(plan, answer, asked),
+            _in_flight: self.in_flight.enter(rules),
+        })
     }
 
     /// Gives permits back: the request has ended.
     ///
     /// # Errors
     /// [`StoreError`] if the store did not take them; they lapse at their deadline.
-    pub async fn release(&self, held: &Held) -> Result<(), StoreError> {
-        let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.holding.parts()).collect();
+    pub async fn release(&self, held: &HeldPermits) -> Result<(), StoreError> {
+        let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.record.parts()).collect();
         let permits: Vec<Permit<'_>> = held
             .permits()
             .zip(&parts)
             .map(|(reserved, parts)| {
-                let holding = &reserved.holding;
+                let holding = &reserved.record;
                 Permit { key: holding.key(parts), limit: &holding.limit, id: held.id }
             })
             .collect();
@@ -112,21 +123,25 @@ impl<S: CounterStore> Limiter<S> {
     ///
     /// # Errors
     /// [`StoreError`] if the store did not take it.
-    pub async fn withdraw(&self, held: &Held) -> Result<(), StoreError> {
-        self.move_counters(&held.holdings, DecisionId(held.id.0), Settlement::Cancelled).await
+    pub async fn cancel_held(&self, held: &HeldPermits) -> Result<(), StoreError> {
+        self.move_counters(&held.charges, DecisionId(held.id.0), Settlement::Canceled).await
     }
 
     /// Gives back what a request held, for guards that are dropped. In memory that is done at once, and the next request
     /// finds the place free; over a store that has to be waited for, the rest is handed over to be run.
-    pub fn let_go(self: &Arc<Self>, held: &Arc<Held>, ending: Ending) -> Option<GivingBack>
+    pub fn start_release(
+        self: &Arc<Self>,
+        held: &Arc<HeldPermits>,
+        ending: ReleaseReason,
+    ) -> Option<ReleaseFuture>
     where
         S: 'static,
     {
         let (limiter, held) = (Arc::clone(self), Arc::clone(held));
-        let mut giving: GivingBack = Box::pin(async move {
+        let mut giving: ReleaseFuture = Box::pin(async move {
             match ending {
-                Ending::Over => limiter.release(&held).await,
-                Ending::Withdrawn => limiter.withdraw(&held).await,
+                ReleaseReason::Completed => limiter.release(&held).await,
+                ReleaseReason::Canceled => limiter.cancel_held(&held).await,
             }
         });
         match giving.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -141,13 +156,13 @@ impl<S: CounterStore> Limiter<S> {
     ///
     /// # Errors
     /// [`StoreError`] if the store was not there.
-    pub async fn renew(&self, held: &Held) -> Result<(), StoreError> {
-        let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.holding.parts()).collect();
+    pub async fn renew(&self, held: &HeldPermits) -> Result<(), StoreError> {
+        let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.record.parts()).collect();
         let charges: Vec<Charge<'_>> = held
             .permits()
             .zip(&parts)
             .map(|(reserved, parts)| {
-                let holding = &reserved.holding;
+                let holding = &reserved.record;
                 let cost = tollgate_core::Cost::new(holding.units);
                 Charge { permit: held.id, ..holding.charge(parts, cost) }
             })

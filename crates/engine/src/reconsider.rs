@@ -5,8 +5,8 @@
 //! read all shards for each denial either: the limiter remembers, for as long as a deny cache would, which counters had no room
 //! in any shard.
 
-use crate::fold::{decides, is_refused};
-use crate::grant::{Grants, Paid};
+use crate::fold::{decides, is_denied};
+use crate::grant::{GrantCharge, Grants};
 use crate::limiter::Limiter;
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
@@ -20,7 +20,7 @@ use tollgate_core::{
 use tollgate_rules::{Charges, Plan};
 
 /// A shard that had room may be full by the time that it is charged.
-const ROUNDS: usize = 3;
+const MAX_ROUNDS: usize = 3;
 
 /// The longest that a counter is taken for full without reading its shards again.
 const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
@@ -41,7 +41,7 @@ struct FullCounter {
     generation: u64,
     /// The cost that was denied; a smaller one might fit.
     units: u64,
-    until: Timestamp,
+    expires_at: Timestamp,
     /// What remained in all shards together.
     remaining: u64,
 }
@@ -60,13 +60,13 @@ impl FullCounters {
         let (counter, slot) = self.slot(key);
         let known = *slot.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = known.counter == counter && known.generation == self.generation();
-        (is_same && units >= known.units && now < known.until).then_some(known.remaining)
+        (is_same && units >= known.units && now < known.expires_at).then_some(known.remaining)
     }
 
     fn insert(&self, key: &CounterKey<'_>, units: u64, until: Timestamp, remaining: u64) {
         let (counter, slot) = self.slot(key);
         *slot.lock().unwrap_or_else(PoisonError::into_inner) =
-            FullCounter { counter, generation: self.generation(), units, until, remaining };
+            FullCounter { counter, generation: self.generation(), units, expires_at: until, remaining };
     }
 
     fn generation(&self) -> u64 {
@@ -74,7 +74,7 @@ impl FullCounters {
     }
 
     /// Forgets all: units of some counter have come back.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn clear(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -96,17 +96,17 @@ impl<S: CounterStore> Limiter<S> {
         permit: PermitId,
         grants: Option<&Grants>,
         outcomes: &mut Outcomes,
-    ) -> Option<Box<[Paid]>> {
+    ) -> Option<Box<[GrantCharge]>> {
         if plan.is_split {
             self.try_other_shards(plan, permit, outcomes).await;
         }
         let paid = {
             let mut charges = Charges::new();
             plan.charges(permit, &mut charges);
-            self.pay(plan, &charges, grants?, outcomes).await?
+            self.charge_grants(plan, &charges, grants?, outcomes).await?
         };
         for one in &paid {
-            plan.hits[one.hit].remaining = Some(outcomes.per_charge[one.hit].remaining);
+            plan.limits[one.limit].remaining = Some(outcomes.per_charge[one.limit].remaining);
         }
         Some(paid)
     }
@@ -114,29 +114,29 @@ impl<S: CounterStore> Limiter<S> {
     /// Moves charges that one shard denied to shards that have room, and charges the request again. Where a counter has no
     /// room in any shard, the denial stands, and tells what remains in all of them.
     async fn try_other_shards(&self, plan: &mut Plan<'_>, permit: PermitId, outcomes: &mut Outcomes) {
-        for _ in 0..ROUNDS {
-            if !is_refused(plan, outcomes) {
+        for _ in 0..MAX_ROUNDS {
+            if !is_denied(plan, outcomes) {
                 return;
             }
             // Of alternatives one must fit: which of them moves is not for one of them to say.
             let is_denied = |at: &usize| {
-                let hit = &plan.hits[*at];
+                let hit = &plan.limits[*at];
                 let moves = hit.enforcement != Enforcement::Alternative && decides(hit);
                 outcomes.per_charge[*at].verdict.is_denied() && moves
             };
-            let denied: SmallVec<[usize; 4]> = (0..plan.hits.len()).filter(is_denied).collect();
-            if denied.is_empty() || denied.iter().any(|at| plan.hits[*at].limit.shards.is_none()) {
+            let denied: SmallVec<[usize; 4]> = (0..plan.limits.len()).filter(is_denied).collect();
+            if denied.is_empty() || denied.iter().any(|at| plan.limits[*at].limit.shards.is_none()) {
                 return;
             }
             for at in &denied {
                 match self.find_room(plan, *at, &outcomes.per_charge[*at]).await {
                     Room::In { shard, remaining } => {
                         plan.move_to_shard(*at, shard);
-                        plan.hits[*at].remaining =
-                            Some(remaining.saturating_sub(plan.hits[*at].cost.units()));
+                        plan.limits[*at].remaining =
+                            Some(remaining.saturating_sub(plan.limits[*at].cost.units()));
                     }
                     Room::Nowhere(remaining) => {
-                        plan.hits[*at].remaining = remaining;
+                        plan.limits[*at].remaining = remaining;
                         return;
                     }
                 }
@@ -158,7 +158,7 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Finds the shard of a split counter that has the most room, if that is enough.
     async fn find_room(&self, plan: &Plan<'_>, at: usize, denied: &Outcome) -> Room {
-        let hit = &plan.hits[at];
+        let hit = &plan.limits[at];
         let values = &plan.parts[usize::from(hit.parts.0) + 1..usize::from(hit.parts.1)];
         let counter = CounterKey { scope: &hit.limit.scope, parts: values };
         let (units, now) = (hit.cost.units(), self.clock.now());
@@ -178,7 +178,7 @@ impl<S: CounterStore> Limiter<S> {
         let mut peeks: Vec<(u16, Charge<'_>)> = Vec::with_capacity(names.len());
         for (shard, parts) in (0..).zip(&names) {
             let key = CounterKey { scope: &hit.limit.scope, parts };
-            let charge = Charge::new(key, hit.limit.of_shard(shard), Cost::PEEK);
+            let charge = Charge::new(key, hit.limit.for_shard(shard), Cost::PEEK);
             peeks.push((shard, Charge { mode, enforcement: Enforcement::Independent, ..charge }));
         }
         let Some(rooms) = self.read_rooms(peeks).await else { return Room::Nowhere(None) };

@@ -7,9 +7,9 @@
 //! Everything here may be repeated: a reservation with the same idempotency key is the same reservation, settling to the
 //! same cost again is settling once. Reservations live in this process; they are bounded in number and in time.
 
-use crate::charge_record::Holding;
+use crate::charge_record::ChargeRecord;
 use crate::check::Check;
-use crate::decision::{Answer, Decision};
+use crate::decision::{Decision, DecisionDetails};
 use crate::decision_id::DecisionId;
 use crate::limiter::Limiter;
 use std::collections::{BTreeSet, HashMap};
@@ -24,18 +24,18 @@ pub type ReservationId = DecisionId;
 
 /// Open and lately closed reservations, by name and by idempotency key.
 #[derive(Default)]
-pub(crate) struct Reservations(Mutex<Ledger>);
+pub(crate) struct Reservations(Mutex<ReservationTable>);
 
 #[derive(Default)]
-struct Ledger {
-    entries: HashMap<ReservationId, Entry>,
+struct ReservationTable {
+    entries: HashMap<ReservationId, ReservationEntry>,
     keys: HashMap<String, Option<ReservationId>>,
     deadlines: BTreeSet<(Timestamp, ReservationId)>,
 }
 
-struct Entry {
+struct ReservationEntry {
     decision: Decision,
-    holdings: Vec<Reserved>,
+    charges: Vec<ReservedCharge>,
     deadline: Timestamp,
     key: Option<String>,
     status: Status,
@@ -50,9 +50,9 @@ enum Status {
 
 /// What a reservation took from one counter.
 #[derive(Clone)]
-pub(crate) struct Reserved {
-    pub(crate) holding: Holding,
-    taken: Timestamp,
+pub(crate) struct ReservedCharge {
+    pub(crate) record: ChargeRecord,
+    taken_at: Timestamp,
     /// When its turn comes, where it was put into a queue. Given back before that, a turn is as if it had never been
     /// taken: a queue that is not empty has lost nothing to time.
     turn: Timestamp,
@@ -77,7 +77,7 @@ pub enum Settlement {
     /// With this real cost.
     Settled(u64),
     /// Given back.
-    Cancelled,
+    Canceled,
 }
 
 /// Why nothing was reserved.
@@ -89,7 +89,7 @@ pub enum ReserveError {
     TooMany,
     /// The same idempotency key is being reserved at this moment.
     #[error("a reservation with this idempotency key is under way; try again")]
-    UnderWay,
+    InProgress,
 }
 
 /// Why a reservation could not be ended in this way.
@@ -100,11 +100,11 @@ pub enum SettleError {
     #[error("there is no such reservation, or its deadline has passed and it stands as it was taken")]
     Unknown,
     /// It has already ended in another way.
-    #[error("the reservation has already been {}", match .0 { Settlement::Settled(_) => "settled", Settlement::Cancelled => "cancelled" })]
+    #[error("the reservation has already been {}", match .0 { Settlement::Settled(_) => "settled", Settlement::Canceled => "cancelled" })]
     Ended(Settlement),
     /// It is being ended at this moment.
     #[error("the reservation is being settled or cancelled at this moment; try again")]
-    UnderWay,
+    InProgress,
     /// The store did not take the difference; the reservation is still open.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -112,14 +112,14 @@ pub enum SettleError {
 
 impl Reservations {
     /// The most that are kept at once.
-    const MOST: usize = 1_000_000;
+    const MAX_OPEN: usize = 1_000_000;
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    fn table(&self) -> MutexGuard<'_, ReservationTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Ledger {
+impl ReservationTable {
     fn sweep(&mut self, now: Timestamp) {
         while let Some((deadline, id)) = self.deadlines.first().copied() {
             if deadline > now {
@@ -149,7 +149,7 @@ impl<S: CounterStore> Limiter<S> {
         let asked = self.clock.now();
         let deadline = asked + within;
         {
-            let mut ledger = self.reservations.ledger();
+            let mut ledger = self.reservations.table();
             ledger.sweep(self.clock.now());
             match idempotency_key.and_then(|key| ledger.keys.get(key)) {
                 Some(Some(id)) => {
@@ -161,10 +161,10 @@ impl<S: CounterStore> Limiter<S> {
                         });
                     }
                 }
-                Some(None) => return Err(ReserveError::UnderWay),
+                Some(None) => return Err(ReserveError::InProgress),
                 None => {}
             }
-            if ledger.entries.len() >= Reservations::MOST {
+            if ledger.entries.len() >= Reservations::MAX_OPEN {
                 return Err(ReserveError::TooMany);
             }
             if let Some(key) = idempotency_key {
@@ -172,10 +172,10 @@ impl<S: CounterStore> Limiter<S> {
             }
         }
         let mut pending = PendingKey { reservations: &self.reservations, key: idempotency_key };
-        let (id, mut charged) = (DecisionId::fresh(), Vec::new());
-        let keep = |plan: &Plan<'_>, answer: &Answer| {
+        let (id, mut charged) = (DecisionId::generate(), Vec::new());
+        let keep = |plan: &Plan<'_>, answer: &DecisionDetails| {
             if answer.is_allowed() {
-                charged = holdings(plan, answer, asked);
+                charged = reserved_charges(plan, answer, asked);
             }
         };
         let decision = self.decide(check, id, keep).await;
@@ -183,13 +183,18 @@ impl<S: CounterStore> Limiter<S> {
             return Ok(Reservation { id: None, decision, deadline });
         }
         let key = pending.key.take().map(str::to_owned);
-        let mut ledger = self.reservations.ledger();
+        let mut ledger = self.reservations.table();
         if let Some(key) = &key {
             ledger.keys.insert(key.clone(), Some(id));
         }
         ledger.deadlines.insert((deadline, id));
-        let entry =
-            Entry { decision: decision.clone(), holdings: charged, deadline, key, status: Status::Open };
+        let entry = ReservationEntry {
+            decision: decision.clone(),
+            charges: charged,
+            deadline,
+            key,
+            status: Status::Open,
+        };
         ledger.entries.insert(id, entry);
         Ok(Reservation { id: Some(id), decision, deadline })
     }
@@ -207,41 +212,43 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// [`SettleError`] if it is not open, or was ended in another way.
     pub async fn cancel(&self, id: ReservationId) -> Result<Settlement, SettleError> {
-        self.end(id, Settlement::Cancelled).await
+        self.end(id, Settlement::Canceled).await
     }
 
     async fn end(&self, id: ReservationId, wanted: Settlement) -> Result<Settlement, SettleError> {
         let holdings = {
-            let mut ledger = self.reservations.ledger();
+            let mut ledger = self.reservations.table();
             ledger.sweep(self.clock.now());
             let entry = ledger.entries.get_mut(&id).ok_or(SettleError::Unknown)?;
             match entry.status {
                 Status::Closed(done) if done == wanted => return Ok(done),
                 Status::Closed(done) => return Err(SettleError::Ended(done)),
-                Status::Closing => return Err(SettleError::UnderWay),
+                Status::Closing => return Err(SettleError::InProgress),
                 Status::Open => {}
             }
             entry.status = Status::Closing;
-            entry.holdings.clone()
+            entry.charges.clone()
         };
-        let mut closing = Closing { reservations: &self.reservations, id, becomes: Status::Open };
+        let mut closing = Closing { reservations: &self.reservations, id, next_status: Status::Open };
         self.move_counters(&holdings, id, wanted).await?;
-        closing.becomes = Status::Closed(wanted);
+        closing.next_status = Status::Closed(wanted);
         Ok(wanted)
     }
 
     pub(crate) async fn move_counters(
         &self,
-        holdings: &[Reserved],
+        holdings: &[ReservedCharge],
         id: ReservationId,
         wanted: Settlement,
     ) -> Result<(), StoreError> {
-        let parts: Vec<Vec<KeyPart<'_>>> = holdings.iter().map(|reserved| reserved.holding.parts()).collect();
+        let parts: Vec<Vec<KeyPart<'_>>> = holdings.iter().map(|reserved| reserved.record.parts()).collect();
         let permit = PermitId(id.0);
         let now = self.clock.now();
         let mut charges = Vec::new();
         let mut permits = Vec::new();
-        for (Reserved { holding, taken, turn, follows }, parts) in holdings.iter().zip(&parts) {
+        for (ReservedCharge { record: holding, taken_at: taken, turn, follows }, parts) in
+            holdings.iter().zip(&parts)
+        {
             let key = holding.key(parts);
             if holding.limit.algorithm() == tollgate_core::Algorithm::Concurrency {
                 permits.push(Permit { key, limit: &holding.limit, id: permit });
@@ -250,7 +257,7 @@ impl<S: CounterStore> Limiter<S> {
             let real = match wanted {
                 Settlement::Settled(cost) if *follows => cost,
                 Settlement::Settled(_) => holding.units,
-                Settlement::Cancelled => 0,
+                Settlement::Canceled => 0,
             };
             let cost = match real.checked_sub(holding.units) {
                 Some(more) => Cost::new(more),
@@ -271,7 +278,7 @@ impl<S: CounterStore> Limiter<S> {
         }
         if !charges.is_empty() {
             self.store.debit(&charges).await?;
-            self.full_counters.forget();
+            self.full_counters.clear();
         }
         if !permits.is_empty() {
             self.store.release(&permits).await?;
@@ -289,7 +296,7 @@ struct PendingKey<'a> {
 impl Drop for PendingKey<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            self.reservations.ledger().keys.remove(key);
+            self.reservations.table().keys.remove(key);
         }
     }
 }
@@ -298,30 +305,34 @@ impl Drop for PendingKey<'_> {
 struct Closing<'a> {
     reservations: &'a Reservations,
     id: ReservationId,
-    becomes: Status,
+    next_status: Status,
 }
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
-        if let Some(entry) = self.reservations.ledger().entries.get_mut(&self.id) {
-            entry.status = self.becomes;
+        if let Some(entry) = self.reservations.table().entries.get_mut(&self.id) {
+            entry.status = self.next_status;
         }
     }
 }
 
-/// What an allowed plan took: every charge that its own limit let through. `taken` is no later than it was, so that
+/// What an allowed plan took: every charge that its own limit let through. `taken_at` is no later than it was, so that
 /// nothing counts as not yet come back that has.
-pub(crate) fn holdings(plan: &Plan<'_>, answer: &Answer, taken: Timestamp) -> Vec<Reserved> {
+pub(crate) fn reserved_charges(
+    plan: &Plan<'_>,
+    answer: &DecisionDetails,
+    taken: Timestamp,
+) -> Vec<ReservedCharge> {
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
     let statuses = answer.limits.iter();
     // What a grant has paid for was taken from the grant.
-    let granted = |at: usize| answer.granted.as_ref()?.iter().find(|paid| paid.hit == at);
-    (charges.iter().zip(&plan.hits).zip(statuses).enumerate())
+    let granted = |at: usize| answer.granted.as_ref()?.iter().find(|paid| paid.limit == at);
+    (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
         .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
-        .map(|(at, ((charge, hit), status))| Reserved {
-            holding: granted(at).map_or_else(|| Holding::of(charge), |paid| paid.holding.clone()),
-            taken,
+        .map(|(at, ((charge, hit), status))| ReservedCharge {
+            record: granted(at).map_or_else(|| ChargeRecord::from_charge(charge), |paid| paid.record.clone()),
+            taken_at: taken,
             turn: match status.outcome.verdict {
                 Verdict::Allowed { delay } => taken + delay,
                 _ => taken,

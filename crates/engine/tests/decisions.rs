@@ -4,12 +4,12 @@ mod rig;
 
 use rig::{check, rig, rules};
 use tollgate_core::{Cost, TimeDelta};
-use tollgate_engine::{Check, Origin, Ruling};
+use tollgate_engine::{Check, DecisionVerdict, Origin};
 use tollgate_rules::Descriptor;
 
 /// A caller denied by one limit would otherwise pay for it in all others.
 #[test]
-fn a_denied_request_eats_no_other_limit() {
+fn a_denied_request_charges_no_other_limit() {
     let rig = rig("
 domain: d
 descriptors:
@@ -88,7 +88,7 @@ descriptors:
 
 /// Degrading is passing with a mark, and the mark names the rule.
 #[test]
-fn degrade_and_soft_marks_pass_and_say_so() {
+fn degrade_and_soft_limits_allow_and_report() {
     let rig = rig("
 domain: d
 descriptors:
@@ -112,7 +112,7 @@ descriptors:
 
 /// A queue tells each request its turn; a full one turns requests away.
 #[test]
-fn delay_tells_the_turn_up_to_the_queue() {
+fn delay_reports_the_wait_up_to_the_queue_limit() {
     let rig = rig("
 domain: d
 descriptors:
@@ -120,13 +120,13 @@ descriptors:
 ");
     for turn in 0..20 {
         assert_eq!(
-            rig.take(&[("path", "p")]).ruling,
-            Ruling::Allowed { delay: TimeDelta::from_secs(3 * turn) }
+            rig.take(&[("path", "p")]).verdict,
+            DecisionVerdict::Allowed { delay: TimeDelta::from_secs(3 * turn) }
         );
     }
     assert_eq!(
-        rig.take(&[("path", "p")]).ruling,
-        Ruling::Denied { retry_after: Some(TimeDelta::from_secs(3)) }
+        rig.take(&[("path", "p")]).verdict,
+        DecisionVerdict::Denied { retry_after: Some(TimeDelta::from_secs(3)) }
     );
 }
 
@@ -201,7 +201,7 @@ descriptors:
 
 /// The switch that stops all denials must not stop the counting.
 #[test]
-fn global_shadow_lets_pass_and_still_tells() {
+fn global_shadow_allows_and_still_reports() {
     let text = "
 domain: d
 descriptors:

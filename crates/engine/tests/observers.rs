@@ -12,7 +12,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 struct Seen(Mutex<Vec<(String, bool)>>);
 
 impl Observer for Seen {
-    fn decided(&self, check: &Check<'_>, decision: &Decision) {
+    fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
         let one = (format!("{} {}", check.domain, decision.id), decision.is_allowed());
         self.0.lock().expect("nobody panics").push(one);
     }

@@ -91,14 +91,14 @@ fn patterns_of_requests_do_not_skip_shards() {
             let attributes = [("user", user)];
             let check = Check::attributes("d", &attributes);
             *passed += usize::from(pollster::block_on(limiter.check(&check)).is_allowed());
-            pollster::block_on(limiter.check(&check.costing(Cost::PEEK)));
+            pollster::block_on(limiter.check(&check.with_cost(Cost::PEEK)));
         }
     }
     assert_eq!(passed, [80, 80]);
 }
 
 #[test]
-fn answers_tell_the_whole_of_a_split_limit() {
+fn outcomes_report_the_whole_of_a_split_limit() {
     let (limiter, _clock) = remote("{domain: d, descriptors: [{key: user, limit: 20/minute, split: 8}]}");
     let attributes = [("user", "u")];
     let check = Check::attributes("d", &attributes);
@@ -121,7 +121,7 @@ fn evenly_split_limits_count_down_one_by_one() {
     let attributes = [("user", "u")];
     let check = Check::attributes("d", &attributes);
     for left in (0..80).rev() {
-        let peek = pollster::block_on(limiter.check(&check.costing(Cost::PEEK)));
+        let peek = pollster::block_on(limiter.check(&check.with_cost(Cost::PEEK)));
         assert_eq!(peek.limits[0].outcome.remaining, left + 1);
         assert_eq!(pollster::block_on(limiter.check(&check)).limits[0].outcome.remaining, left);
     }
@@ -142,12 +142,12 @@ fn a_flood_over_a_split_limit_reads_the_other_shards_seldom() {
 
 /// Permits and reservations of a split counter are given back to the shard that they were taken from.
 #[test]
-fn what_was_moved_to_another_shard_is_given_back_there() {
+fn charges_moved_to_another_shard_are_refunded_there() {
     let (limiter, _clock) = remote("{domain: d, descriptors: [{key: user, limit: 6/minute, split: 3}]}");
     let attributes = [("user", "u")];
     let check = Check::attributes("d", &attributes);
     // The first shard is full when its turn comes again: the reservation finds room in another.
-    pollster::block_on(limiter.check(&check.costing(Cost::new(2))));
+    pollster::block_on(limiter.check(&check.with_cost(Cost::new(2))));
     pollster::block_on(limiter.check(&check));
     pollster::block_on(limiter.check(&check));
     let reserved =
@@ -225,7 +225,7 @@ fn threads_share_the_whole_of_a_split_limit() {
 fn a_cost_beyond_every_shard_reads_nothing() {
     let (limiter, _clock) = remote("{domain: d, descriptors: [{key: user, limit: 80/minute, split: 8}]}");
     let attributes = [("user", "u")];
-    let check = Check::attributes("d", &attributes).costing(Cost::new(11));
+    let check = Check::attributes("d", &attributes).with_cost(Cost::new(11));
     let charged = calls(&limiter, |limiter| assert!(!pollster::block_on(limiter.check(&check)).is_allowed()));
     assert_eq!(charged, 1);
 }

@@ -24,7 +24,7 @@ fn reserve(
     cost: u64,
     key: Option<&str>,
 ) -> Result<Reservation, ReserveError> {
-    let check = Check::attributes("d", attributes).costing(Cost::new(cost));
+    let check = Check::attributes("d", attributes).with_cost(Cost::new(cost));
     pollster::block_on(rig.limiter.reserve(&check, TimeDelta::from_secs(60), key))
 }
 
@@ -72,12 +72,12 @@ fn everything_may_be_repeated() {
 
 /// Cancelled work must leave no trace; what was denied holds nothing.
 #[test]
-fn cancelling_gives_everything_back() {
+fn canceling_refunds_everything() {
     let rig = rig(RULES);
     let id = reserve(&rig, &ALL, 1_000, None).unwrap().id.expect("allowed");
     let denied = reserve(&rig, &ALL, 1, Some("denied")).unwrap();
     assert_eq!((denied.id, denied.decision.denied_by_name()), (None, Some("tokens")));
-    assert_eq!(pollster::block_on(rig.limiter.cancel(id)), Ok(Settlement::Cancelled));
+    assert_eq!(pollster::block_on(rig.limiter.cancel(id)), Ok(Settlement::Canceled));
     assert_eq!(rig.left(&ALL, "tokens"), 1_000);
     assert_eq!(rig.left(&ALL, "calls"), 100);
     assert_eq!(rig.left(&ALL, "slots"), 2);

@@ -4,7 +4,7 @@ mod rig;
 
 use rig::rig;
 use tollgate_core::{Cost, TimeDelta};
-use tollgate_engine::{Source, Usage, UsageError};
+use tollgate_engine::{LimitSource, Usage, UsageError};
 
 const FORMS: [&str; 8] = [
     "limit: 7/second",
@@ -22,7 +22,7 @@ fn usage(rig: &rig::Rig, attributes: &[(&str, &str)]) -> Usage {
 }
 
 #[test]
-fn looks_charge_nothing_and_a_reset_gives_everything_back() {
+fn peeks_charge_nothing_and_a_reset_refunds_everything() {
     for form in FORMS {
         let rig = rig(&format!("{{domain: d, descriptors: [{{key: api_key, {form}}}]}}"));
         let key = [("api_key", "k")];
@@ -70,7 +70,7 @@ fn rules_that_need_more_are_named_with_what_they_need() {
     let told = usage(&rig, &[("api_key", "k")]);
     assert_eq!(told.limits.len(), 2, "the window and the permits: {:?}", told.limits);
     let mut needs: Vec<(&str, Vec<String>)> =
-        told.needs.iter().map(|needs| (needs.rule.as_str(), needs.attributes.clone())).collect();
+        told.unmatched.iter().map(|needs| (needs.rule.as_str(), needs.attributes.clone())).collect();
     needs.sort();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     assert_eq!(
@@ -84,11 +84,15 @@ fn rules_that_need_more_are_named_with_what_they_need() {
     let order = [("api_key", "k"), ("endpoint", "POST /orders"), ("region", "us"), ("tier", "pro")];
     assert!(rig.take(&order).is_allowed());
     let told = usage(&rig, &order);
-    let names: Vec<(&str, u64, Source)> =
+    let names: Vec<(&str, u64, LimitSource)> =
         told.limits.iter().map(|one| (one.rule.as_str(), one.used().expect("known"), one.source)).collect();
-    let own = ("api_key", 1, Source::Tier);
-    assert_eq!(names, [own, own, ("orders", 1, Source::Rule)], "its window, its permits, and the endpoint's");
-    assert!(told.needs.is_empty(), "another region and a less specific endpoint can never be met");
+    let own = ("api_key", 1, LimitSource::Tier);
+    assert_eq!(
+        names,
+        [own, own, ("orders", 1, LimitSource::Rule)],
+        "its window, its permits, and the endpoint's"
+    );
+    assert!(told.unmatched.is_empty(), "another region and a less specific endpoint can never be met");
     assert_eq!(told.tier.as_deref(), Some("pro"));
 }
 
@@ -116,7 +120,7 @@ fn a_reset_of_one_rule_leaves_the_others_and_other_callers() {
 }
 
 #[test]
-fn split_counters_are_told_as_one() {
+fn split_counters_are_reported_as_one() {
     let rig = rig("{domain: d, descriptors: [{key: api_key, limit: 40/minute, split: 4}]}");
     let key = [("api_key", "k")];
     for _ in 0..8 {

@@ -5,7 +5,7 @@ use crate::headers::HeaderLookup;
 use crate::hex;
 use http::header::{HeaderName, HeaderValue};
 use tollgate_core::Timestamp;
-use tollgate_engine::{Limiter, Trace};
+use tollgate_engine::{Limiter, TraceContext};
 
 /// The field's name, in HTTP and in gRPC's metadata.
 pub static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -16,7 +16,7 @@ pub fn from_headers<S>(
     limiter: &Limiter<S>,
     fields: &impl HeaderLookup,
     now: impl FnOnce() -> Timestamp,
-) -> Option<Trace> {
+) -> Option<TraceContext> {
     if !limiter.is_traced() {
         return None;
     }
@@ -26,7 +26,7 @@ pub fn from_headers<S>(
 }
 
 /// What a `traceparent` says, if it is one and its trace is sampled: the next span of that trace.
-pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
+pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<TraceContext> {
     // Version 00 has these fields and no more; later ones begin with them.
     let (first, rest) = text.split_at_checked(55)?;
     if !(rest.is_empty() || rest[0] == b'-' && &first[..2] != b"00") {
@@ -39,7 +39,7 @@ pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
     let (id, parent) = (parse::<16>(&first[3..35])?, parse::<8>(&first[36..52])?);
     let [flags] = parse::<1>(&first[53..])?;
     let valid = version != 0xff && id != [0; 16] && parent != [0; 8];
-    (valid && flags & 1 == 1).then(|| Trace::new(id, parent, now()))
+    (valid && flags & 1 == 1).then(|| TraceContext::new(id, parent, now()))
 }
 
 /// Bytes from digits. Lower case alone, as the standard has it.
@@ -58,7 +58,7 @@ fn parse<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
 
 /// What tells the next one that its span is under this one.
 #[must_use]
-pub fn format(trace: &Trace) -> HeaderValue {
+pub fn format(trace: &TraceContext) -> HeaderValue {
     let mut text = Vec::with_capacity(55);
     text.extend_from_slice(b"00-");
     hex::put(&mut text, &trace.id);

@@ -14,7 +14,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 #[test]
 fn an_answer_allocates_its_values_and_nothing_for_their_parts() {
     let rules = ["global", "per-tenant", "per-key", "per-endpoint"];
-    let window = Window::Span(TimeDelta::from_secs(60));
+    let window = Window::Rolling(TimeDelta::from_secs(60));
     let policies =
         || rules.map(|rule| Policy::new(rule, 1_000_000, window).remaining_fraction(123_456).until(42));
     let settings = ResponseConfig::default();

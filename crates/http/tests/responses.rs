@@ -50,10 +50,10 @@ fn headers(settings: &ResponseConfig, facts: &DecisionSummary<'_>, now: Timestam
 
 fn window() -> impl Strategy<Value = Window> {
     prop_oneof![
-        (1_u64..10_000_000_000).prop_map(|micros| Window::Span(TimeDelta::from_micros(micros))),
+        (1_u64..10_000_000_000).prop_map(|micros| Window::Rolling(TimeDelta::from_micros(micros))),
         Just(Window::Calendar(CalendarUnit::Day)),
         Just(Window::Calendar(CalendarUnit::Month)),
-        Just(Window::Held),
+        Just(Window::Concurrent),
     ]
 }
 
@@ -79,7 +79,7 @@ proptest! {
             prop_assert_eq!(&member.0, &name);
             prop_assert_eq!(number(member, "q"), Some((*quota).min(LARGEST) as i64));
             prop_assert!(number(member, "w").is_none_or(|w| w > 0));
-            prop_assert_eq!(member.2.as_deref(), (*window == Window::Held).then_some("concurrent-requests"));
+            prop_assert_eq!(member.2.as_deref(), (*window == Window::Concurrent).then_some("concurrent-requests"));
         }
         let near = members(&headers, "ratelimit");
         prop_assert_eq!(near.len(), 1);
@@ -126,7 +126,9 @@ impl Rig {
 
     fn ask(&self, keys: &[&str], cost: u64) -> Decision {
         let attributes: Vec<_> = keys.iter().map(|key| (*key, "x")).collect();
-        pollster::block_on(self.limiter.check(&Check::attributes("d", &attributes).costing(Cost::new(cost))))
+        pollster::block_on(
+            self.limiter.check(&Check::attributes("d", &attributes).with_cost(Cost::new(cost))),
+        )
     }
 }
 
@@ -243,7 +245,7 @@ proptest! {
         let decision = id.map(tollgate_engine::DecisionId);
         let facts = DecisionSummary { disposition: ruled, retry_after, denied_by, decision, ..DecisionSummary::from_policies(policies) };
         let nearest = facts.nearest().filter(|_| ruled == Disposition::Denied).map(|near| match near.window {
-            Window::Held => format!("At most {} at once. ", near.quota),
+            Window::Concurrent => format!("At most {} at once. ", near.quota),
             window => format!("At most {} in {window}. ", near.quota),
         });
         let what = if ruled == Disposition::Denied { "Rate limit exceeded" } else { "No decision can be made" };

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tollgate_core::{SystemClock, Timestamp};
-use tollgate_engine::{Check, Limiter, Trace};
+use tollgate_engine::{Check, Limiter, TraceContext};
 use tollgate_observe::{
     DecisionQuery, ExpositionFormat, LoggedVerdict, MetricsWriter, Telemetry, TelemetryConfig,
 };
@@ -24,7 +24,7 @@ fn watched(text: &str, settings: TelemetryConfig) -> (Limiter<MemoryStore<System
 }
 
 fn decide(limiter: &Limiter<MemoryStore<SystemClock>>, pairs: &[(&str, &str)]) -> &'static str {
-    let decision = pollster::block_on(limiter.check(&Check::attributes("d", pairs).asked_by("http")));
+    let decision = pollster::block_on(limiter.check(&Check::attributes("d", pairs).with_protocol("http")));
     if decision.is_allowed() { "allow" } else { "deny" }
 }
 
@@ -171,10 +171,10 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
             let limiter = &limiter;
             scope.spawn(move || {
                 for _ in 0..5_000 {
-                    let trace = Trace::new([thread + 1; 16], [1; 8], Timestamp::ZERO);
-                    let check = Check::attributes("d", &[("a", "x")]).traced(Some(&trace));
+                    let trace = TraceContext::new([thread + 1; 16], [1; 8], Timestamp::ZERO);
+                    let check = Check::attributes("d", &[("a", "x")]).with_trace(Some(&trace));
                     pollster::block_on(limiter.check(&check));
-                    pollster::block_on(limiter.check(&check.traced(None)));
+                    pollster::block_on(limiter.check(&check.with_trace(None)));
                 }
             });
         }
@@ -205,8 +205,8 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
     traces.record_dropped(taken[3]);
     assert_eq!(figures(), [20_000, 2_997, 20_000 - 8_192, 1_003]);
     // There is room again.
-    let trace = Trace::new([1; 16], [1; 8], Timestamp::ZERO);
-    pollster::block_on(limiter.check(&Check::attributes("d", &[("a", "x")]).traced(Some(&trace))));
+    let trace = TraceContext::new([1; 16], [1; 8], Timestamp::ZERO);
+    pollster::block_on(limiter.check(&Check::attributes("d", &[("a", "x")]).with_trace(Some(&trace))));
     assert_eq!(traces.drain(10).map(|batch| batch.spans), Some(1));
 }
 

@@ -27,10 +27,10 @@ const fn all_names() -> [&'static str; 256] {
     names
 }
 
-const TURNS: usize = 1024;
+const CURSORS: usize = 1024;
 
 thread_local! {
-    static NEXT: [Cell<u16>; TURNS] = const { [const { Cell::new(0) }; TURNS] };
+    static NEXT: [Cell<u16>; CURSORS] = const { [const { Cell::new(0) }; CURSORS] };
     /// Where this thread's rounds begin.
     static FIRST: u16 = RandomState::default().build_hasher().finish() as u16;
 }
@@ -69,7 +69,7 @@ fn slot<'p>(rule: u32, path: impl Iterator<Item = &'p KeyPart<'p>>) -> usize {
             KeyPart::Network { address, .. } => hasher.write_u128(*address),
         }
     }
-    hasher.finish() as usize % TURNS
+    hasher.finish() as usize % CURSORS
 }
 
 /// The names of all shards of a counter that is split so.

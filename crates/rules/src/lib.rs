@@ -44,17 +44,18 @@ mod yaml;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
-pub use explain::{Clause, Explained, Explanation, Finding};
-pub use outline::Outlined;
-pub use overrides::{Override, TENANT_KEY, Tenant, Unfit};
+pub use explain::{Clause, Explanation, RuleExplanation, RuleResult};
+pub use outline::OutlineNode;
+pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
 pub use pattern::Wildcards;
-pub use per_caller::CallersRule;
-pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
+pub use per_caller::PerCallerRule;
+pub use plan::{Attributes, Charges, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
 pub use rule::{
-    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, Soft, SoftAction,
+    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, SoftAction,
+    SoftLimit,
 };
 pub use ruleset::{Domain, Options, Ruleset, Source};
-pub use sensitivity::{may_be_secret, tells_who};
+pub use sensitivity::{identifies_caller, may_be_secret};
 pub use unit::Unit;
 
 /// The JSON schema of rule files, for editors.

@@ -5,13 +5,13 @@
 //! the order of the file before the key alone, and never go back.
 
 use crate::counter_shards::next_shard;
-use crate::overrides::Tenant;
-use crate::plan::{Attributes, Descriptor, Hit, HitLimit, Match, Plan};
+use crate::overrides::CallerOverrides;
+use crate::plan::{Attributes, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
 use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
 use crate::sensitivity::may_be_secret;
-use crate::tree::{GLOBAL, KeyIndex, Level, Test, TreeNode};
+use crate::tree::{GLOBAL, KeyIndex, Level, TreeNode, ValueTest};
 use crate::unit::Unit;
 use smallvec::SmallVec;
 use tollgate_core::{Algorithm, Cost, KeyPart, LimitSpec, Rate};
@@ -21,12 +21,12 @@ type Path<'p> = SmallVec<[KeyPart<'p>; 4]>;
 /// The value of a key; the first, if it is given twice. No request says what `global` is.
 #[inline]
 pub(crate) fn find<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
-    if key == GLOBAL.0 { Some(GLOBAL.1) } else { given(attributes, key) }
+    if key == GLOBAL.0 { Some(GLOBAL.1) } else { find_attribute(attributes, key) }
 }
 
 /// The same of any other key.
 #[inline]
-fn given<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
+fn find_attribute<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
     attributes.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
 }
 
@@ -42,28 +42,29 @@ impl Domain {
 
     /// The same, written where the caller has room for it: a plan is large to move about.
     pub fn plan_into<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost, plan: &mut Plan<'p>) {
-        if self.asks_tier {
-            plan.tier = plan.tenant.and_then(Tenant::tier).or_else(|| find(request, &self.tier_key));
+        if self.depends_on_tier {
+            plan.tier =
+                plan.overrides.and_then(CallerOverrides::tier).or_else(|| find(request, &self.tier_key));
         }
-        let mut walk = BagWalk {
+        let mut walk = AttributeMatcher {
             domain: self,
             request,
             cost,
             path: Path::new(),
             plan,
-            quiet: (Match::None, None),
+            uncharged: (MatchKind::None, None),
             replacing: SmallVec::new(),
         };
-        walk.level(&self.tree[0].children);
-        let BagWalk { quiet, replacing, plan, .. } = walk;
-        if plan.hits.len() > 1 && !plan.hits.is_sorted_by_key(|hit| hit.rule.map(|rule| rule.id)) {
-            plan.hits.sort_by_key(|hit| hit.rule.map(|rule| rule.id));
+        walk.match_level(&self.tree[0].children);
+        let AttributeMatcher { uncharged: quiet, replacing, plan, .. } = walk;
+        if plan.limits.len() > 1 && !plan.limits.is_sorted_by_key(|hit| hit.rule.map(|rule| rule.id)) {
+            plan.limits.sort_by_key(|hit| hit.rule.map(|rule| rule.id));
         }
         if !replacing.is_empty() {
             drop_replaced(plan, &replacing);
         }
-        plan.matches.push(match plan.hits.first() {
-            Some(hit) => (Match::Limited, hit.rule),
+        plan.matches.push(match plan.limits.first() {
+            Some(hit) => (MatchKind::Limited, hit.rule),
             None => quiet,
         });
     }
@@ -84,17 +85,17 @@ impl Domain {
         hits: Cost,
         plan: &mut Plan<'p>,
     ) {
-        if self.asks_tier {
-            plan.tier = plan.tenant.and_then(Tenant::tier);
+        if self.depends_on_tier {
+            plan.tier = plan.overrides.and_then(CallerOverrides::tier);
         }
         for (i, descriptor) in descriptors.iter().enumerate() {
             let i = u16::try_from(i).unwrap_or(u16::MAX);
             let cost = descriptor.cost(hits);
-            if self.asks_tier && plan.tier.is_none() {
+            if self.depends_on_tier && plan.tier.is_none() {
                 plan.tier = find(descriptor.entries, &self.tier_key);
             }
             let matched = match descriptor.limit {
-                Some(limit) => self.own(descriptor, limit, cost, i, plan),
+                Some(limit) => self.inline_limit(descriptor, limit, cost, i, plan),
                 None => self.descriptor(descriptor, cost, i, plan),
             };
             plan.matches.push(matched);
@@ -111,10 +112,10 @@ impl Domain {
         cost: Cost,
         i: u16,
         plan: &mut Plan<'p>,
-    ) -> (Match, Option<&'p Rule>) {
+    ) -> (MatchKind, Option<&'p Rule>) {
         let mut node = &self.tree[0];
         let mut path = Path::new();
-        let agreed = plan.tenant.and_then(Tenant::tier);
+        let agreed = plan.overrides.and_then(CallerOverrides::tier);
         let mut tier = agreed;
         for (at, (key, value)) in descriptor.entries.iter().enumerate() {
             if let Some(next) = self.next(node, key, value) {
@@ -123,16 +124,16 @@ impl Domain {
             } else if at + 1 == descriptor.entries.len() && *key == self.tier_key && self.has_tiers(node) {
                 tier = agreed.or(Some(*value));
             } else {
-                return (Match::None, None);
+                return (MatchKind::None, None);
             }
         }
         match node.rule {
             Some(id) => {
                 let rule = &self.rules[id as usize];
-                let look = CostOf { cost, attributes: descriptor.entries };
-                (push_hits(plan, self.profile, rule, tier, (&path, None), look, i), Some(rule))
+                let look = CostResolver { cost, attributes: descriptor.entries };
+                (push_limits(plan, self.profile, rule, tier, (&path, None), look, i), Some(rule))
             }
-            None => (Match::None, None),
+            None => (MatchKind::None, None),
         }
     }
 
@@ -147,14 +148,14 @@ impl Domain {
     }
 
     /// A limit that the request brings: the tree is not asked.
-    fn own<'p>(
+    fn inline_limit<'p>(
         &'p self,
         descriptor: &Descriptor<'p>,
         (count, unit): (u32, Unit),
         cost: Cost,
         i: u16,
         plan: &mut Plan<'p>,
-    ) -> (Match, Option<&'p Rule>) {
+    ) -> (MatchKind, Option<&'p Rule>) {
         let quota = Rate::per(u64::from(count), unit.length());
         let fixed = LimitSpec::new(Algorithm::FixedWindow, quota.clone());
         let spec = match self.profile {
@@ -162,18 +163,18 @@ impl Domain {
             Profile::Native => LimitSpec::new(self.algorithm, quota),
         };
         // A count that the domain's algorithm cannot hold (a log of millions) is still held, by windows.
-        let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (Match::None, None) };
+        let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (MatchKind::None, None) };
         let values: Path<'p> =
-            descriptor.entries.iter().map(|(key, value)| valued(may_be_secret(key), value)).collect();
+            descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value)).collect();
         let Some(parts) = push_parts(plan, &values) else {
-            return (Match::None, None);
+            return (MatchKind::None, None);
         };
-        let scope = self.scope.own(descriptor.entries).limit(Kind::Own, &limit, None);
+        let scope = self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None);
         let limit = RuleLimit::new(limit, scope, Some(unit), Role::Live, None);
-        let enforcement = Hit::enforcement(Role::Live, crate::rule::Action::Reject, self.profile);
-        plan.hits.push(Hit {
+        let enforcement = MatchedLimit::enforcement(Role::Live, crate::rule::Action::Reject, self.profile);
+        plan.limits.push(MatchedLimit {
             rule: None,
-            limit: HitLimit::Own(Box::new(limit)),
+            limit: LimitOrigin::Inline(Box::new(limit)),
             parts,
             shard: 0,
             position: 0,
@@ -182,29 +183,30 @@ impl Domain {
             descriptor: i,
             enforcement,
         });
-        (Match::Limited, None)
+        (MatchKind::Limited, None)
     }
 }
 
-struct BagWalk<'w, 'p> {
+struct AttributeMatcher<'w, 'p> {
     domain: &'p Domain,
     request: &'p Attributes<'p>,
     cost: Cost,
     path: Path<'p>,
     plan: &'w mut Plan<'p>,
     /// The strongest match that charges nothing.
-    quiet: (Match, Option<&'p Rule>),
+    uncharged: (MatchKind, Option<&'p Rule>),
     /// Matched rules that replace others.
     replacing: SmallVec<[&'p Rule; 1]>,
 }
 
-impl<'p> BagWalk<'_, 'p> {
-    fn level(&mut self, level: &'p Level) {
-        if let Some(keys) = level.few() {
+impl<'p> AttributeMatcher<'_, 'p> {
+    fn match_level(&mut self, level: &'p Level) {
+        if let Some(keys) = level.is_small() {
             for index in keys {
-                let value = if index.is_global { Some(GLOBAL.1) } else { given(self.request, &index.name) };
+                let value =
+                    if index.is_global { Some(GLOBAL.1) } else { find_attribute(self.request, &index.name) };
                 if let Some(value) = value {
-                    self.key(index, value);
+                    self.match_key(index, value);
                 }
             }
             return;
@@ -215,46 +217,47 @@ impl<'p> BagWalk<'_, 'p> {
                 && *key != GLOBAL.0
                 && !is_known()
             {
-                self.key(index, value);
+                self.match_key(index, value);
             }
         }
         if let Some(index) = level.key(GLOBAL.0) {
-            self.key(index, GLOBAL.1);
+            self.match_key(index, GLOBAL.1);
         }
     }
 
     /// One of the rules about the value, and every network that it lies in.
     #[inline]
-    fn key(&mut self, index: &'p KeyIndex, value: &'p str) {
+    fn match_key(&mut self, index: &'p KeyIndex, value: &'p str) {
         if let (true, Some(node)) = (index.is_plain, index.any) {
-            return self.enter(node, value);
+            return self.visit(node, value);
         }
         if let Some(node) = index.specific(value).or(index.any) {
-            self.enter(node, value);
+            self.visit(node, value);
         }
         for (_, node) in &index.networks {
-            self.enter(*node, value);
+            self.visit(*node, value);
         }
     }
 
     #[inline]
-    fn enter(&mut self, id: u32, value: &'p str) {
+    fn visit(&mut self, id: u32, value: &'p str) {
         let node = &self.domain.tree[id as usize];
         let last = part(node, value);
-        if last.is_none() && matches!(node.element.test, Test::Network(_)) {
+        if last.is_none() && matches!(node.element.test, ValueTest::Network(_)) {
             return;
         }
         if let Some(id) = node.rule {
             let rule = &self.domain.rules[id as usize];
-            let look = CostOf { cost: self.cost, attributes: self.request };
+            let look = CostResolver { cost: self.cost, attributes: self.request };
             let tier = self.plan.tier;
             let path = (self.path.as_slice(), last);
-            let matched = push_hits(self.plan, self.domain.profile, rule, tier, path, look, 0);
+            let matched = push_limits(self.plan, self.domain.profile, rule, tier, path, look, 0);
             if matches!(
-                (matched, self.quiet.0),
-                (Match::Exempt, Match::None) | (Match::Unlimited, Match::None | Match::Exempt)
+                (matched, self.uncharged.0),
+                (MatchKind::Exempt, MatchKind::None)
+                    | (MatchKind::Unlimited, MatchKind::None | MatchKind::Exempt)
             ) {
-                self.quiet = (matched, Some(rule));
+                self.uncharged = (matched, Some(rule));
             }
             if !rule.replaces.is_empty() {
                 self.replacing.push(rule);
@@ -263,7 +266,7 @@ impl<'p> BagWalk<'_, 'p> {
         if !node.children.is_empty() {
             let above = self.path.len();
             self.path.extend(last);
-            self.level(&node.children);
+            self.match_level(&node.children);
             self.path.truncate(above);
         }
     }
@@ -273,20 +276,20 @@ impl<'p> BagWalk<'_, 'p> {
 #[inline]
 fn part<'p>(node: &TreeNode, value: &'p str) -> Option<KeyPart<'p>> {
     match &node.element.test {
-        Test::Any | Test::Like(_) => Some(valued(node.is_secret, value)),
-        Test::Exact(_) | Test::Shared(_) => None,
-        Test::Network(prefix) => prefix.network(value),
+        ValueTest::Any | ValueTest::Like(_) => Some(value_part(node.is_secret, value)),
+        ValueTest::Exact(_) | ValueTest::Shared(_) => None,
+        ValueTest::Network(prefix) => prefix.network(value),
     }
 }
 
 #[inline]
-const fn valued(is_secret: bool, value: &str) -> KeyPart<'_> {
+const fn value_part(is_secret: bool, value: &str) -> KeyPart<'_> {
     if is_secret { KeyPart::Secret(value) } else { KeyPart::Text(value) }
 }
 
 /// What a rule's cost is worked out from.
 #[derive(Clone, Copy)]
-struct CostOf<'a> {
+struct CostResolver<'a> {
     cost: Cost,
     attributes: &'a Attributes<'a>,
 }
@@ -296,12 +299,12 @@ impl Rule {
     /// the caller says: the attribute told what was to be taken.
     #[must_use]
     #[inline]
-    pub fn cost_of(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
-        if matches!(self.cost, CostFrom::Request) { asked } else { self.own_cost(asked, attributes) }
+    pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
+        if matches!(self.cost, CostFrom::Request) { asked } else { self.rule_cost(asked, attributes) }
     }
 
     #[inline(never)]
-    fn own_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
+    fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
         match &self.cost {
             CostFrom::Request => asked,
             _ if asked.is_peek() => asked,
@@ -321,7 +324,7 @@ impl RuleLimit {
     /// back is `release`, not a refund.
     #[must_use]
     #[inline]
-    pub fn takes(&self, cost: Cost) -> Cost {
+    pub fn cost_for(&self, cost: Cost) -> Cost {
         match self.limit.algorithm() {
             Algorithm::Concurrency if cost.is_peek() || cost.is_refund() => Cost::PEEK,
             Algorithm::Concurrency => Cost::ONE,
@@ -332,30 +335,30 @@ impl RuleLimit {
 
 /// Adds the hits of one rule. The parts are copied once for all its limits.
 #[inline(always)]
-fn push_hits<'p>(
+fn push_limits<'p>(
     plan: &mut Plan<'p>,
     profile: Profile,
     rule: &'p Rule,
     tier: Option<&str>,
     (path, last): (&[KeyPart<'p>], Option<KeyPart<'p>>),
-    cost: CostOf<'_>,
+    cost: CostResolver<'_>,
     descriptor: u16,
-) -> Match {
-    let agreed = plan.tenant.and_then(|tenant| tenant.limits(rule.id));
+) -> MatchKind {
+    let agreed = plan.overrides.and_then(|tenant| tenant.limits(rule.id));
     if rule.unlimited && agreed.is_none() {
-        return Match::Unlimited;
+        return MatchKind::Unlimited;
     }
     let limits = agreed.unwrap_or_else(|| rule.limits_for(tier));
     if limits.is_empty() {
-        return Match::Exempt;
+        return MatchKind::Exempt;
     }
-    let cost = rule.cost_of(cost.cost, cost.attributes);
+    let cost = rule.resolve_cost(cost.cost, cost.attributes);
     let start = plan.parts.len();
     let (mut shard, mut position) = (0, 0);
     if let Some(split) = rule.split {
         plan.is_split = true;
         (shard, position) = next_shard(split, rule.id, path.iter().chain(&last), cost);
-        plan.parts.push(KeyPart::Text(rule.split_names()[usize::from(shard)]));
+        plan.parts.push(KeyPart::Text(rule.shard_names()[usize::from(shard)]));
     }
     if !path.is_empty() {
         plan.parts.extend_from_slice(path);
@@ -365,15 +368,15 @@ fn push_hits<'p>(
     }
     // No server lets a request have 65,536 values.
     let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(plan.parts.len())) else {
-        return Match::None;
+        return MatchKind::None;
     };
     let parts = (start, end);
     for limit in limits {
-        let cost = limit.takes(cost);
-        let enforcement = Hit::enforcement(limit.role, rule.action, profile);
-        plan.hits.push(Hit {
+        let cost = limit.cost_for(cost);
+        let enforcement = MatchedLimit::enforcement(limit.role, rule.action, profile);
+        plan.limits.push(MatchedLimit {
             rule: Some(rule),
-            limit: if agreed.is_some() { HitLimit::Agreed(limit) } else { HitLimit::Rule(limit) },
+            limit: if agreed.is_some() { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
             parts,
             shard,
             position,
@@ -383,7 +386,7 @@ fn push_hits<'p>(
             enforcement,
         });
     }
-    Match::Limited
+    MatchKind::Limited
 }
 
 /// `None` beyond 65,535 values, which no front lets a request have.
@@ -400,13 +403,13 @@ fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[KeyPart<'p>]) -> Option<(u16, u1
 fn drop_replaced(plan: &mut Plan<'_>, replacing: &[&Rule]) {
     let replaced = |rule: Option<&Rule>| {
         rule.is_some_and(|rule| {
-            rule.named && replacing.iter().any(|other| other.replaces.contains(&rule.name))
+            rule.has_explicit_name && replacing.iter().any(|other| other.replaces.contains(&rule.name))
         })
     };
-    plan.hits.retain(|hit| !replaced(hit.rule));
+    plan.limits.retain(|hit| !replaced(hit.rule));
     for (matched, rule) in &mut plan.matches {
-        if *matched == Match::Limited && replaced(*rule) {
-            (*matched, *rule) = (Match::None, None);
+        if *matched == MatchKind::Limited && replaced(*rule) {
+            (*matched, *rule) = (MatchKind::None, None);
         }
     }
 }

@@ -9,16 +9,16 @@
 //! rules with counters of the caller's own can be changed for one caller: a number for one would else act on all.
 
 use crate::placement;
-use crate::rule::{Profile, Role, Rule, RuleLimit, Soft};
+use crate::rule::{Profile, Role, Rule, RuleLimit, SoftLimit};
 use crate::ruleset::{Domain, Ruleset};
 use crate::scope::{Kind, ScopePath};
-use crate::tree::Test;
+use crate::tree::ValueTest;
 use crate::unit::Unit;
 use std::collections::HashMap;
 use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
 
 /// The attribute that tells whose agreement it is.
-pub const TENANT_KEY: &str = "api_key";
+pub const CALLER_KEY: &str = "api_key";
 
 /// A limit for one caller in place of a rule's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,13 +35,13 @@ pub struct Override {
 
 /// An agreement, compiled against one rule set.
 #[derive(Clone, Debug, Default)]
-pub struct Tenant {
+pub struct CallerOverrides {
     tier: Option<Box<str>>,
     /// By the number of the rule, sorted.
     limits: Vec<(u32, Vec<RuleLimit>)>,
 }
 
-impl Tenant {
+impl CallerOverrides {
     /// The caller's tier, whatever the request says.
     #[must_use]
     pub fn tier(&self) -> Option<&str> {
@@ -59,13 +59,13 @@ impl Tenant {
 
 /// Which override cannot act, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unfit {
+pub struct OverrideError {
     /// Its place in the list.
-    pub at: usize,
+    pub index: usize,
     /// The field that is wrong.
     pub field: &'static str,
     /// What is wrong with it.
-    pub why: String,
+    pub reason: String,
 }
 
 /// The rules that can be changed for one caller, by all their names.
@@ -74,53 +74,57 @@ pub(crate) type Overridable = HashMap<String, Vec<(usize, u32)>, foldhash::fast:
 impl Ruleset {
     /// Compiles an agreement. What does not fit these rules is left out, and told.
     #[must_use]
-    pub fn tenant(&self, tier: Option<&str>, overrides: &[Override]) -> (Tenant, Vec<Unfit>) {
+    pub fn compile_overrides(
+        &self,
+        tier: Option<&str>,
+        overrides: &[Override],
+    ) -> (CallerOverrides, Vec<OverrideError>) {
         let mut limits: Vec<(u32, Vec<RuleLimit>)> = Vec::new();
         let mut unfit = Vec::new();
         for (at, wanted) in overrides.iter().enumerate() {
-            match self.overridden(wanted) {
+            match self.compile_override(wanted) {
                 Ok(compiled) => {
                     for (rule, limit) in compiled {
                         let own = match limits.iter().position(|(id, _)| *id == rule) {
                             Some(place) => &mut limits[place].1,
                             None => {
-                                limits.push((rule, self.kept_beside(rule)));
+                                limits.push((rule, self.retained_limits(rule)));
                                 &mut limits.last_mut().expect("just pushed").1
                             }
                         };
                         if own.iter().any(|other| other.scope == limit.scope) {
                             let why =
                                 "two limits of one rule with the same period would share a counter; keep one";
-                            unfit.push(Unfit { at, field: "period", why: why.to_owned() });
+                            unfit.push(OverrideError { index: at, field: "period", reason: why.to_owned() });
                         } else {
                             own.push(limit);
                         }
                     }
                 }
-                Err((field, why)) => unfit.push(Unfit { at, field, why }),
+                Err((field, why)) => unfit.push(OverrideError { index: at, field, reason: why }),
             }
         }
         limits.sort_by_key(|(id, _)| *id);
-        (Tenant { tier: tier.map(Into::into), limits }, unfit)
+        (CallerOverrides { tier: tier.map(Into::into), limits }, unfit)
     }
 
     /// Whether any rule has limits for this tier.
     #[must_use]
-    pub fn names_tier(&self, tier: &str) -> bool {
+    pub fn has_tier(&self, tier: &str) -> bool {
         self.rules().iter().any(|rule| rule.tiers.iter().any(|(name, _)| name == tier))
     }
 
     /// What stays of a rule's limits beside those agreed on: permits, and candidates.
-    fn kept_beside(&self, rule: u32) -> Vec<RuleLimit> {
+    fn retained_limits(&self, rule: u32) -> Vec<RuleLimit> {
         let limits = self.rule(rule).map_or(&[][..], |rule| &rule.limits.limits);
         limits.iter().filter(|limit| !is_replaced(limit)).cloned().collect()
     }
 
-    fn overridden(&self, wanted: &Override) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
+    fn compile_override(&self, wanted: &Override) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
         let rules = self.overridable().get(&canonical(&wanted.descriptor)).ok_or_else(|| {
             let why = format!(
-                "no rule with a counter for each `{TENANT_KEY}` is called `{}`; write its name, its path as in \
-                 `{TENANT_KEY}/endpoint=POST /orders`, or `default` for the rule about `{TENANT_KEY}` alone",
+                "no rule with a counter for each `{CALLER_KEY}` is called `{}`; write its name, its path as in \
+                 `{CALLER_KEY}/endpoint=POST /orders`, or `default` for the rule about `{CALLER_KEY}` alone",
                 crate::yaml::shorten(&wanted.descriptor)
             );
             ("descriptor", why)
@@ -133,7 +137,7 @@ impl Ruleset {
             Some((domain, *node, rule))
         };
         let compiled = rules.iter().filter_map(compile).map(|(domain, node, rule)| {
-            Ok((rule.id, domain.agreed(node, rule, &quota, wanted.burst, self.nodes)?))
+            Ok((rule.id, domain.override_limit(node, rule, &quota, wanted.burst, self.nodes)?))
         });
         compiled.collect()
     }
@@ -148,13 +152,13 @@ impl Ruleset {
             for (node, rule) in domain.tree.iter().enumerate().filter_map(|(i, node)| Some((i, node.rule?))) {
                 let Ok(node) = u32::try_from(node) else { continue };
                 let path = domain.path(node);
-                if !path.iter().any(|node| is_callers(&domain.tree[*node as usize].element)) {
+                if !path.iter().any(|node| is_per_caller(&domain.tree[*node as usize].element)) {
                     continue;
                 }
                 let words: Vec<String> =
                     path.iter().map(|node| domain.tree[*node as usize].element.to_string()).collect();
                 let mut own = vec![canonical(&words.join("/")), canonical(&self.rules()[rule as usize].name)];
-                if words.len() > 1 && words[0] == TENANT_KEY {
+                if words.len() > 1 && words[0] == CALLER_KEY {
                     own.push(canonical(&words[1..].join("/")));
                 }
                 own.sort();
@@ -182,7 +186,7 @@ impl Domain {
     }
 
     /// A limit like the rule's own with another quota.
-    fn agreed(
+    fn override_limit(
         &self,
         node: u32,
         rule: &Rule,
@@ -194,7 +198,7 @@ impl Domain {
         let same_period = own().find(|limit| limit.limit.rate().period == quota.period);
         let limit = match same_period.or_else(|| own().next()) {
             Some(like) => like.limit.with_rate(quota.clone(), burst),
-            None => self.fresh(quota.clone(), burst),
+            None => self.default_limit(quota.clone(), burst),
         };
         let limit = limit.map_err(|error| {
             (
@@ -205,26 +209,26 @@ impl Domain {
         let role = own().next().map_or(Role::Live, |limit| limit.role);
         let scope = match same_period.filter(|like| like.limit.algorithm() == limit.algorithm()) {
             Some(like) => like.scope.clone(),
-            None => self.scope_of(node, rule).limit(Kind::Role(role), &limit, None),
+            None => self.scope_path(node, rule).limit(Kind::Role(role), &limit, None),
         };
         let unit = match &quota.period {
-            Period::Rolling(length) => Unit::of_length(*length),
+            Period::Rolling(length) => Unit::from_length(*length),
             Period::Calendar(_) => None,
         };
         // A mark stays at the same part of the limit.
         let soft = own().next().and_then(|like| {
             let soft = like.soft?;
-            let at = u128::from(soft.at) * u128::from(limit.capacity());
+            let at = u128::from(soft.threshold) * u128::from(limit.capacity());
             let at = at.div_ceil(u128::from(like.limit.capacity().max(1)));
-            Some(Soft { at: u64::try_from(at).unwrap_or(u64::MAX), ..soft })
+            Some(SoftLimit { threshold: u64::try_from(at).unwrap_or(u64::MAX), ..soft })
         });
         let mut agreed = RuleLimit::new(limit, scope, unit, role, soft);
-        placement::keep(&mut agreed, rule, nodes);
+        placement::resolve_limit(&mut agreed, rule, nodes);
         Ok(agreed)
     }
 
     /// A limit of a rule that has none to go by.
-    fn fresh(&self, quota: Rate, burst: Option<u64>) -> Result<Limit, tollgate_core::LimitError> {
+    fn default_limit(&self, quota: Rate, burst: Option<u64>) -> Result<Limit, tollgate_core::LimitError> {
         let calendar = matches!(quota.period, Period::Calendar(_));
         let algorithm = if calendar { Algorithm::FixedWindow } else { self.algorithm };
         let spec = match self.profile {
@@ -234,7 +238,7 @@ impl Domain {
         LimitSpec { burst, ..spec }.build()
     }
 
-    fn scope_of(&self, node: u32, rule: &Rule) -> ScopePath {
+    fn scope_path(&self, node: u32, rule: &Rule) -> ScopePath {
         let path = self.path(node);
         let scope = path
             .iter()
@@ -253,11 +257,11 @@ fn is_bucket(error: &tollgate_core::LimitError) -> bool {
 }
 
 /// Whether the values of this key have counters of their own, and tell whose they are.
-pub(crate) fn is_callers(element: &crate::tree::Element) -> bool {
-    &*element.key == TENANT_KEY && !matches!(element.test, Test::Shared(_))
+pub(crate) fn is_per_caller(element: &crate::tree::Element) -> bool {
+    &*element.key == CALLER_KEY && !matches!(element.test, ValueTest::Shared(_))
 }
 
 /// One spelling for all names of a rule.
 pub(crate) fn canonical(name: &str) -> String {
-    if name == "default" { TENANT_KEY.to_owned() } else { name.replace('=', ":") }
+    if name == "default" { CALLER_KEY.to_owned() } else { name.replace('=', ":") }
 }

@@ -15,18 +15,18 @@ use crate::rule::{Class, FailPolicy, OnError, Role, Rule, RuleLimit};
 use crate::ruleset::Options;
 use tollgate_core::Mode;
 
-pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
+pub(crate) fn resolve_modes(rules: &mut [Rule], options: &Options) {
     for rule in rules {
         let exact = matches!(rule.class, Class::Security | Class::Strict);
         rule.mode = match rule.mode {
             Mode::Adaptive if exact => Mode::Central,
-            Mode::Adaptive if rule.shared && options.lease_shared => Mode::Leased,
+            Mode::Adaptive if rule.shared_by_callers && options.lease_shared => Mode::Leased,
             stated => stated,
         };
-        let keeping = Keeping::of(rule);
+        let keeping = Placement::from_rule(rule);
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
         for limit in sets.flat_map(|set| &mut set.limits) {
-            let has_share = keeping.settle(limit, options.nodes);
+            let has_share = keeping.resolve(limit, options.nodes);
             if keeping.fallback.is_some() && !has_share {
                 // Nobody knows among how many nodes to share it, or a share is less than a unit.
                 rule.on_error = OnError::Always(FailPolicy::Closed);
@@ -36,32 +36,32 @@ pub(crate) fn settle(rules: &mut [Rule], options: &Options) {
 }
 
 /// What a rule says of where its limits are kept.
-struct Keeping {
+struct Placement {
     fallback: Option<u64>,
     mode: Mode,
     split: Option<u16>,
 }
 
-impl Keeping {
-    const fn of(rule: &Rule) -> Self {
+impl Placement {
+    const fn from_rule(rule: &Rule) -> Self {
         Self { fallback: rule.fallback, mode: rule.mode, split: rule.split }
     }
 
     /// Whether a share of the limit was set aside.
-    fn settle(&self, limit: &mut RuleLimit, nodes: Option<u32>) -> bool {
-        limit.mode = mode_of(limit, self.mode);
-        let has_share = share(limit, self.fallback, nodes, self.split);
+    fn resolve(&self, limit: &mut RuleLimit, nodes: Option<u32>) -> bool {
+        limit.mode = limit_mode(limit, self.mode);
+        let has_share = assign_node_share(limit, self.fallback, nodes, self.split);
         limit.shards = self.split.map(|split| limit.limit.shards(u32::from(split)));
         has_share
     }
 }
 
 /// Keeps a limit as the others of its rule are kept, whose mode is settled.
-pub(crate) fn keep(limit: &mut RuleLimit, rule: &Rule, nodes: Option<u32>) {
-    let _ = Keeping::of(rule).settle(limit, nodes);
+pub(crate) fn resolve_limit(limit: &mut RuleLimit, rule: &Rule, nodes: Option<u32>) {
+    let _ = Placement::from_rule(rule).resolve(limit, nodes);
 }
 
-fn mode_of(limit: &RuleLimit, mode: Mode) -> Mode {
+fn limit_mode(limit: &RuleLimit, mode: Mode) -> Mode {
     match mode {
         Mode::Leased | Mode::Adaptive if !limit.limit.is_leasable() => Mode::Central,
         // What only counts must not take ahead: its numbers are read as they stand.
@@ -72,7 +72,12 @@ fn mode_of(limit: &RuleLimit, mode: Mode) -> Mode {
 
 /// Works out a node's share of a limit; whether one was set aside. Where the counter is split, each shard falls back on its
 /// own, with its part of the share.
-fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>, split: Option<u16>) -> bool {
+fn assign_node_share(
+    limit: &mut RuleLimit,
+    fallback: Option<u64>,
+    nodes: Option<u32>,
+    split: Option<u16>,
+) -> bool {
     let whole = &limit.limit;
     let split = u32::from(split.unwrap_or(1));
     let set_aside = fallback.zip(nodes).and_then(|(thousandths, nodes)| {
@@ -80,9 +85,9 @@ fn share(limit: &mut RuleLimit, fallback: Option<u64>, nodes: Option<u32>, split
         Some((authority, whole.fraction(thousandths, 1_000 * u64::from(nodes.max(1)) * u64::from(split))?))
     });
     if let Some((authority, share)) = set_aside {
-        (limit.limit, limit.share, limit.paid) = (authority, Some(Box::new(share)), true);
+        (limit.limit, limit.node_share, limit.prepaid) = (authority, Some(Box::new(share)), true);
     } else if let Some(nodes) = nodes.filter(|nodes| *nodes > 1) {
-        limit.share = Some(Box::new(whole.per_node_share(nodes.saturating_mul(split))));
+        limit.node_share = Some(Box::new(whole.per_node_share(nodes.saturating_mul(split))));
     }
-    limit.paid
+    limit.prepaid
 }

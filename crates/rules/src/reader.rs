@@ -2,14 +2,14 @@
 
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::suggest::closest;
-use crate::yaml::{At, Node, Value, shorten};
+use crate::yaml::{Position, YamlNode, YamlValue, shorten};
 use crate::{Source, period};
 use tollgate_core::TimeDelta;
 
 /// A value and where it stands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Placed<T> {
-    pub(crate) at: At,
+pub(crate) struct Spanned<T> {
+    pub(crate) at: Position,
     pub(crate) value: T,
 }
 
@@ -21,34 +21,34 @@ pub(crate) struct Reader<'s> {
 }
 
 /// Longer texts are refused: keys, values and names end up in counters' names and on metrics' pages.
-const LONGEST_TEXT: usize = 4_096;
+const MAX_TEXT: usize = 4_096;
 
 impl Reader<'_> {
     /// Reports an error.
-    pub(crate) fn error(&mut self, at: At, message: impl Into<String>) {
+    pub(crate) fn error(&mut self, at: Position, message: impl Into<String>) {
         let source = self.source;
         self.errors.push(|| Diagnostic::new(Severity::Error, source, at, message.into()));
     }
 
     /// Reports an error, with what to write instead.
-    pub(crate) fn error_help(&mut self, at: At, message: impl Into<String>, help: impl Into<String>) {
+    pub(crate) fn error_help(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
         let source = self.source;
         self.errors.push(|| Diagnostic::new(Severity::Error, source, at, message.into()).help(help));
     }
 
     /// Reports what loads and is hardly meant.
-    pub(crate) fn warning(&mut self, at: At, message: impl Into<String>, help: impl Into<String>) {
-        if self.warnings.len() < Diagnostics::MOST {
+    pub(crate) fn warning(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
+        if self.warnings.len() < Diagnostics::MAX {
             self.warnings
                 .push(Diagnostic::new(Severity::Warning, self.source, at, message.into()).help(help));
         }
     }
 
     /// Reports a node of the wrong type.
-    fn wrong(&mut self, node: &Node<'_>, name: &str, wanted: &str, example: &str) {
+    fn unexpected(&mut self, node: &YamlNode<'_>, name: &str, wanted: &str, example: &str) {
         let found = match &node.value {
-            Value::Scalar { text, plain: true } => format!("`{}`", shorten(text)),
-            Value::Scalar { text, plain: false } => format!("the text \"{}\"", shorten(text)),
+            YamlValue::Scalar { text, plain: true } => format!("`{}`", shorten(text)),
+            YamlValue::Scalar { text, plain: false } => format!("the text \"{}\"", shorten(text)),
             _ => node.kind().to_owned(),
         };
         // A key is quoted; what is described in words is not.
@@ -61,7 +61,7 @@ impl Reader<'_> {
     }
 
     /// Reports a key that means nothing where it stands.
-    pub(crate) fn unknown_key(&mut self, key: &Node<'_>, place: &str, known: &[&str]) {
+    pub(crate) fn unknown_key(&mut self, key: &YamlNode<'_>, place: &str, known: &[&str]) {
         let text = shorten(scalar(key));
         let help = match closest(&text, known) {
             Some(known) => format!("did you mean `{known}`?"),
@@ -71,7 +71,7 @@ impl Reader<'_> {
     }
 
     /// Reports a word that is none of those allowed.
-    pub(crate) fn unknown_word(&mut self, at: At, name: &str, found: &str, known: &[&str]) {
+    pub(crate) fn unknown_value(&mut self, at: Position, name: &str, found: &str, known: &[&str]) {
         let found = shorten(found);
         let help = match closest(&found, known) {
             Some(known) => format!("did you mean `{known}`?"),
@@ -83,12 +83,12 @@ impl Reader<'_> {
     /// The pairs of a mapping, those with a null value left out.
     pub(crate) fn mapping<'n, 't>(
         &mut self,
-        node: &'n Node<'t>,
+        node: &'n YamlNode<'t>,
         name: &str,
         example: &str,
-    ) -> Option<impl Iterator<Item = (&'n Node<'t>, &'n Node<'t>)> + use<'n, 't>> {
-        let Value::Mapping(pairs) = &node.value else {
-            self.wrong(node, name, "a mapping", example);
+    ) -> Option<impl Iterator<Item = (&'n YamlNode<'t>, &'n YamlNode<'t>)> + use<'n, 't>> {
+        let YamlValue::Mapping(pairs) = &node.value else {
+            self.unexpected(node, name, "a mapping", example);
             return None;
         };
         Some(pairs.iter().map(|(key, value)| (key, value)).filter(|(_, value)| !value.is_null()))
@@ -97,29 +97,29 @@ impl Reader<'_> {
     /// The items of a list.
     pub(crate) fn sequence<'n, 't>(
         &mut self,
-        node: &'n Node<'t>,
+        node: &'n YamlNode<'t>,
         name: &str,
         example: &str,
-    ) -> Option<&'n [Node<'t>]> {
+    ) -> Option<&'n [YamlNode<'t>]> {
         match &node.value {
-            Value::Sequence(items) => Some(items),
+            YamlValue::Sequence(items) => Some(items),
             _ => {
-                self.wrong(node, name, "a list", example);
+                self.unexpected(node, name, "a list", example);
                 None
             }
         }
     }
 
     /// Any scalar as text: `value: 404` is the text 404, as it is to the Envoy service.
-    pub(crate) fn text(&mut self, node: &Node<'_>, name: &str, example: &str) -> Option<Placed<String>> {
+    pub(crate) fn text(&mut self, node: &YamlNode<'_>, name: &str, example: &str) -> Option<Spanned<String>> {
         match &node.value {
-            Value::Scalar { text, .. } if text.len() > LONGEST_TEXT => {
-                self.error(node.at, format!("`{name}` is longer than {LONGEST_TEXT} bytes"));
+            YamlValue::Scalar { text, .. } if text.len() > MAX_TEXT => {
+                self.error(node.at, format!("`{name}` is longer than {MAX_TEXT} bytes"));
                 None
             }
-            Value::Scalar { text, .. } => Some(Placed { at: node.at, value: text.clone().into_owned() }),
+            YamlValue::Scalar { text, .. } => Some(Spanned { at: node.at, value: text.clone().into_owned() }),
             _ => {
-                self.wrong(node, name, "text", example);
+                self.unexpected(node, name, "text", example);
                 None
             }
         }
@@ -128,43 +128,43 @@ impl Reader<'_> {
     /// A whole number from `least` to `most`.
     pub(crate) fn number(
         &mut self,
-        node: &Node<'_>,
+        node: &YamlNode<'_>,
         name: &str,
         (least, most): (i64, i64),
         example: &str,
-    ) -> Option<Placed<i64>> {
+    ) -> Option<Spanned<i64>> {
         let number = match &node.value {
-            Value::Scalar { text, plain: true } => parse_number(text),
+            YamlValue::Scalar { text, plain: true } => parse_number(text),
             _ => None,
         };
         match number {
             Some(n) if (i128::from(least)..=i128::from(most)).contains(&n) => {
-                Some(Placed { at: node.at, value: i64::try_from(n).unwrap_or(i64::MAX) })
+                Some(Spanned { at: node.at, value: i64::try_from(n).unwrap_or(i64::MAX) })
             }
             Some(n) => {
                 self.error(node.at, format!("`{name}` must be from {least} to {most}, not {n}"));
                 None
             }
             None => {
-                let quoted = matches!(&node.value, Value::Scalar { text, plain: false } if parse_number(text).is_some());
+                let quoted = matches!(&node.value, YamlValue::Scalar { text, plain: false } if parse_number(text).is_some());
                 let wanted = if quoted { "a number without quotes" } else { "a whole number" };
-                self.wrong(node, name, wanted, example);
+                self.unexpected(node, name, wanted, example);
                 None
             }
         }
     }
 
     /// The same for what cannot be negative.
-    pub(crate) fn count(&mut self, node: &Node<'_>, name: &str, most: u64) -> Option<Placed<u64>> {
+    pub(crate) fn count(&mut self, node: &YamlNode<'_>, name: &str, most: u64) -> Option<Spanned<u64>> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
-        let Placed { at, value } = self.number(node, name, (0, most), "100")?;
-        Some(Placed { at, value: value.unsigned_abs() })
+        let Spanned { at, value } = self.number(node, name, (0, most), "100")?;
+        Some(Spanned { at, value: value.unsigned_abs() })
     }
 
     /// A boolean, in the words of YAML 1.1 as well, since the Envoy service takes them.
-    pub(crate) fn boolean(&mut self, node: &Node<'_>, name: &str) -> Option<Placed<bool>> {
+    pub(crate) fn boolean(&mut self, node: &YamlNode<'_>, name: &str) -> Option<Spanned<bool>> {
         let value = match &node.value {
-            Value::Scalar { text, plain: true } => match text.to_ascii_lowercase().as_str() {
+            YamlValue::Scalar { text, plain: true } => match text.to_ascii_lowercase().as_str() {
                 "true" | "yes" | "on" => Some(true),
                 "false" | "no" | "off" => Some(false),
                 _ => None,
@@ -172,22 +172,22 @@ impl Reader<'_> {
             _ => None,
         };
         match value {
-            Some(value) => Some(Placed { at: node.at, value }),
+            Some(value) => Some(Spanned { at: node.at, value }),
             None => {
-                self.wrong(node, name, "true or false", "true");
+                self.unexpected(node, name, "true or false", "true");
                 None
             }
         }
     }
 
     /// A length of time: `30s`, `250ms`, `minute`.
-    pub(crate) fn span(&mut self, node: &Node<'_>, name: &str) -> Option<Placed<TimeDelta>> {
+    pub(crate) fn duration(&mut self, node: &YamlNode<'_>, name: &str) -> Option<Spanned<TimeDelta>> {
         match &node.value {
-            Value::Scalar { text, .. } if period::parse_span(text).is_some() => {
-                period::parse_span(text).map(|value| Placed { at: node.at, value })
+            YamlValue::Scalar { text, .. } if period::parse_duration(text).is_some() => {
+                period::parse_duration(text).map(|value| Spanned { at: node.at, value })
             }
             _ => {
-                self.wrong(node, name, "a length of time", "30s");
+                self.unexpected(node, name, "a length of time", "30s");
                 None
             }
         }
@@ -195,9 +195,9 @@ impl Reader<'_> {
 }
 
 /// The text of a scalar; keys of mappings always are.
-pub(crate) fn scalar<'n>(node: &'n Node<'_>) -> &'n str {
+pub(crate) fn scalar<'n>(node: &'n YamlNode<'_>) -> &'n str {
     match &node.value {
-        Value::Scalar { text, .. } => text,
+        YamlValue::Scalar { text, .. } => text,
         _ => "",
     }
 }

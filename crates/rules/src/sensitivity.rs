@@ -2,7 +2,7 @@
 //! values themselves tell neither.
 
 /// Keys whose values do not tell who asks.
-const NOBODYS: [&str; 9] = [
+const NOT_IDENTIFYING: [&str; 9] = [
     "destination_cluster",
     "endpoint",
     "generic_key",
@@ -15,13 +15,13 @@ const NOBODYS: [&str; 9] = [
 ];
 
 /// Names with one of these in them may hold secrets.
-const SECRET: [&str; 9] =
+const SECRET_WORDS: [&str; 9] =
     ["key", "token", "secret", "auth", "pass", "session", "cookie", "credential", "signature"];
 
 /// Whether values of this key tell who asks.
 #[must_use]
-pub fn tells_who(key: &str) -> bool {
-    !NOBODYS.contains(&key)
+pub fn identifies_caller(key: &str) -> bool {
+    !NOT_IDENTIFYING.contains(&key)
 }
 
 /// Whether values of this key may be secrets. Keys that do not tell who asks hold none, whatever they are called: the
@@ -41,9 +41,9 @@ pub fn may_be_secret(key: &str) -> bool {
     let holds = |at: usize| {
         let rest = &key.as_bytes()[at..];
         matches!(rest[0].to_ascii_lowercase(), b'a' | b'c' | b'k' | b'p' | b's' | b't')
-            && SECRET.iter().any(|word| begins(rest, word))
+            && SECRET_WORDS.iter().any(|word| begins(rest, word))
     };
-    tells_who(key) && (0..key.len()).any(holds)
+    identifies_caller(key) && (0..key.len()).any(holds)
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
     /// A word that is not found is a key in the logs.
     #[test]
     fn every_word_is_found_wherever_it_stands() {
-        for word in SECRET {
+        for word in SECRET_WORDS {
             for name in [word.to_owned(), word.to_uppercase(), format!("x-{word}"), format!("é{word}s")] {
                 assert!(may_be_secret(&name), "{name}");
             }

@@ -62,7 +62,7 @@ impl Unit {
 
     /// The unit of this length.
     #[must_use]
-    pub fn of_length(length: TimeDelta) -> Option<Self> {
+    pub fn from_length(length: TimeDelta) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.length() == length)
     }
 }

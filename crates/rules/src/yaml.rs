@@ -10,14 +10,14 @@ use std::collections::{HashMap, HashSet};
 
 /// A place in a file, in characters, from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct At {
+pub(crate) struct Position {
     pub(crate) line: u32,
     pub(crate) column: u32,
     /// Characters that it covers on its line; zero if unknown.
     pub(crate) width: u32,
 }
 
-impl From<Span> for At {
+impl From<Span> for Position {
     fn from(span: Span) -> Self {
         let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let same_line = span.start.line() == span.end.line();
@@ -31,28 +31,28 @@ impl From<Span> for At {
 
 /// A node and its place.
 #[derive(Clone, Debug)]
-pub(crate) struct Node<'t> {
-    pub(crate) at: At,
-    pub(crate) value: Value<'t>,
+pub(crate) struct YamlNode<'t> {
+    pub(crate) at: Position,
+    pub(crate) value: YamlValue<'t>,
 }
 
 /// What a node is.
 #[derive(Clone, Debug)]
-pub(crate) enum Value<'t> {
+pub(crate) enum YamlValue<'t> {
     /// Text. Only plain text (no quotes) can mean a number, a boolean or null.
     Scalar {
         text: Cow<'t, str>,
         plain: bool,
     },
-    Sequence(Vec<Node<'t>>),
+    Sequence(Vec<YamlNode<'t>>),
     /// Keys are text; no key stands twice.
-    Mapping(Vec<(Node<'t>, Node<'t>)>),
+    Mapping(Vec<(YamlNode<'t>, YamlNode<'t>)>),
 }
 
-impl Node<'_> {
+impl YamlNode<'_> {
     /// Whether this is YAML's null, which means the same as leaving the key out.
     pub(crate) fn is_null(&self) -> bool {
-        matches!(&self.value, Value::Scalar { text, plain: true }
+        matches!(&self.value, YamlValue::Scalar { text, plain: true }
             if matches!(&**text, "" | "~" | "null" | "Null" | "NULL"))
     }
 
@@ -60,18 +60,20 @@ impl Node<'_> {
     pub(crate) fn kind(&self) -> &'static str {
         match &self.value {
             _ if self.is_null() => "nothing",
-            Value::Scalar { plain: false, .. } => "a quoted text",
-            Value::Scalar { .. } => "a plain value",
-            Value::Sequence(_) => "a list",
-            Value::Mapping(_) => "a mapping",
+            YamlValue::Scalar { plain: false, .. } => "a quoted text",
+            YamlValue::Scalar { .. } => "a plain value",
+            YamlValue::Sequence(_) => "a list",
+            YamlValue::Mapping(_) => "a mapping",
         }
     }
 
     fn weight(&self) -> usize {
         match &self.value {
-            Value::Scalar { text, .. } => 1 + text.len() / 64,
-            Value::Sequence(items) => 1 + items.iter().map(Node::weight).sum::<usize>(),
-            Value::Mapping(pairs) => 1 + pairs.iter().map(|(k, v)| k.weight() + v.weight()).sum::<usize>(),
+            YamlValue::Scalar { text, .. } => 1 + text.len() / 64,
+            YamlValue::Sequence(items) => 1 + items.iter().map(YamlNode::weight).sum::<usize>(),
+            YamlValue::Mapping(pairs) => {
+                1 + pairs.iter().map(|(k, v)| k.weight() + v.weight()).sum::<usize>()
+            }
         }
     }
 }
@@ -79,27 +81,31 @@ impl Node<'_> {
 /// A file that is no YAML, or too much of it.
 #[derive(Debug)]
 pub(crate) struct SyntaxError {
-    pub(crate) at: At,
+    pub(crate) at: Position,
     pub(crate) message: String,
     pub(crate) help: Option<&'static str>,
 }
 
 /// Larger files are refused unread.
-pub(crate) const LARGEST_FILE: usize = 64 << 20;
+pub(crate) const MAX_FILE_BYTES: usize = 64 << 20;
 /// YAML nesting: two levels for each of the 32 that descriptors may have, and some for what stands in them.
-const DEEPEST: usize = 72;
-const MOST_NODES: usize = 8 << 20;
+const MAX_DEPTH: usize = 72;
+const MAX_NODES: usize = 8 << 20;
 /// Nodes that all aliases together may repeat.
-const MOST_REPEATED: usize = 1 << 18;
+const MAX_REPEATED: usize = 1 << 18;
 /// Nodes that all anchors together may hold.
-const MOST_ANCHORED: usize = 1 << 20;
+const MAX_ANCHORED: usize = 1 << 20;
 /// Keys of a mapping that others are merged into.
-const MOST_MERGED: usize = 1_000;
+const MAX_MERGED: usize = 1_000;
 
 /// Reads a file of one document. `None` if it is empty.
-pub(crate) fn parse(text: &str) -> Result<Option<Node<'_>>, SyntaxError> {
-    if text.len() > LARGEST_FILE {
-        return Err(refuse(At { line: 1, column: 1, width: 1 }, "the file is larger than 64 MiB", None));
+pub(crate) fn parse(text: &str) -> Result<Option<YamlNode<'_>>, SyntaxError> {
+    if text.len() > MAX_FILE_BYTES {
+        return Err(reject(
+            Position { line: 1, column: 1, width: 1 },
+            "the file is larger than 64 MiB",
+            None,
+        ));
     }
     let mut builder = Builder {
         parser: Parser::new_from_str(text.strip_prefix('\u{feff}').unwrap_or(text)),
@@ -114,7 +120,7 @@ pub(crate) fn parse(text: &str) -> Result<Option<Node<'_>>, SyntaxError> {
         match event {
             Event::StreamEnd => return Ok(document),
             Event::DocumentStart(_) if document.is_some() => {
-                return Err(refuse(
+                return Err(reject(
                     span,
                     "a rule file holds one document",
                     Some("put each domain in a file of its own"),
@@ -126,13 +132,13 @@ pub(crate) fn parse(text: &str) -> Result<Option<Node<'_>>, SyntaxError> {
     }
 }
 
-fn refuse(at: impl Into<At>, message: impl Into<String>, help: Option<&'static str>) -> SyntaxError {
+fn reject(at: impl Into<Position>, message: impl Into<String>, help: Option<&'static str>) -> SyntaxError {
     SyntaxError { at: at.into(), message: message.into(), help }
 }
 
 struct Builder<'t> {
     parser: Parser<'t, StrInput<'t>>,
-    anchors: HashMap<usize, Node<'t>>,
+    anchors: HashMap<usize, YamlNode<'t>>,
     nodes: usize,
     repeated: usize,
     anchored: usize,
@@ -147,45 +153,45 @@ impl<'t> Builder<'t> {
         }
     }
 
-    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Node<'t>, SyntaxError> {
+    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<YamlNode<'t>, SyntaxError> {
         self.nodes += 1;
-        if self.nodes > MOST_NODES {
-            return Err(refuse(span, "the file has more than 8 million values", None));
+        if self.nodes > MAX_NODES {
+            return Err(reject(span, "the file has more than 8 million values", None));
         }
-        if depth > DEEPEST {
-            return Err(refuse(span, "nested too deeply", Some("descriptors may be nested 32 deep")));
+        if depth > MAX_DEPTH {
+            return Err(reject(span, "nested too deeply", Some("descriptors may be nested 32 deep")));
         }
-        let at = At::from(span);
+        let at = Position::from(span);
         let (anchor, value) = match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let as_text = tag.as_ref().is_some_and(|tag| tag.suffix == "str");
                 self.known_tag(tag.as_deref(), span)?;
-                (anchor, Value::Scalar { text, plain: style == ScalarStyle::Plain && !as_text })
+                (anchor, YamlValue::Scalar { text, plain: style == ScalarStyle::Plain && !as_text })
             }
             Event::SequenceStart(anchor, tag) => {
                 self.known_tag(tag.as_deref(), span)?;
-                (anchor, Value::Sequence(self.items(depth)?))
+                (anchor, YamlValue::Sequence(self.items(depth)?))
             }
             Event::MappingStart(anchor, tag) => {
                 self.known_tag(tag.as_deref(), span)?;
-                (anchor, Value::Mapping(self.pairs(depth)?))
+                (anchor, YamlValue::Mapping(self.pairs(depth)?))
             }
             Event::Alias(anchor) => return self.repeat(anchor, span),
-            _ => return Err(refuse(span, "a value is missing here", None)),
+            _ => return Err(reject(span, "a value is missing here", None)),
         };
-        let node = Node { at, value };
+        let node = YamlNode { at, value };
         if anchor > 0 {
             // Anchors inside anchors are each kept whole.
             self.anchored += node.weight();
-            if self.anchored > MOST_ANCHORED {
-                return Err(refuse(span, "the anchors hold too much", Some("write the values out")));
+            if self.anchored > MAX_ANCHORED {
+                return Err(reject(span, "the anchors hold too much", Some("write the values out")));
             }
             self.anchors.insert(anchor, node.clone());
         }
         Ok(node)
     }
 
-    fn items(&mut self, depth: usize) -> Result<Vec<Node<'t>>, SyntaxError> {
+    fn items(&mut self, depth: usize) -> Result<Vec<YamlNode<'t>>, SyntaxError> {
         let mut items = Vec::new();
         loop {
             match self.next()? {
@@ -195,10 +201,10 @@ impl<'t> Builder<'t> {
         }
     }
 
-    fn pairs(&mut self, depth: usize) -> Result<Vec<(Node<'t>, Node<'t>)>, SyntaxError> {
-        let mut pairs: Vec<(Node<'t>, Node<'t>)> = Vec::new();
+    fn pairs(&mut self, depth: usize) -> Result<Vec<(YamlNode<'t>, YamlNode<'t>)>, SyntaxError> {
+        let mut pairs: Vec<(YamlNode<'t>, YamlNode<'t>)> = Vec::new();
         let mut merged = Vec::new();
-        let mut seen = Seen::default();
+        let mut seen = SeenKeys::default();
         loop {
             let key = match self.next()? {
                 (Event::MappingEnd, _) => break,
@@ -206,8 +212,8 @@ impl<'t> Builder<'t> {
             };
             let (event, span) = self.next()?;
             let value = self.node(event, span, depth + 1)?;
-            let Value::Scalar { text, plain } = &key.value else {
-                return Err(refuse(key.at, format!("a key must be text, not {}", key.kind()), None));
+            let YamlValue::Scalar { text, plain } = &key.value else {
+                return Err(reject(key.at, format!("a key must be text, not {}", key.kind()), None));
             };
             if *plain && text == "<<" {
                 merged.push(value);
@@ -215,7 +221,7 @@ impl<'t> Builder<'t> {
             }
             if seen.repeats(&pairs, text) {
                 let message = format!("the key `{}` stands twice in one mapping", shorten(text));
-                return Err(refuse(key.at, message, Some("keep one of them")));
+                return Err(reject(key.at, message, Some("keep one of them")));
             }
             pairs.push((key, value));
         }
@@ -225,13 +231,13 @@ impl<'t> Builder<'t> {
         Ok(pairs)
     }
 
-    fn repeat(&mut self, anchor: usize, span: Span) -> Result<Node<'t>, SyntaxError> {
+    fn repeat(&mut self, anchor: usize, span: Span) -> Result<YamlNode<'t>, SyntaxError> {
         let Some(node) = self.anchors.get(&anchor) else {
-            return Err(refuse(span, "an alias inside what it stands for", Some("write the value out")));
+            return Err(reject(span, "an alias inside what it stands for", Some("write the value out")));
         };
         self.repeated += node.weight();
-        if self.repeated > MOST_REPEATED {
-            return Err(refuse(span, "the aliases repeat too much", Some("write the values out")));
+        if self.repeated > MAX_REPEATED {
+            return Err(reject(span, "the aliases repeat too much", Some("write the values out")));
         }
         // Cloned where it is used: an error in it points at the anchor, where the text stands.
         Ok(node.clone())
@@ -239,7 +245,7 @@ impl<'t> Builder<'t> {
 
     fn known_tag(&self, tag: Option<&saphyr_parser::Tag>, span: Span) -> Result<(), SyntaxError> {
         match tag {
-            Some(tag) if !tag.is_yaml_core_schema() => Err(refuse(
+            Some(tag) if !tag.is_yaml_core_schema() => Err(reject(
                 span,
                 format!("the tag `{}` means nothing here", shorten(&tag.to_string())),
                 Some("leave it out"),
@@ -250,12 +256,12 @@ impl<'t> Builder<'t> {
 }
 
 /// `<<: *base`: what the base has and the mapping itself has not.
-fn merge<'t>(pairs: &mut Vec<(Node<'t>, Node<'t>)>, node: Node<'t>) -> Result<(), SyntaxError> {
+fn merge<'t>(pairs: &mut Vec<(YamlNode<'t>, YamlNode<'t>)>, node: YamlNode<'t>) -> Result<(), SyntaxError> {
     match node.value {
-        Value::Mapping(base) if base.len() + pairs.len() > MOST_MERGED => {
-            Err(refuse(node.at, "too many keys to merge", Some("write the mapping out")))
+        YamlValue::Mapping(base) if base.len() + pairs.len() > MAX_MERGED => {
+            Err(reject(node.at, "too many keys to merge", Some("write the mapping out")))
         }
-        Value::Mapping(base) => {
+        YamlValue::Mapping(base) => {
             for (key, value) in base {
                 let own = pairs.iter().any(|(own, _)| text_of(own) == text_of(&key));
                 if !own {
@@ -264,29 +270,29 @@ fn merge<'t>(pairs: &mut Vec<(Node<'t>, Node<'t>)>, node: Node<'t>) -> Result<()
             }
             Ok(())
         }
-        Value::Sequence(bases) => bases.into_iter().try_for_each(|base| merge(pairs, base)),
-        Value::Scalar { .. } => Err(refuse(node.at, "`<<` takes a mapping", Some("write `<<: *name`"))),
+        YamlValue::Sequence(bases) => bases.into_iter().try_for_each(|base| merge(pairs, base)),
+        YamlValue::Scalar { .. } => Err(reject(node.at, "`<<` takes a mapping", Some("write `<<: *name`"))),
     }
 }
 
-fn text_of<'n>(node: &'n Node<'_>) -> &'n str {
+fn text_of<'n>(node: &'n YamlNode<'_>) -> &'n str {
     match &node.value {
-        Value::Scalar { text, .. } => text,
+        YamlValue::Scalar { text, .. } => text,
         _ => "",
     }
 }
 
 /// Finds repeated keys: by looking while there are few, by a set beyond.
 #[derive(Default)]
-struct Seen {
+struct SeenKeys {
     set: HashSet<String>,
 }
 
-impl Seen {
-    const FEW: usize = 32;
+impl SeenKeys {
+    const MAX_LINEAR: usize = 32;
 
-    fn repeats(&mut self, pairs: &[(Node<'_>, Node<'_>)], key: &str) -> bool {
-        if pairs.len() < Self::FEW {
+    fn repeats(&mut self, pairs: &[(YamlNode<'_>, YamlNode<'_>)], key: &str) -> bool {
+        if pairs.len() < Self::MAX_LINEAR {
             return pairs.iter().any(|(seen, _)| text_of(seen) == key);
         }
         if self.set.is_empty() {
@@ -298,18 +304,18 @@ impl Seen {
 
 fn scan_error(error: &ScanError) -> SyntaxError {
     let mark = error.marker();
-    let at = At::from(Span::empty(*mark));
+    let at = Position::from(Span::empty(*mark));
     let help = error.info().contains("tab").then_some("indent with spaces; YAML allows no tabs there");
-    refuse(at, format!("not valid YAML: {}", error.info()), help)
+    reject(at, format!("not valid YAML: {}", error.info()), help)
 }
 
 /// Text from a file as it may stand in a message.
 pub(crate) fn shorten(text: &str) -> String {
-    const MOST: usize = 60;
+    const MAX_CHARS: usize = 60;
     let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    if text.chars().count() <= MOST {
+    if text.chars().count() <= MAX_CHARS {
         clean.collect()
     } else {
-        clean.take(MOST).chain("...".chars()).collect()
+        clean.take(MAX_CHARS).chain("...".chars()).collect()
     }
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock};
-use tollgate_engine::{Check, Limiter, PermitGuard, Request};
+use tollgate_engine::{Check, CheckInput, Limiter, PermitGuard};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 use tollgate_http::traceparent;
 use tollgate_rules::{Descriptor, Options, Ruleset, Source};
@@ -99,8 +99,15 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
             CheckForm::Attributes(pairs) => {
                 let bag: SmallVec<[(&str, &str); 8]> =
                     pairs.iter().map(|(k, v)| (&**k, v.as_str())).collect();
-                let request = Request::Attributes(&bag);
-                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace, address: None };
+                let request = CheckInput::Attributes(&bag);
+                let check = Check {
+                    domain: &self.domain,
+                    input: request,
+                    cost,
+                    protocol: "sdk",
+                    trace,
+                    address: None,
+                };
                 self.limiter.admit(&check).await
             }
             CheckForm::Descriptors(all) => {
@@ -108,13 +115,20 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
                     all.iter().map(|one| one.iter().map(|(k, v)| (&**k, v.as_str())).collect()).collect();
                 let descriptors: Vec<Descriptor<'_>> =
                     entries.iter().map(|entries| Descriptor { entries, hits: None, limit: None }).collect();
-                let request = Request::Descriptors(&descriptors);
-                let check = Check { domain: &self.domain, request, cost, front: "sdk", trace, address: None };
+                let request = CheckInput::Descriptors(&descriptors);
+                let check = Check {
+                    domain: &self.domain,
+                    input: request,
+                    cost,
+                    protocol: "sdk",
+                    trace,
+                    address: None,
+                };
                 self.limiter.admit(&check).await
             }
         };
         let now = limiter.clock().now();
-        limiter.took("sdk", 1, now.since(began));
+        limiter.record_latency("sdk", 1, now.since(began));
         let facts = DecisionSummary::from_decision(&decision);
         let answer = self.responses.respond(&facts, now);
         let mut decided = LayerDecision::from_summary(answer);

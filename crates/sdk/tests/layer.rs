@@ -139,8 +139,8 @@ async fn how_long_decisions_take_is_told_to_those_who_watch() {
     #[derive(Default)]
     struct Watch(std::sync::Mutex<Vec<(&'static str, u64)>>);
     impl tollgate_engine::Observer for Watch {
-        fn decided(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
-        fn took(&self, front: &'static str, requests: u64, _: TimeDelta) {
+        fn on_decision(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
+        fn on_latency(&self, front: &'static str, requests: u64, _: TimeDelta) {
             self.0.lock().expect("a list").push((front, requests));
         }
     }

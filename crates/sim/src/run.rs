@@ -304,8 +304,10 @@ impl Run {
                 world.note(|| format!("node {node}: crashes, and starts again"));
                 drop(world);
                 self.tasks.retain(|_, (whose, _)| *whose != node);
-                let share =
-                    self.rules.rules()[0].limits.limits[0].share.as_ref().map_or(0, |share| share.capacity());
+                let share = self.rules.rules()[0].limits.limits[0]
+                    .node_share
+                    .as_ref()
+                    .map_or(0, |share| share.capacity());
                 if self.scenario.fallback {
                     // A new process does not know what the old one let through of its share.
                     self.ceiling.excuse(now, share);
@@ -346,7 +348,7 @@ impl Run {
             node,
             Box::pin(async move {
                 let attributes = [("user", "alice")];
-                let check = Check::attributes("sim", &attributes).costing(Cost::new(units));
+                let check = Check::attributes("sim", &attributes).with_cost(Cost::new(units));
                 let decision = limiter.check(&check).await;
                 let decided = node::decided();
                 let (allowed, origin) = (decision.is_allowed(), decision.origin);

@@ -253,7 +253,7 @@ fn record_from_row(row: GrantRow) -> GrantRecord {
 fn validate(draft: &GrantSpec, rules: &Ruleset) -> Result<(), ValidationError> {
     let rule = draft.rule.as_deref().unwrap_or("default");
     check_text("rule", rule, 1, 512)?;
-    if rules.callers_rules_called(rule).is_empty() {
+    if rules.find_per_caller_rules(rule).is_empty() {
         let why = match &draft.rule {
             Some(_) => {
                 "no rule with a counter for each `api_key` is called so; write its name, its path, or `default`"

@@ -81,7 +81,7 @@ impl GrantTable {
             }
         };
         let now = clock.now();
-        grants.iter().any(|grant| now < grant.until).then_some(grants)
+        grants.iter().any(|grant| now < grant.expires_at).then_some(grants)
     }
 }
 
@@ -103,7 +103,7 @@ fn put(by_word: &mut HashMap<u64, CompiledGrants>, grants: Vec<(u64, ReplicatedG
 impl ReplicatedGrant {
     fn compile(&self, rules: &Ruleset) -> Option<Arc<Grant>> {
         let lasts = TimeDelta::from_millis(u64::try_from(self.lasts).unwrap_or(1));
-        let covered = rules.callers_rules_called(&self.rule);
+        let covered = rules.find_per_caller_rules(&self.rule);
         Grant::new(&self.id, self.units, covered, lasts, timestamp(self.until)).ok().map(Arc::new)
     }
 }

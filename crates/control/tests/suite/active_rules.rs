@@ -14,7 +14,7 @@ pub(crate) type Memory = MemoryStore<Arc<ManualClock>>;
 pub(crate) fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(clock) as _;
-    Limiter::new(rules(), store, time).with_tenants(control.quota_table())
+    Limiter::new(rules(), store, time).with_quotas(control.quota_table())
 }
 
 /// How many requests in a row pass, up to twenty.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{ControlPlane, Precondition};
 use tollgate_core::{ManualClock, TimeDelta, Timestamp};
-use tollgate_engine::Tenants;
+use tollgate_engine::QuotaProvider;
 
 /// What the tables were before version 5.
 const BEFORE: &str = "
@@ -83,8 +83,8 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     assert!(restored && two.is_loaded());
     assert!(two.staleness_millis() < 60_000, "{}", two.staleness_millis());
     let has = |key: &str| {
-        let agreed = two.quota_table().find(key, &rules(), &*clock);
-        (agreed.tenant.is_some(), agreed.grants.is_some())
+        let agreed = two.quota_table().lookup(key, &rules(), &*clock);
+        (agreed.overrides.is_some(), agreed.grants.is_some())
     };
     assert_eq!((has("key"), has("other")), ((false, true), (true, false)), "as last known");
     server.start_again();

@@ -9,14 +9,14 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 const PERMITS: usize = 20;
 
 /// A store that, once it is slow, answers nobody before all have asked; and, once it is away, nobody at all.
-struct Moody {
+struct FlakyStore {
     counters: MemoryStore<SystemClock>,
     is_slow: AtomicBool,
     is_away: AtomicBool,
     all: Barrier,
 }
 
-impl CounterStore for Moody {
+impl CounterStore for FlakyStore {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         if self.is_away.load(Ordering::Relaxed) {
             return Err(StoreError::Timeout);
@@ -42,7 +42,7 @@ async fn permits_are_renewed_together() {
     let rules = Ruleset::load(&[source], &Options::default()).unwrap_or_else(|errors| panic!("{errors}"));
     let clock = SystemClock::new();
     let counters = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a small store");
-    let store = Moody {
+    let store = FlakyStore {
         counters,
         is_slow: AtomicBool::new(false),
         is_away: AtomicBool::new(false),

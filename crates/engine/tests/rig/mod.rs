@@ -32,7 +32,7 @@ pub(crate) fn check<S: CounterStore>(
     attributes: &[(&str, &str)],
     cost: Cost,
 ) -> Decision {
-    pollster::block_on(limiter.check(&Check::attributes("d", attributes).costing(cost)))
+    pollster::block_on(limiter.check(&Check::attributes("d", attributes).with_cost(cost)))
 }
 
 impl Rig {

@@ -59,7 +59,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Timestamp, secret_prefix};
-use tollgate_rules::{TENANT_KEY, may_be_secret};
+use tollgate_rules::{CALLER_KEY, may_be_secret};
 
 /// The head of a request, and who handed it to us.
 #[derive(Clone, Copy, Debug)]
@@ -324,7 +324,7 @@ impl IdentityResolver {
         }
         if let Some(key) = self.key.read(asked.headers, self.jwt.is_some())? {
             // Bounded already; nothing else can be called so.
-            caller.pairs.push((TENANT_KEY, key));
+            caller.pairs.push((CALLER_KEY, key));
         }
         for mapped in self.headers.iter().filter(|mapped| is_trusted || !mapped.only_trusted) {
             if let Some(value) = asked.headers.last(&mapped.header) {

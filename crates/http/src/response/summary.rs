@@ -7,7 +7,7 @@
 use http::StatusCode;
 use smallvec::SmallVec;
 use tollgate_core::{Algorithm, Limit, TimeDelta, Verdict};
-use tollgate_engine::{Decision, DecisionId, LimitStatus, Origin, RulingBy, Window};
+use tollgate_engine::{DecidedBy, Decision, DecisionId, LimitStatus, Origin, Window};
 use tollgate_rules::{Action, Class, RuleLimit};
 
 /// What became of the request.
@@ -84,9 +84,9 @@ impl<'a> Policy<'a> {
     /// The window in whole seconds, rounded up so that nobody paces too fast; a month has no length, permits no window.
     pub(crate) fn seconds(&self) -> Option<u64> {
         match self.window {
-            Window::Span(span) => Some(span.ceil_secs().max(1)),
+            Window::Rolling(span) => Some(span.ceil_secs().max(1)),
             Window::Calendar(tollgate_core::CalendarUnit::Day) => Some(86_400),
-            Window::Calendar(_) | Window::Held => None,
+            Window::Calendar(_) | Window::Concurrent => None,
         }
     }
 
@@ -137,7 +137,7 @@ impl<'a> DecisionSummary<'a> {
     /// What the engine decided.
     #[must_use]
     pub fn from_decision(decision: &'a Decision) -> Self {
-        let name = |by: Option<RulingBy>| by.map(|by| decision.name(by));
+        let name = |by: Option<DecidedBy>| by.map(|by| decision.name(by));
         let mut facts = Self {
             decision: Some(decision.id),
             degraded_by: name(decision.degraded_by),
@@ -190,7 +190,7 @@ impl<'a> DecisionSummary<'a> {
             remaining: outcome.remaining,
             reset,
             is_over: outcome.verdict.is_denied() && !degrades,
-            ..Policy::new(decision.limit_name(status), limit.rate().count, Window::of(limit))
+            ..Policy::new(decision.limit_name(status), limit.rate().count, Window::from_limit(limit))
         }
     }
 
@@ -213,12 +213,12 @@ impl<'a> DecisionSummary<'a> {
     }
 }
 
-fn guards(decision: &Decision, by: RulingBy) -> bool {
+fn guards(decision: &Decision, by: DecidedBy) -> bool {
     match by {
-        RulingBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
-        RulingBy::Own => false,
+        DecidedBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
+        DecidedBy::Inline => false,
         // Whom operators shut out they hold for abusive.
-        RulingBy::Emergency => true,
+        DecidedBy::Emergency => true,
     }
 }
 
@@ -238,8 +238,8 @@ fn next_unit(limit: &Limit, full: TimeDelta) -> TimeDelta {
 /// Whole seconds, rounded up. A request that can never pass is sent away for the longest window that it met.
 fn retry_after(decision: &Decision) -> u64 {
     let longest = decision.limits.iter().map(|status| {
-        match decision.limit(status).map(|facts| Window::of(&facts.limit)) {
-            Some(Window::Span(span)) => span.ceil_secs(),
+        match decision.limit(status).map(|facts| Window::from_limit(&facts.limit)) {
+            Some(Window::Rolling(span)) => span.ceil_secs(),
             _ => status.outcome.reset_after.ceil_secs(),
         }
     });

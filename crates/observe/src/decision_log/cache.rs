@@ -72,7 +72,7 @@ impl LimitDescription {
         Self {
             limit: limit.rate().count,
             capacity: limit.capacity(),
-            window: Window::of(limit).to_string(),
+            window: Window::from_limit(limit).to_string(),
             algorithm: limit.algorithm().name(),
         }
     }

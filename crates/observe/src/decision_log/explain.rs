@@ -5,14 +5,14 @@ use crate::decision_log::cache::LimitDescription;
 use crate::recorder::capture::LoggedVerdict;
 use std::fmt::Write;
 use tollgate_core::TimeDelta;
-use tollgate_engine::{Act, OWN_LIMIT, Origin};
+use tollgate_engine::{INLINE_LIMIT, MeasureAction, Origin};
 use tollgate_rules::Role;
 
 impl DecisionRecord {
     /// What it is owed to, in words.
     fn rule_text(&self) -> String {
         match self.rule() {
-            Some(OWN_LIMIT) => "the request's inline limit".to_owned(),
+            Some(INLINE_LIMIT) => "the request's inline limit".to_owned(),
             Some(rule) => format!("rule `{rule}`"),
             None => "no rule".to_owned(),
         }
@@ -26,7 +26,7 @@ impl DecisionRecord {
             (Some(Role::Candidate), _) => {
                 format!("Allowed; the number that is tried for {by} would have denied it")
             }
-            (_, Some((measure, Act::ShadowAll))) => {
+            (_, Some((measure, MeasureAction::ShadowAll))) => {
                 format!(
                     "Allowed: `{measure}`, a measure of an operator, had put everything in shadow; {by} would have denied it"
                 )
@@ -123,13 +123,13 @@ impl DecisionRecord {
     fn measure_line(&self) -> Option<String> {
         let (measure, act) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency)?;
         let did = match act {
-            Act::Tighten(thousandths) => {
+            MeasureAction::Tighten(thousandths) => {
                 let percent = f64::from(*thousandths) / 10.0;
                 format!(": limits were {percent}% of what the rules say")
             }
-            Act::ShadowAll => ": nothing was denied".to_owned(),
-            Act::DisableRule => ": a rule was switched off".to_owned(),
-            Act::Block | Act::Exempt | Act::AllowAll => String::new(),
+            MeasureAction::ShadowAll => ": nothing was denied".to_owned(),
+            MeasureAction::DisableRule => ": a rule was switched off".to_owned(),
+            MeasureAction::Block | MeasureAction::Exempt | MeasureAction::AllowAll => String::new(),
         };
         Some(format!("An operator's measure `{measure}` was on{did}."))
     }

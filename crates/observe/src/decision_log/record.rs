@@ -7,7 +7,7 @@ use crate::recorder::capture::{CaptureBuffer, CapturedDecision, LoggedVerdict};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_core::{TimeDelta, Timestamp};
-use tollgate_engine::{Act, DecisionId, OWN_LIMIT, Origin, RulingBy};
+use tollgate_engine::{DecidedBy, DecisionId, INLINE_LIMIT, MeasureAction, Origin};
 use tollgate_rules::Role;
 
 /// A decision, with nothing in it that must not be told.
@@ -27,7 +27,7 @@ pub struct DecisionRecord {
     pub(super) protocol: &'static str,
     pub(super) limit: Option<LimitDetail>,
     pub(super) cost: u64,
-    pub(super) measure: Option<(Box<str>, Act)>,
+    pub(super) measure: Option<(Box<str>, MeasureAction)>,
     pub(super) retry_after: Option<TimeDelta>,
     pub(super) delay: TimeDelta,
     /// Of the rules; none, for a limit that a caller brought.
@@ -65,8 +65,8 @@ impl DecisionRecord {
         // Under one number many may be counted together; here each has its own name.
         let counted = names.get(noted.slot as usize).map(|name| &name.rule);
         let name = match (noted.by, layout) {
-            (Some(RulingBy::Rule(id)), Some(layout)) => layout.rules.rule(id).map(|rule| rule.name.as_str()),
-            (Some(RulingBy::Own), Some(_)) => Some(OWN_LIMIT),
+            (Some(DecidedBy::Rule(id)), Some(layout)) => layout.rules.rule(id).map(|rule| rule.name.as_str()),
+            (Some(DecidedBy::Inline), Some(_)) => Some(INLINE_LIMIT),
             (_, Some(_)) => None,
             (_, None) => counted.map(|name| &**name),
         };

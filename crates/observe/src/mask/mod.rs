@@ -11,11 +11,11 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{KeyPart, secret_prefix};
-use tollgate_rules::{TENANT_KEY, may_be_secret};
+use tollgate_rules::{CALLER_KEY, may_be_secret};
 
 /// The attributes that tell who asks, the first that is there.
 const CALLERS: [&str; 11] = [
-    TENANT_KEY,
+    CALLER_KEY,
     "tenant",
     "tenant_id",
     "user",
@@ -195,7 +195,7 @@ impl Mask {
     ) -> Option<MaskedCaller> {
         let at = caller_at(pairs)?;
         let (name, value) = pairs[at];
-        let key = (name == TENANT_KEY && value.len() < MAX_VALUE).then(|| ApiKey(value.into()));
+        let key = (name == CALLER_KEY && value.len() < MAX_VALUE).then(|| ApiKey(value.into()));
         Some(MaskedCaller { id: ids[at], display: shown[at].1.clone(), key })
     }
 }

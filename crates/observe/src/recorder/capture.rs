@@ -10,7 +10,9 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 use tollgate_core::{Charge, Cost, KeyPart, Limit, Outcome, TimeDelta, Timestamp, Verdict};
-use tollgate_engine::{Act, Check, Decision, DecisionId, LimitStatus, Origin, Request, RulingBy};
+use tollgate_engine::{
+    Check, CheckInput, DecidedBy, Decision, DecisionId, LimitStatus, MeasureAction, Origin,
+};
 
 /// Decisions that one buffer holds.
 pub(crate) const MAX_CAPTURES: usize = 2_048;
@@ -75,7 +77,7 @@ pub(crate) struct DecisionMeta {
     pub(crate) slot: u32,
     pub(crate) verdict: LoggedVerdict,
     /// The rule that it is about, or what else.
-    pub(crate) by: Option<RulingBy>,
+    pub(crate) by: Option<DecidedBy>,
     /// The limit that it is about: the one that denied, else the one nearest its end.
     pub(crate) status: Option<LimitStatus>,
     /// How much the caller has used of its own.
@@ -110,9 +112,9 @@ impl CallerUtilization {
 
 /// All attributes of a request, but for what stands for everybody.
 pub(crate) fn pairs<'c>(check: &Check<'c>) -> impl Iterator<Item = &'c (&'c str, &'c str)> + Clone {
-    let (attributes, descriptors) = match check.request {
-        Request::Attributes(attributes) => (attributes, &[][..]),
-        Request::Descriptors(descriptors) => (&[][..], descriptors),
+    let (attributes, descriptors) = match check.input {
+        CheckInput::Attributes(attributes) => (attributes, &[][..]),
+        CheckInput::Descriptors(descriptors) => (&[][..], descriptors),
     };
     let all = attributes.iter().chain(descriptors.iter().flat_map(|descriptor| descriptor.entries));
     all.filter(|(key, _)| *key != "global")
@@ -134,7 +136,7 @@ pub(crate) struct CapturedDecision {
     /// What it cost by that limit.
     pub(crate) cost: u64,
     /// The measure of an emergency that made a difference.
-    pub(crate) measure: Option<(Box<str>, Act)>,
+    pub(crate) measure: Option<(Box<str>, MeasureAction)>,
     /// Extra quota has paid in that limit's place.
     pub(crate) is_granted: bool,
     pub(crate) retry_after: Option<TimeDelta>,
@@ -193,9 +195,9 @@ impl CaptureBuffer {
             at,
             meta: noted,
             origin: decision.origin,
-            protocol: check.front,
+            protocol: check.protocol,
             cost: taken(noted.status.map_or(check.cost, |status| decision.cost(check, &status))),
-            measure: decision.emergency().map(Into::into).zip(decision.emergency_act()),
+            measure: decision.emergency().map(Into::into).zip(decision.emergency_action()),
             is_granted: noted.status.is_some_and(|status| decision.is_granted(&status)),
             retry_after: decision.retry_after(),
             delay: decision.delay(),
@@ -225,7 +227,7 @@ impl CaptureBuffer {
             _ => None,
         });
         self.captures.push(CapturedDecision {
-            id: DecisionId::fresh(),
+            id: DecisionId::generate(),
             at,
             meta: noted,
             origin: Origin::Store,

@@ -78,7 +78,7 @@ impl<'a> Limit<'a> {
         Self {
             rule: decision.limit_name(limit),
             limit: count,
-            window: Window::of(facts),
+            window: Window::from_limit(facts),
             remaining: limit.outcome.remaining,
             reset_ms: limit.outcome.reset_after.ceil_millis(),
             burst: (capacity != count).then_some(capacity),

@@ -17,7 +17,7 @@ use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, TimeDelta, Timestamp, Verdict};
-use tollgate_engine::{Check, Decision, DelayQueue, Limiter, Trace};
+use tollgate_engine::{Check, Decision, DelayQueue, Limiter, TraceContext};
 use tollgate_http::h1::{HeadHeaders, RawResponse};
 use tollgate_http::headers::HeaderSink;
 use tollgate_http::identity::{
@@ -137,7 +137,7 @@ impl ForwardAuth {
     /// Who reads callers by these rules: made anew when the rules have changed.
     fn reader<S: CounterStore>(&self, limiter: &Limiter<S>) -> Result<Arc<IdentityReader>, Problem> {
         let former = match self.identity.load_full() {
-            Some(known) if limiter.acts_by(&known.rules) => return Ok(known),
+            Some(known) if limiter.is_active(&known.rules) => return Ok(known),
             former => former,
         };
         let rules = limiter.rules();
@@ -197,15 +197,17 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
     now: Timestamp,
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let reader = app.forward_auth.reader(&app.limiter)?;
     let asked = request_view(request);
     let caller = reader.caller(&asked, now)?;
     let domain = app.forward_auth.domain(&reader.rules)?;
     let attributes = caller.attributes();
-    let check =
-        Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
+    let check = Check::attributes(domain, &attributes)
+        .with_protocol("http")
+        .with_trace(trace)
+        .with_client_address(caller.address);
     match app.limiter.admit(&check).await {
         (decision, Some(held)) if decision.delay() > TimeDelta::ZERO => {
             Ok(Box::pin(after_delay(app, request, &decision, held, now)).await)
@@ -220,7 +222,7 @@ async fn after_delay<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
     decision: &Decision,
-    held: tollgate_engine::Held,
+    held: tollgate_engine::HeldPermits,
     now: Timestamp,
 ) -> RawResponse {
     let mut facts = DecisionSummary::from_decision(decision);

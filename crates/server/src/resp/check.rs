@@ -67,7 +67,7 @@ impl<'a> CheckCommand<'a> {
     }
 
     pub(super) fn check(&self) -> Check<'_> {
-        Check::attributes(self.domain, &self.attributes).costing(self.cost).asked_by("resp")
+        Check::attributes(self.domain, &self.attributes).with_cost(self.cost).with_protocol("resp")
     }
 }
 

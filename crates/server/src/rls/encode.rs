@@ -8,7 +8,7 @@ use prost_types::value::Kind;
 use prost_types::{Duration, Struct, Value};
 use tollgate_core::{TimeDelta, Verdict};
 use tollgate_engine::{Decision, LimitStatus, Origin};
-use tollgate_rules::{Match, RuleLimit, Unit};
+use tollgate_rules::{MatchKind, RuleLimit, Unit};
 
 /// The answer on the wire.
 pub fn response(decision: &Decision) -> RateLimitResponse {
@@ -32,7 +32,7 @@ fn descriptor(
     status: &tollgate_engine::DescriptorStatus,
 ) -> DescriptorStatus {
     let mut wire = DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
-    if status.matched == Match::Unlimited {
+    if status.matched == MatchKind::Unlimited {
         wire.limit_remaining = u32::MAX;
     }
     let Some(limit) = decision.tightest(at) else { return wire };
@@ -65,7 +65,7 @@ fn whole_seconds(span: TimeDelta) -> Duration {
 
 fn name(decision: &Decision, limit: &LimitStatus) -> String {
     let rule = limit.rule.and_then(|id| decision.rules().rule(id));
-    rule.filter(|rule| rule.named).map_or_else(String::new, |rule| rule.name.clone())
+    rule.filter(|rule| rule.has_explicit_name).map_or_else(String::new, |rule| rule.name.clone())
 }
 
 const fn wire_unit(unit: Unit) -> WireUnit {

@@ -13,7 +13,7 @@ use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::{BadRequest, decide, decode, encode};
 use tollgate_core::{Cost, CounterStore, TimeDelta};
-use tollgate_engine::{Check, Limiter, Trace};
+use tollgate_engine::{Check, Limiter, TraceContext};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 
 /// The metadata's name.
@@ -24,7 +24,7 @@ pub(crate) async fn handle<S: CounterStore>(
     answers: &ResponseConfig,
     request: &RateLimitRequest,
     form: &[u8],
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<RateLimitResponse, BadRequest> {
     let decision = match form {
         b"attributes" => {
@@ -34,8 +34,8 @@ pub(crate) async fn handle<S: CounterStore>(
             let entries = decode::entries(request)?;
             let own = request.descriptors[0].hits_addend.map(Cost::new);
             let cost = own.unwrap_or_else(|| decode::hits(request));
-            let check = Check::attributes(&request.domain, &entries).costing(cost);
-            limiter.check(&check.asked_by("rls").traced(trace)).await
+            let check = Check::attributes(&request.domain, &entries).with_cost(cost);
+            limiter.check(&check.with_protocol("rls").with_trace(trace)).await
         }
         b"descriptors" => decide(limiter, "rls", request, trace).await?,
         _ => return Err(BadRequest(format!("{METADATA_KEY}: write attributes or descriptors"))),

@@ -69,9 +69,7 @@ fn limiter(
     };
     let limiter = operators.observed(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
     Ok(Arc::new(match &operators.control {
-        Some(control) => {
-            limiter.with_tenants(control.quota_table()).with_emergencies(control.active_measures())
-        }
+        Some(control) => limiter.with_quotas(control.quota_table()).with_measures(control.active_measures()),
         None => limiter,
     }))
 }

@@ -29,7 +29,7 @@ pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
             let limiter = Arc::clone(&limiter);
             tokio::spawn(async move {
                 if let Some(leases) = limiter.store().leases() {
-                    leases.run(errand, PermitId(DecisionId::fresh().0)).await;
+                    leases.run(errand, PermitId(DecisionId::generate().0)).await;
                 }
             });
         }
@@ -44,7 +44,7 @@ pub(crate) async fn return_leases(limiter: &Arc<Limiter<Store>>) {
         let limiter = Arc::clone(limiter);
         returns.spawn(async move {
             if let Some(leases) = limiter.store().leases() {
-                leases.run(errand, PermitId(DecisionId::fresh().0)).await;
+                leases.run(errand, PermitId(DecisionId::generate().0)).await;
             }
         });
     }

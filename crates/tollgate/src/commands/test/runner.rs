@@ -84,7 +84,7 @@ fn run_step(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
         (None, Some(attributes)) => {
             let pairs: Vec<(&str, &str)> =
                 attributes.iter().map(|(key, value)| (key.as_str(), value.0.as_str())).collect();
-            let check = Check::attributes(&domain, &pairs).costing(step.cost.map_or(Cost::ONE, Cost::new));
+            let check = Check::attributes(&domain, &pairs).with_cost(step.cost.map_or(Cost::ONE, Cost::new));
             let decision = pollster::block_on(limiter.check(&check));
             let statuses = decision.limits.iter().map(|limit| attribute_status(&decision, limit)).collect();
             Ok(Actual { statuses, ..from_decision(&decision) })
