@@ -55,7 +55,7 @@ impl Ours {
         let counters = keys as usize * if way == Way::FourLimits { 4 } else { 1 };
         // 32 bytes a key, all told, as the bare table has; of which almost nothing aside.
         let mut config = MemoryConfig::with_bytes((counters * 32).max(1 << 18));
-        config.aside_bytes = Some(1 << 14);
+        config.wide_bytes = Some(1 << 14);
         config.huge_pages = huge_pages;
         let clock = SystemClock::new();
         let scopes = (0..4).map(|n| Scope::new(format!("scope {n}"))).collect();

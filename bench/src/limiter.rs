@@ -62,7 +62,7 @@ impl ThroughRules {
 
     fn limiter(keys: u64, room: Room) -> Limiter<MemoryStore<SystemClock>> {
         let mut config = MemoryConfig::with_bytes((keys as usize * 32).max(1 << 18));
-        config.aside_bytes = Some(1 << 14);
+        config.wide_bytes = Some(1 << 14);
         let clock = SystemClock::new();
         let text = if room == Room::Wide { RULES } else { TIGHT };
         let source = Source { name: "bench.yaml".to_owned(), text: text.to_owned() };

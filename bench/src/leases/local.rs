@@ -20,10 +20,10 @@ use tollgate_core::{
 };
 use tollgate_engine::{Check, DecisionId, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
-use tollgate_store::{HugePages, LeaseConfig, Leased, MemoryConfig, MemoryStore};
+use tollgate_store::{HugePages, LeaseConfig, LeasedStore, MemoryConfig, MemoryStore};
 
 type Memory = Arc<MemoryStore<SystemClock>>;
-type Leases = Leased<Memory, Memory, SystemClock>;
+type Leases = LeasedStore<Memory, Memory, SystemClock>;
 
 /// Units at once: more than one thread asks for while it is measured. One comes back every microsecond.
 const BURST: u64 = 100_000_000_000;
@@ -55,7 +55,7 @@ pub(super) fn measure_all(length: Length) {
         heading(&format!("The local path, {keys} key(s), one thread"));
         let names: Vec<String> = all.iter().map(|contestant| contestant.name()).collect();
         rows(&names, &nanos);
-        let figures = leased.leases.figures();
+        let figures = leased.leases.stats();
         let near = figures.local as f64 / (figures.local + figures.denied + figures.central).max(1) as f64;
         println!("({:.3}% of the charges were paid for out of a lease)", 100.0 * near);
         at_most("a lease in hand ÷ counters in memory", nanos[1] / nanos[0], 2.0);
@@ -67,15 +67,15 @@ fn leases() -> Leases {
     let clock = SystemClock::new();
     let memory = MemoryStore::new(&MemoryConfig::with_bytes(1 << 22), clock).expect("memory");
     let memory = Arc::new(memory);
-    Leased::new(Arc::clone(&memory), memory, clock, LeaseConfig::default())
+    LeasedStore::new(Arc::clone(&memory), memory, clock, LeaseConfig::default())
 }
 
 /// Renews leases until told to stop.
 fn tend(leases: &Leases, stop: &AtomicBool) {
     let mut context = Context::from_waker(Waker::noop());
     while !stop.load(Ordering::Relaxed) {
-        for errand in leases.errands() {
-            let errand = pin!(leases.run(errand, PermitId(DecisionId::generate().0)));
+        for errand in leases.due_tasks() {
+            let errand = pin!(leases.run_task(errand, PermitId(DecisionId::generate().0)));
             assert!(errand.poll(&mut context).is_ready(), "memory answers at once");
         }
         std::thread::sleep(Duration::from_millis(1));

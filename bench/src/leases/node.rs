@@ -13,9 +13,9 @@ use std::time::{Duration, Instant, SystemTime};
 use tollgate_core::{PermitId, SystemClock, TimeDelta};
 use tollgate_engine::{Check, DecisionId, Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
-use tollgate_store::{DenyCache, LeaseConfig, Leased, RedisConfig, RedisStore};
+use tollgate_store::{DenyCache, LeaseConfig, LeasedStore, RedisConfig, RedisStore};
 
-type Stack = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
+type Stack = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
 /// One check in so many is timed.
 const TIMED: u64 = 16;
@@ -42,7 +42,7 @@ pub(crate) fn node(arguments: &[&str]) -> Result<(), String> {
     let rules = rules(if mode == "roomy" { "leased" } else { mode }, count, period, burst)?;
     let mut leases = LeaseConfig { nodes: 4, ..LeaseConfig::default() };
     if mode == "roomy" {
-        (leases.most, leases.idle) = (1_000_000, TimeDelta::from_secs(10));
+        (leases.max_leases, leases.idle) = (1_000_000, TimeDelta::from_secs(10));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| error.to_string())?.block_on(async {
@@ -50,7 +50,7 @@ pub(crate) fn node(arguments: &[&str]) -> Result<(), String> {
         let mut config = RedisConfig::parse(url).map_err(|error| error.to_string())?;
         config.deadline = Duration::from_secs(5);
         let redis = RedisStore::connect(config);
-        let stack = Leased::new(DenyCache::new(redis.clone(), clock, 65_536), redis, clock, leases);
+        let stack = LeasedStore::new(DenyCache::new(redis.clone(), clock, 65_536), redis, clock, leases);
         let limiter = Arc::new(Limiter::new(rules, stack, Arc::new(clock)));
         tokio::spawn(tend(Arc::clone(&limiter)));
         say("ready")?;
@@ -78,14 +78,14 @@ fn rules(mode: &str, count: u64, period: &str, burst: u64) -> Result<Arc<Ruleset
 async fn tend(limiter: Arc<Limiter<Stack>>) {
     loop {
         tokio::select! {
-            () = limiter.store().called() => {}
+            () = limiter.store().task_ready() => {}
             () = tokio::time::sleep(Duration::from_millis(250)) => {}
         }
-        for errand in limiter.store().errands() {
+        for errand in limiter.store().due_tasks() {
             let limiter = Arc::clone(&limiter);
-            tokio::spawn(
-                async move { limiter.store().run(errand, PermitId(DecisionId::generate().0)).await },
-            );
+            tokio::spawn(async move {
+                limiter.store().run_task(errand, PermitId(DecisionId::generate().0)).await
+            });
         }
     }
 }
@@ -110,7 +110,7 @@ async fn drive(
         start = micros();
     }
     let seen = |tally: &Tally| {
-        let central = limiter.store().figures().central;
+        let central = limiter.store().stats().central;
         [tally.checks.load(Ordering::Relaxed), tally.admitted.load(Ordering::Relaxed), central]
     };
     let before = if warm > 0 { seen(&tally) } else { [0; 3] };

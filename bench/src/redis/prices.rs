@@ -125,7 +125,7 @@ pub(super) fn measure(
         }
     }
     for store in &stores {
-        if store.disagreements() > 0 {
+        if store.mismatches() > 0 {
             return Err("a script and the step disagreed".to_owned());
         }
     }

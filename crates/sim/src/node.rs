@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use tollgate_core::{Charge, Clock, Cost, CounterStore, Outcomes, Permit, StoreError, Timestamp, UnitReturn};
 use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
-use tollgate_store::{LeaseConfig, Leased, MemoryConfig, MemoryStore};
+use tollgate_store::{LeaseConfig, LeasedStore, MemoryConfig, MemoryStore};
 
 thread_local! {
     /// When the store decided what the task that is running now has just been told.
@@ -99,7 +99,7 @@ impl CounterStore for Link {
 }
 
 /// Leases over a link.
-pub(crate) type Store = Leased<Link, Link, NodeClock>;
+pub(crate) type Store = LeasedStore<Link, Link, NodeClock>;
 
 /// A process on a node; a node that crashes gets another.
 pub(crate) fn process(
@@ -117,9 +117,9 @@ pub(crate) fn process(
     let stands_still = bug == Some(Bug::ForgetsTime);
     let clock = NodeClock { world: world.clone(), offset, drift, frozen: stands_still };
     let link = Link { world: world.clone(), node };
-    let store = Leased::new(link.clone(), link, clock.clone(), config.clone());
+    let store = LeasedStore::new(link.clone(), link, clock.clone(), config.clone());
     let time: Arc<dyn Clock> = Arc::new(clock);
-    let fallback = MemoryStore::new(&MemoryConfig::with_bytes(MemoryConfig::LEAST), Arc::clone(&time));
+    let fallback = MemoryStore::new(&MemoryConfig::with_bytes(MemoryConfig::MIN_BYTES), Arc::clone(&time));
     let limiter = Limiter::new(Arc::clone(rules), store, time);
     Arc::new(match fallback {
         Ok(fallback) => limiter.with_fallback(fallback),

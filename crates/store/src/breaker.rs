@@ -54,9 +54,9 @@ impl BreakerState {
 
 /// What a breaker has made of how an asking went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turned {
+pub enum Transition {
     /// Nothing new.
-    Not,
+    Unchanged,
     /// It refuses requests from now on.
     Open,
     /// It lets them pass again.
@@ -70,20 +70,20 @@ pub enum Turned {
 /// use tollgate_store::{Breaker, BreakerConfig, BreakerState};
 /// let breaker = Breaker::new(BreakerConfig { failures: 1, ..BreakerConfig::default() });
 /// let now = Timestamp::from_secs(1_000);
-/// breaker.admit(now).expect("closed").failed(now);
-/// assert!(breaker.admit(now).is_none());
+/// breaker.try_acquire(now).expect("closed").record_failure(now);
+/// assert!(breaker.try_acquire(now).is_none());
 /// assert_eq!(breaker.state(now + TimeDelta::from_secs(30)), BreakerState::HalfOpen);
 /// ```
 #[derive(Debug)]
 pub struct Breaker {
     config: BreakerConfig,
     /// Whether there is anything to look up: false on the usual path, which then takes no lock.
-    troubled: AtomicBool,
-    trouble: Mutex<Trouble>,
+    has_failures: AtomicBool,
+    window: Mutex<FailureWindow>,
 }
 
 #[derive(Debug, Default)]
-struct Trouble {
+struct FailureWindow {
     /// The latest failures, oldest first; at most `failures` of them.
     failures: VecDeque<Timestamp>,
     opened: Option<Timestamp>,
@@ -93,7 +93,7 @@ struct Trouble {
 /// Leave to ask. Tell it how the asking went.
 #[derive(Debug)]
 #[must_use = "a breaker learns from what its tickets are told"]
-pub struct Ticket<'a> {
+pub struct CallGuard<'a> {
     breaker: &'a Breaker,
     probe: bool,
 }
@@ -102,19 +102,19 @@ impl Breaker {
     /// A closed breaker.
     #[must_use]
     pub fn new(config: BreakerConfig) -> Self {
-        Self { config, troubled: AtomicBool::new(false), trouble: Mutex::default() }
+        Self { config, has_failures: AtomicBool::new(false), window: Mutex::default() }
     }
 
-    fn trouble(&self) -> MutexGuard<'_, Trouble> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    fn window(&self) -> MutexGuard<'_, FailureWindow> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Leave to ask now; `None` if the part is not to be asked.
-    pub fn admit(&self, now: Timestamp) -> Option<Ticket<'_>> {
-        if !self.troubled.load(Ordering::Acquire) {
-            return Some(Ticket { breaker: self, probe: false });
+    pub fn try_acquire(&self, now: Timestamp) -> Option<CallGuard<'_>> {
+        if !self.has_failures.load(Ordering::Acquire) {
+            return Some(CallGuard { breaker: self, probe: false });
         }
-        let mut trouble = self.trouble();
+        let mut trouble = self.window();
         let probe = match trouble.state(&self.config, now) {
             BreakerState::Closed => false,
             BreakerState::HalfOpen if !trouble.probing => {
@@ -123,13 +123,13 @@ impl Breaker {
             }
             BreakerState::Open | BreakerState::HalfOpen => return None,
         };
-        Some(Ticket { breaker: self, probe })
+        Some(CallGuard { breaker: self, probe })
     }
 
     /// The part has given a sign of life: an open breaker lets the next request try at once.
-    pub fn encourage(&self, now: Timestamp) {
-        if self.troubled.load(Ordering::Acquire) {
-            let mut trouble = self.trouble();
+    pub fn allow_probe(&self, now: Timestamp) {
+        if self.has_failures.load(Ordering::Acquire) {
+            let mut trouble = self.window();
             let due = now - self.config.cooldown;
             trouble.opened = trouble.opened.map(|opened| opened.min(due));
         }
@@ -138,11 +138,11 @@ impl Breaker {
     /// What it does with requests now.
     #[must_use]
     pub fn state(&self, now: Timestamp) -> BreakerState {
-        self.trouble().state(&self.config, now)
+        self.window().state(&self.config, now)
     }
 }
 
-impl Trouble {
+impl FailureWindow {
     fn state(&self, config: &BreakerConfig, now: Timestamp) -> BreakerState {
         match self.opened {
             None => BreakerState::Closed,
@@ -152,30 +152,30 @@ impl Trouble {
     }
 }
 
-impl Ticket<'_> {
+impl CallGuard<'_> {
     /// It answered. What it answered is another matter: only silence and refusal are failures.
-    pub fn succeeded(self) -> Turned {
+    pub fn record_success(self) -> Transition {
         if !self.probe {
-            return Turned::Not;
+            return Transition::Unchanged;
         }
         // The failures that opened it belong to the past.
-        *self.breaker.trouble() = Trouble::default();
-        self.breaker.troubled.store(false, Ordering::Release);
-        Turned::Closed
+        *self.breaker.window() = FailureWindow::default();
+        self.breaker.has_failures.store(false, Ordering::Release);
+        Transition::Closed
     }
 
     /// It did not answer, or could not.
-    pub fn failed(mut self, now: Timestamp) -> Turned {
+    pub fn record_failure(mut self, now: Timestamp) -> Transition {
         let config = self.breaker.config;
-        let mut trouble = self.breaker.trouble();
+        let mut trouble = self.breaker.window();
         if std::mem::take(&mut self.probe) {
             trouble.probing = false;
             trouble.opened = Some(now);
-            return Turned::Not;
+            return Transition::Unchanged;
         }
         if trouble.opened.is_some() {
             // Sent before it opened: nothing new.
-            return Turned::Not;
+            return Transition::Unchanged;
         }
         while trouble.failures.front().is_some_and(|at| *at + config.within <= now) {
             trouble.failures.pop_front();
@@ -184,18 +184,18 @@ impl Ticket<'_> {
         if trouble.failures.len() >= config.failures {
             trouble.opened = Some(now);
             trouble.failures.clear();
-            self.breaker.troubled.store(true, Ordering::Release);
-            return Turned::Open;
+            self.breaker.has_failures.store(true, Ordering::Release);
+            return Transition::Open;
         }
-        Turned::Not
+        Transition::Unchanged
     }
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for CallGuard<'_> {
     /// The caller went away before it knew.
     fn drop(&mut self) {
         if self.probe {
-            self.breaker.trouble().probing = false;
+            self.breaker.window().probing = false;
         }
     }
 }
@@ -210,20 +210,35 @@ mod tests {
         START + TimeDelta::from_secs(secs)
     }
 
-    fn fail(breaker: &Breaker, secs: u64) -> Turned {
-        breaker.admit(at(secs)).expect("it should be asked").failed(at(secs))
+    fn fail(breaker: &Breaker, secs: u64) -> Transition {
+        breaker.try_acquire(at(secs)).expect("it should be asked").record_failure(at(secs))
     }
 
     /// Whoever is told of every change must be told of each once, or a log fills while a shard is away.
     #[test]
-    fn each_change_is_told_once() {
+    fn each_transition_is_reported_once() {
         let breaker = Breaker::new(BreakerConfig { failures: 2, ..BreakerConfig::default() });
-        let (late, luck) = (breaker.admit(at(0)).expect("closed"), breaker.admit(at(0)).expect("closed"));
-        let told =
-            [fail(&breaker, 0), fail(&breaker, 0), late.failed(at(1)), luck.succeeded(), fail(&breaker, 30)];
-        assert_eq!(told, [Turned::Not, Turned::Open, Turned::Not, Turned::Not, Turned::Not]);
-        assert_eq!(breaker.admit(at(60)).expect("the probe").succeeded(), Turned::Closed);
-        assert_eq!(breaker.admit(at(60)).expect("closed").succeeded(), Turned::Not);
+        let (late, luck) =
+            (breaker.try_acquire(at(0)).expect("closed"), breaker.try_acquire(at(0)).expect("closed"));
+        let told = [
+            fail(&breaker, 0),
+            fail(&breaker, 0),
+            late.record_failure(at(1)),
+            luck.record_success(),
+            fail(&breaker, 30),
+        ];
+        assert_eq!(
+            told,
+            [
+                Transition::Unchanged,
+                Transition::Open,
+                Transition::Unchanged,
+                Transition::Unchanged,
+                Transition::Unchanged
+            ]
+        );
+        assert_eq!(breaker.try_acquire(at(60)).expect("the probe").record_success(), Transition::Closed);
+        assert_eq!(breaker.try_acquire(at(60)).expect("closed").record_success(), Transition::Unchanged);
     }
 
     /// A dead shard must stop being asked after five failures in ten seconds, or every request waits for it.
@@ -238,7 +253,7 @@ mod tests {
         assert_eq!(breaker.state(at(10)), BreakerState::Closed);
         fail(&breaker, 10);
         assert_eq!(breaker.state(at(10)), BreakerState::Open);
-        assert!(breaker.admit(at(39)).is_none());
+        assert!(breaker.try_acquire(at(39)).is_none());
     }
 
     /// A shard that recovers must be used again, by one request first.
@@ -246,10 +261,10 @@ mod tests {
     fn one_probe_closes_it() {
         let breaker = Breaker::new(BreakerConfig::default());
         (0..5).for_each(|_| _ = fail(&breaker, 0));
-        assert!(breaker.admit(at(29)).is_none());
-        let probe = breaker.admit(at(30)).expect("the probe");
-        assert!(breaker.admit(at(30)).is_none(), "only one");
-        probe.succeeded();
+        assert!(breaker.try_acquire(at(29)).is_none());
+        let probe = breaker.try_acquire(at(30)).expect("the probe");
+        assert!(breaker.try_acquire(at(30)).is_none(), "only one");
+        probe.record_success();
         assert_eq!(breaker.state(at(30)), BreakerState::Closed);
         fail(&breaker, 31);
         assert_eq!(breaker.state(at(31)), BreakerState::Closed, "old failures are forgotten");
@@ -261,8 +276,8 @@ mod tests {
         let breaker = Breaker::new(BreakerConfig::default());
         (0..5).for_each(|_| _ = fail(&breaker, 0));
         fail(&breaker, 30);
-        assert!(breaker.admit(at(59)).is_none());
-        assert!(breaker.admit(at(60)).is_some());
+        assert!(breaker.try_acquire(at(59)).is_none());
+        assert!(breaker.try_acquire(at(60)).is_some());
     }
 
     /// A caller that hangs up during the probe must not leave the breaker open for ever.
@@ -270,18 +285,19 @@ mod tests {
     fn a_lost_probe_is_tried_again() {
         let breaker = Breaker::new(BreakerConfig::default());
         (0..5).for_each(|_| _ = fail(&breaker, 0));
-        drop(breaker.admit(at(30)).expect("the probe"));
-        assert!(breaker.admit(at(30)).is_some());
+        drop(breaker.try_acquire(at(30)).expect("the probe"));
+        assert!(breaker.try_acquire(at(30)).is_some());
     }
 
     /// Requests that were under way when it opened must not prolong the outage when they fail, or end it when they succeed.
     #[test]
     fn stragglers_change_nothing() {
         let breaker = Breaker::new(BreakerConfig::default());
-        let (late, luck) = (breaker.admit(at(0)).expect("closed"), breaker.admit(at(0)).expect("closed"));
+        let (late, luck) =
+            (breaker.try_acquire(at(0)).expect("closed"), breaker.try_acquire(at(0)).expect("closed"));
         (0..5).for_each(|_| _ = fail(&breaker, 0));
-        late.failed(at(20));
-        luck.succeeded();
+        late.record_failure(at(20));
+        luck.record_success();
         assert_eq!(breaker.state(at(29)), BreakerState::Open);
         assert_eq!(breaker.state(at(30)), BreakerState::HalfOpen);
     }

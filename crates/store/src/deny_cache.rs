@@ -2,7 +2,7 @@
 //!
 //! A flood over its limit is the traffic that a limiter sees most of, and each such request would cost the store a round
 //! trip to hear the same answer. Until T nothing but a refund or a raised limit can change it, so the answer is exact;
-//! those two are seen within [`DenyCache::FRESH`], because no denial is remembered for longer without asking again. T is
+//! those two are seen within [`DenyCache::MAX_AGE`], because no denial is remembered for longer without asking again. T is
 //! counted from the moment of asking, so it never lies past the store's own.
 //!
 //! What is remembered is a counter, not a request: every request that meets it is refused, whatever else it meets. Its
@@ -24,23 +24,23 @@ pub struct DenyCache<S, C> {
     inner: S,
     clock: C,
     seed: [foldhash::fast::RandomState; 2],
-    sets: Box<[Mutex<[Entry; WAYS]>]>,
+    sets: Box<[Mutex<[CachedDenialSlot; WAYS]>]>,
     /// Requests that were answered from memory, in several places, so that threads seldom meet.
-    answered: [Answered; 16],
+    hits: [HitCounter; 16],
 }
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Answered(AtomicU64);
+struct HitCounter(AtomicU64);
 
 /// One remembered denial; a name of zero is none.
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
+struct CachedDenialSlot {
     name: u128,
     /// Asked again from then on.
-    fresh: Timestamp,
+    valid_until: Timestamp,
     /// The end of the denial.
-    until: Timestamp,
+    denied_until: Timestamp,
     reset: Timestamp,
     /// The cost that was denied; a smaller one might fit.
     units: u64,
@@ -50,7 +50,7 @@ struct Entry {
 
 impl<S, C: Clock> DenyCache<S, C> {
     /// The longest that a denial is believed without asking.
-    pub const FRESH: TimeDelta = TimeDelta::from_millis(900);
+    pub const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
 
     /// Remembers up to `entries` denials of `inner`, 64 bytes each.
     #[must_use]
@@ -61,13 +61,13 @@ impl<S, C: Clock> DenyCache<S, C> {
             clock,
             seed: [foldhash::fast::RandomState::default(), foldhash::fast::RandomState::default()],
             sets: (0..sets).map(|_| Mutex::default()).collect(),
-            answered: Default::default(),
+            hits: Default::default(),
         }
     }
 
     /// Requests that were denied by what is remembered, without asking.
-    pub fn answered(&self) -> u64 {
-        self.answered.iter().map(|answered| answered.0.load(Ordering::Relaxed)).sum()
+    pub fn hits(&self) -> u64 {
+        self.hits.iter().map(|answered| answered.0.load(Ordering::Relaxed)).sum()
     }
 
     /// The store behind it.
@@ -101,52 +101,52 @@ impl<S, C: Clock> DenyCache<S, C> {
         (half(&self.seed[0]) << 64 | half(&self.seed[1])).max(1)
     }
 
-    fn set(&self, name: u128) -> MutexGuard<'_, [Entry; WAYS]> {
+    fn set(&self, name: u128) -> MutexGuard<'_, [CachedDenialSlot; WAYS]> {
         let at = name as usize & (self.sets.len() - 1);
         self.sets[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is remembered of a charge.
-    fn recall(&self, charge: &Charge<'_>, now: Timestamp) -> Option<Outcome> {
+    fn get(&self, charge: &Charge<'_>, now: Timestamp) -> Option<Outcome> {
         if charge.cost.is_refund() || charge.cost.is_peek() || charge.enforcement != Enforcement::Required {
             return None;
         }
         let name = self.name(&charge.key, charge.limit);
         let set = self.set(name);
         let entry = set.iter().find(|entry| entry.name == name)?;
-        if now >= entry.fresh || charge.cost.units() < entry.units {
+        if now >= entry.valid_until || charge.cost.units() < entry.units {
             return None;
         }
-        let verdict = Verdict::Denied { retry_after: Some(entry.until.since(now)) };
+        let verdict = Verdict::Denied { retry_after: Some(entry.denied_until.since(now)) };
         Some(Outcome { verdict, remaining: entry.remaining, reset_after: entry.reset.since(now) })
     }
 
     /// Remembers a denial. Permits come back at any time: theirs are not worth remembering.
-    fn remember(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp) {
+    fn insert(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp) {
         let Verdict::Denied { retry_after: Some(wait) } = outcome.verdict else { return };
         if charge.limit.algorithm() == Algorithm::Concurrency || charge.enforcement != Enforcement::Required {
             return;
         }
         let name = self.name(&charge.key, charge.limit);
         let until = asked + wait;
-        let entry = Entry {
+        let entry = CachedDenialSlot {
             name,
-            fresh: until.min(asked + Self::FRESH),
-            until,
+            valid_until: until.min(asked + Self::MAX_AGE),
+            denied_until: until,
             reset: asked + outcome.reset_after,
             units: charge.cost.units(),
             remaining: outcome.remaining,
         };
         let mut set = self.set(name);
         let known = set.iter().position(|other| other.name == name);
-        let place = known.or_else(|| (0..WAYS).min_by_key(|at| set[*at].fresh)).unwrap_or(0);
+        let place = known.or_else(|| (0..WAYS).min_by_key(|at| set[*at].valid_until)).unwrap_or(0);
         set[place] = entry;
     }
 
-    fn forget(&self, charge: &Charge<'_>) {
+    fn remove(&self, charge: &Charge<'_>) {
         let name = self.name(&charge.key, charge.limit);
         for entry in self.set(name).iter_mut().filter(|entry| entry.name == name) {
-            *entry = Entry::default();
+            *entry = CachedDenialSlot::default();
         }
     }
 }
@@ -155,18 +155,18 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let asked = self.clock.now();
         let recalled: smallvec::SmallVec<[Option<Outcome>; 4]> =
-            charges.iter().map(|charge| self.recall(charge, asked)).collect();
+            charges.iter().map(|charge| self.get(charge, asked)).collect();
         if recalled.iter().all(Option::is_none) {
             let outcomes = self.inner.charge(charges).await?;
             for (charge, outcome) in charges.iter().zip(&outcomes.per_charge) {
-                self.remember(charge, outcome, asked);
+                self.insert(charge, outcome, asked);
                 if charge.cost.is_refund() {
-                    self.forget(charge);
+                    self.remove(charge);
                 }
             }
             return Ok(outcomes);
         }
-        self.answered[asked.as_micros() as usize % self.answered.len()].0.fetch_add(1, Ordering::Relaxed);
+        self.hits[asked.as_micros() as usize % self.hits.len()].0.fetch_add(1, Ordering::Relaxed);
         let mut each: smallvec::SmallVec<[Outcome; 4]> =
             recalled.into_iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
         let counted = |charge: &&Charge<'_>| charge.enforcement == Enforcement::Independent;
@@ -184,7 +184,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         self.inner.debit(charges).await?;
-        charges.iter().filter(|charge| charge.cost.is_refund()).for_each(|charge| self.forget(charge));
+        charges.iter().filter(|charge| charge.cost.is_refund()).for_each(|charge| self.remove(charge));
         Ok(())
     }
 
@@ -194,7 +194,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         self.inner.return_units(back).await?;
-        self.forget(&Charge::new(back.key, back.limit, Cost::PEEK));
+        self.remove(&Charge::new(back.key, back.limit, Cost::PEEK));
         Ok(())
     }
 }

@@ -11,16 +11,16 @@ use tollgate_core::{TimeDelta, Timestamp};
 /// Counters of a part.
 const WAYS: usize = 64;
 /// Parts, so that threads seldom meet.
-const PARTS: usize = 32;
+const SHARDS: usize = 32;
 
 /// Counts keys, in a fixed amount of memory.
 pub struct HotKeys {
-    parts: Box<[Mutex<Part>]>,
+    shards: Box<[Mutex<SketchShard>]>,
     /// Units in a window that make a key hot.
     threshold: u64,
 }
 
-struct Part {
+struct SketchShard {
     since: Timestamp,
     names: [u64; WAYS],
     counts: [u64; WAYS],
@@ -35,9 +35,10 @@ impl HotKeys {
     /// Calls a key hot from this many units a second on.
     #[must_use]
     pub fn new(per_second: u64) -> Self {
-        let part = || Part { since: Timestamp::ZERO, names: [0; WAYS], counts: [0; WAYS], errors: [0; WAYS] };
+        let part =
+            || SketchShard { since: Timestamp::ZERO, names: [0; WAYS], counts: [0; WAYS], errors: [0; WAYS] };
         let threshold = (per_second.saturating_mul(Self::WINDOW.as_micros()) / 1_000_000).max(1);
-        Self { parts: (0..PARTS).map(|_| Mutex::new(part())).collect(), threshold }
+        Self { shards: (0..SHARDS).map(|_| Mutex::new(part())).collect(), threshold }
     }
 
     /// Counts units of a key; whether it is hot now, for certain.
@@ -49,10 +50,10 @@ impl HotKeys {
     /// Counts units of a key; its count in the present window, and what that may be too high by.
     fn add(&self, name: u64, units: u64, now: Timestamp) -> (u64, u64) {
         let name = name.max(1);
-        let at = (name >> 32) as usize % PARTS;
-        let mut part = self.parts[at].lock().unwrap_or_else(PoisonError::into_inner);
+        let at = (name >> 32) as usize % SHARDS;
+        let mut part = self.shards[at].lock().unwrap_or_else(PoisonError::into_inner);
         if now.since(part.since) >= Self::WINDOW {
-            *part = Part { since: now, names: [0; WAYS], counts: [0; WAYS], errors: [0; WAYS] };
+            *part = SketchShard { since: now, names: [0; WAYS], counts: [0; WAYS], errors: [0; WAYS] };
         }
         let place = match part.names.iter().position(|known| *known == name) {
             Some(place) => place,

@@ -8,7 +8,7 @@
 //! | `entry` | one key's lease: what is in hand, what is known, what to ask for |
 //! | `table` | names to leases |
 //! | `errands` | asking for units and giving them back, beside the traffic |
-//! | `figures` | what leases tell about themselves |
+//! | `stats` | what leases tell about themselves |
 //!
 //! A request is settled near first: local counters, then leases; what is left is asked of the store behind, in one call.
 //! If any of it refuses, what the nearer ones gave is put back: all or none, as everywhere. A key without anything in hand
@@ -22,13 +22,13 @@ mod tasks;
 mod units;
 
 pub use config::LeaseConfig;
-pub use stats::LeaseFigures;
+pub use stats::LeaseStats;
 pub use table::HotKey;
-pub use tasks::Errand;
+pub use tasks::LeaseTask;
 
 use crate::hot_key::HotKeys;
 use crate::memory::{KeyHasher, MemoryStore};
-use key_lease::{Receipt, Said};
+use key_lease::{SpendReceipt, SpendResult};
 use smallvec::SmallVec;
 use stats::{Counts, add};
 use table::Table;
@@ -41,7 +41,7 @@ use tollgate_core::{
 ///
 /// `S` decides what is not leased; `A` is the authority that leases are asked of: the same counters, without what
 /// remembers denials in between.
-pub struct Leased<S, A, C> {
+pub struct LeasedStore<S, A, C> {
     inner: S,
     authority: A,
     clock: C,
@@ -56,18 +56,18 @@ pub struct Leased<S, A, C> {
 
 /// What the nearer ones said to a request.
 #[derive(Default)]
-struct Near {
+struct LocalOutcomes {
     /// One for each charge; `None` for those that the store is to be asked about.
-    each: SmallVec<[Option<Outcome>; 4]>,
+    per_charge: SmallVec<[Option<Outcome>; 4]>,
     /// What was spent: charge, name, receipt.
-    spent: SmallVec<[(u64, Receipt); 4]>,
+    spent: SmallVec<[(u64, SpendReceipt); 4]>,
     /// Some required charge was denied.
-    refused: bool,
+    is_denied: bool,
     /// The charges that this node's own counters have taken.
-    taken_here: SmallVec<[usize; 4]>,
+    local: SmallVec<[usize; 4]>,
 }
 
-impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
+impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     /// Leases in front of `inner`, asked of `authority`, on this node's monotonic clock.
     pub fn new(inner: S, authority: A, clock: C, config: LeaseConfig) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             clock,
             hasher: KeyHasher::random(),
             hot: config.hot.map(HotKeys::new),
-            table: Table::new(config.most),
+            table: Table::new(config.max_leases),
             config,
             local: None,
             counts: Counts::default(),
@@ -101,8 +101,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     }
 
     /// What leases tell about themselves. Looks at every lease; not for every request.
-    pub fn figures(&self) -> LeaseFigures {
-        self.counts.told(self.table.figures(self.clock.now()))
+    pub fn stats(&self) -> LeaseStats {
+        self.counts.with_present(self.table.stats(self.clock.now()))
     }
 
     /// The keys that have the most traffic at this node, hottest first.
@@ -120,35 +120,45 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
 
     /// Settles what can be settled here. With `only_whole`, gives up at the first charge that cannot.
     #[inline]
-    fn settle(&self, charges: &[Charge<'_>], only_whole: bool, now: Timestamp) -> Option<Near> {
-        let mut near = Near { each: SmallVec::from_elem(None, charges.len()), ..Near::default() };
+    fn decide_locally(
+        &self,
+        charges: &[Charge<'_>],
+        only_whole: bool,
+        now: Timestamp,
+    ) -> Option<LocalOutcomes> {
+        let mut near = LocalOutcomes {
+            per_charge: SmallVec::from_elem(None, charges.len()),
+            ..LocalOutcomes::default()
+        };
         if charges.iter().any(is_local) {
-            self.settle_locally(charges, &mut near);
+            self.charge_local_counters(charges, &mut near);
         }
         for (at, charge) in charges.iter().enumerate() {
-            if near.refused && charge.enforcement != Enforcement::Independent || near.each[at].is_some() {
+            if near.is_denied && charge.enforcement != Enforcement::Independent
+                || near.per_charge[at].is_some()
+            {
                 continue;
             }
             let said = if Self::is_leasable(charge) {
                 let name = self.hasher.name(&charge.key);
-                (name, self.table.take(name, charge, now))
+                (name, self.table.spend(name, charge, now))
             } else {
-                (0, Said::Nothing)
+                (0, SpendResult::Empty)
             };
             match said {
-                (name, Said::Spent(outcome, receipt)) => {
-                    near.each[at] = Some(outcome);
+                (name, SpendResult::Spent(outcome, receipt)) => {
+                    near.per_charge[at] = Some(outcome);
                     near.spent.push((name, receipt));
                 }
-                (_, Said::Denied(outcome)) => {
-                    near.each[at] = Some(outcome);
-                    near.refused |= charge.enforcement == Enforcement::Required;
+                (_, SpendResult::Denied(outcome)) => {
+                    near.per_charge[at] = Some(outcome);
+                    near.is_denied |= charge.enforcement == Enforcement::Required;
                 }
-                (_, Said::Nothing) if only_whole => {
+                (_, SpendResult::Empty) if only_whole => {
                     self.undo(charges, &mut near);
                     return None;
                 }
-                (_, Said::Nothing) => {}
+                (_, SpendResult::Empty) => {}
             }
         }
         Some(near)
@@ -156,35 +166,35 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
 
     /// Charges this node's own counters, all or none of them.
     #[cold]
-    fn settle_locally(&self, charges: &[Charge<'_>], near: &mut Near) {
+    fn charge_local_counters(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
         let Some(local) = &self.local else { return };
         let here: SmallVec<[usize; 4]> = (0..charges.len()).filter(|at| is_local(&charges[*at])).collect();
         let own: SmallVec<[Charge<'_>; 4]> = here.iter().map(|at| charges[*at]).collect();
         let outcomes = local.apply(&own);
-        near.refused |= outcomes.admission == Admission::Denied;
+        near.is_denied |= outcomes.admission == Admission::Denied;
         for (at, outcome) in here.into_iter().zip(outcomes.per_charge) {
-            near.each[at] = Some(outcome);
+            near.per_charge[at] = Some(outcome);
             let bound = charges[at].enforcement != Enforcement::Independent;
             if bound && outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed() {
-                near.taken_here.push(at);
+                near.local.push(at);
             }
         }
     }
 
     /// Puts back what a request took here that is not admitted, and tells what remains without it.
     #[cold]
-    fn undo(&self, charges: &[Charge<'_>], near: &mut Near) {
+    fn undo(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
         for (name, receipt) in &near.spent {
-            self.table.put_back(*name, *receipt);
+            self.table.unspend(*name, *receipt);
         }
         let Some(local) = &self.local else { return };
         let alone = |at: usize, cost| Charge { enforcement: Enforcement::Independent, cost, ..charges[at] };
-        for at in near.taken_here.iter().rev() {
+        for at in near.local.iter().rev() {
             let _ = local.apply(&[alone(*at, charges[*at].cost.negated())]);
         }
-        for at in near.taken_here.drain(..) {
+        for at in near.local.drain(..) {
             let left = local.apply(&[alone(at, Cost::PEEK)]).per_charge[0];
-            if let Some(outcome) = &mut near.each[at] {
+            if let Some(outcome) = &mut near.per_charge[at] {
                 *outcome = Outcome { verdict: outcome.verdict, ..left };
             }
         }
@@ -192,30 +202,30 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
 
     /// What to say of a request that was settled here alone.
     #[inline]
-    fn whole(&self, charges: &[Charge<'_>], mut near: Near, now: Timestamp) -> Outcomes {
-        if near.refused {
+    fn finish_locally(&self, charges: &[Charge<'_>], mut near: LocalOutcomes, now: Timestamp) -> Outcomes {
+        if near.is_denied {
             self.undo(charges, &mut near);
         }
-        let admission = if near.refused { Admission::Denied } else { Admission::Admitted };
-        let each = near.each.iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
+        let admission = if near.is_denied { Admission::Denied } else { Admission::Admitted };
+        let each = near.per_charge.iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
         Outcomes { admission, at: now, per_charge: each }
     }
 
     /// Asks the store about the rest, and puts all together.
-    async fn ask(
+    async fn charge_rest(
         &self,
         charges: &[Charge<'_>],
-        mut near: Near,
+        mut near: LocalOutcomes,
         now: Timestamp,
     ) -> Result<Outcomes, StoreError> {
         // What is refused already is not taken elsewhere; what only counts still counts.
         let asked = |at: &usize| {
-            near.each[*at].is_none()
-                && (!near.refused || charges[*at].enforcement == Enforcement::Independent)
+            near.per_charge[*at].is_none()
+                && (!near.is_denied || charges[*at].enforcement == Enforcement::Independent)
         };
         let rest: SmallVec<[usize; 4]> = (0..charges.len()).filter(asked).collect();
         if rest.is_empty() {
-            return Ok(self.whole(charges, near, now));
+            return Ok(self.finish_locally(charges, near, now));
         }
         let wanted: SmallVec<[Charge<'_>; 4]> = rest.iter().map(|at| charges[*at]).collect();
         add(&self.counts.central, rest.len() as u64);
@@ -223,27 +233,27 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 self.undo(charges, &mut near);
-                return Err(at_places(error, &rest, charges.len()));
+                return Err(remap_error(error, &rest, charges.len()));
             }
         };
         let heard = self.clock.now();
         for (charge, outcome) in wanted.iter().zip(&outcomes.per_charge) {
             if Self::is_leasable(charge) {
-                self.hear(charge, outcome, now, heard);
+                self.record_outcome(charge, outcome, now, heard);
             }
         }
         let mut whole = near;
         for (at, outcome) in rest.into_iter().zip(outcomes.per_charge) {
-            whole.each[at] = Some(outcome);
+            whole.per_charge[at] = Some(outcome);
         }
-        whole.refused |= outcomes.admission == Admission::Denied;
-        let told = self.whole(charges, whole, now);
+        whole.is_denied |= outcomes.admission == Admission::Denied;
+        let told = self.finish_locally(charges, whole, now);
         Ok(Outcomes { at: outcomes.at, ..told })
     }
 
     /// Debits in the store behind. A bucket of which leases may be out is not refunded: that would move its time back
     /// into slots that others hold, and they could be spent twice. What is not refunded comes back with time.
-    async fn debit_there(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+    async fn debit_inner(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) =
             charges.iter().partition(|charge| is_guarded(charge));
         for charge in refunds {
@@ -277,8 +287,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
         let mut looks: SmallVec<[Charge<'_>; 4]> = charges.iter().copied().collect();
         looks.iter_mut().filter(|charge| is_guarded(charge)).for_each(|charge| charge.cost = Cost::PEEK);
         let now = self.clock.now();
-        let Some(near) = self.settle(&looks, false, now) else { return self.inner.charge(&looks).await };
-        let mut told = self.ask(&looks, near, now).await?;
+        let Some(near) = self.decide_locally(&looks, false, now) else {
+            return self.inner.charge(&looks).await;
+        };
+        let mut told = self.charge_rest(&looks, near, now).await?;
         if told.admission == Admission::Admitted {
             for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_guarded(charge)) {
                 self.refund(charge).await?;
@@ -289,16 +301,16 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> Leased<S, A, C> {
     }
 
     /// Learns from an answer of the store, and fetches a lease where one is due.
-    fn hear(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
+    fn record_outcome(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
         let name = self.hasher.name(&charge.key);
         let units = charge.cost.units();
         let promotes = charge.mode == Mode::Adaptive;
         let due = if promotes {
             self.hot.as_ref().is_some_and(|hot| hot.count(name, units, now))
         } else {
-            self.table.seen(name, now, self.config.worth(charge.limit))
+            self.table.was_seen(name, now, self.config.max_gap(charge.limit))
         };
-        if self.table.hear(name, charge, outcome, asked, due, &self.config, now) && promotes {
+        if self.table.record_outcome(name, charge, outcome, asked, due, &self.config, now) && promotes {
             add(&self.counts.promoted, 1);
         }
     }
@@ -318,7 +330,7 @@ fn is_guarded(charge: &Charge<'_>) -> bool {
 }
 
 /// An error about some of a request's charges, as one about all of them.
-fn at_places(error: StoreError, rest: &[usize], all: usize) -> StoreError {
+fn remap_error(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     match error {
         StoreError::Partial { failed, cause: why } => {
             let failed = failed.into_iter().filter_map(|at| rest.get(at).copied()).collect();
@@ -329,14 +341,14 @@ fn at_places(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     }
 }
 
-impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased<S, A, C> {
+impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for LeasedStore<S, A, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         if charges.iter().any(is_guarded) {
             return self.charge_and_refund(charges).await;
         }
         let now = self.clock.now();
-        match self.settle(charges, false, now) {
-            Some(near) => self.ask(charges, near, now).await,
+        match self.decide_locally(charges, false, now) {
+            Some(near) => self.charge_rest(charges, near, now).await,
             None => self.inner.charge(charges).await,
         }
     }
@@ -348,10 +360,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             && Self::is_leasable(charge)
         {
             let now = self.clock.now();
-            let (outcome, denied) = match self.table.take(self.hasher.name(&charge.key), charge, now) {
-                Said::Spent(outcome, _) => (outcome, false),
-                Said::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required),
-                Said::Nothing => return false,
+            let (outcome, denied) = match self.table.spend(self.hasher.name(&charge.key), charge, now) {
+                SpendResult::Spent(outcome, _) => (outcome, false),
+                SpendResult::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required),
+                SpendResult::Empty => return false,
             };
             outcomes.admission = if denied { Admission::Denied } else { Admission::Admitted };
             outcomes.at = now;
@@ -367,18 +379,18 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             return self.inner.try_charge(charges, outcomes);
         }
         let now = self.clock.now();
-        let Some(near) = self.settle(charges, true, now) else { return false };
-        *outcomes = self.whole(charges, near, now);
+        let Some(near) = self.decide_locally(charges, true, now) else { return false };
+        *outcomes = self.finish_locally(charges, near, now);
         true
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let Some(local) = &self.local else { return self.debit_there(charges).await };
+        let Some(local) = &self.local else { return self.debit_inner(charges).await };
         let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| is_local(charge));
         if !here.is_empty() {
             local.debit(&here).await?;
         }
-        self.debit_there(&there).await
+        self.debit_inner(&there).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {

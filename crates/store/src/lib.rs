@@ -22,10 +22,10 @@ mod redis;
 /// What the scope of a counter's mark adds to its own: leases of it may be out.
 pub(crate) const MARK_SUFFIX: &str = "|leased";
 
-pub use breaker::{Breaker, BreakerConfig, BreakerState, Ticket, Turned};
+pub use breaker::{Breaker, BreakerConfig, BreakerState, CallGuard, Transition};
 pub use deny_cache::DenyCache;
 pub use hot_key::HotKeys;
-pub use lease::{Errand, HotKey, LeaseConfig, LeaseFigures, Leased};
-pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryFigures, MemoryStore};
+pub use lease::{HotKey, LeaseConfig, LeaseStats, LeaseTask, LeasedStore};
+pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryStats, MemoryStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisConfig, RedisConfigError, RedisStore, ShardStatus};

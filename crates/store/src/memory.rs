@@ -9,9 +9,9 @@
 //! | `counters` | one charge; what happens to those whom the table turns away |
 //! | `request` | several charges, all or none |
 //! | `batch` | many requests at one instant |
-//! | `aside` | states that do not fit a slot |
+//! | `wide` | states that do not fit a slot |
 //! | `pages` | when to ask for huge pages |
-//! | `figures` | what the store tells about itself |
+//! | `stats` | what the store tells about itself |
 //! | `model` (tests) | the table under loom |
 //!
 //! `docs/memory-store.md` has the bytes, the policy under a flood, the races and the costs.
@@ -30,11 +30,11 @@ mod stats;
 mod table;
 mod wide;
 
-use cache_lines::{LINE, Mapped};
+use cache_lines::{LINE, MmapLines};
 pub(crate) use hash::KeyHasher;
 use huge_pages::Pages;
-use multi_charge::Item;
-use packed_counters::{Ask, Counters, Manner};
+use multi_charge::PreparedCharge;
+use packed_counters::{ChargeKind, PackedCharge, PackedCounters};
 use smallvec::{SmallVec, smallvec};
 use stats::{Counts, Event};
 use std::sync::LazyLock;
@@ -43,11 +43,11 @@ use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec,
     Outcome, Outcomes, Permit, Rate, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict, nonzero,
 };
-use wide::{Aside, AsideAsk};
+use wide::{WideCharge, WideCounters};
 
 pub use config::{MemoryConfig, MemoryError};
 pub use huge_pages::HugePages;
-pub use stats::MemoryFigures;
+pub use stats::MemoryStats;
 
 /// Counters in memory.
 ///
@@ -62,15 +62,15 @@ pub use stats::MemoryFigures;
 /// let key = CounterKey { scope: &scope, parts: &[KeyPart::Text("alice")] };
 /// let charges = [Charge::new(key, &limit, Cost::ONE)];
 /// assert_eq!(store.apply(&charges).admission, Admission::Admitted);
-/// assert_eq!(store.apply(&charges).each[0].remaining, 0);
-/// assert_eq!(store.apply(&charges).admission, Admission::Refused);
+/// assert_eq!(store.apply(&charges).per_charge[0].remaining, 0);
+/// assert_eq!(store.apply(&charges).admission, Admission::Denied);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct MemoryStore<C> {
     clock: C,
     hasher: KeyHasher,
-    counters: Counters<Mapped>,
-    aside: Aside,
+    counters: PackedCounters<MmapLines>,
+    wide: WideCounters,
     pages: Pages,
     bytes: usize,
 }
@@ -82,32 +82,32 @@ impl<C: Clock> MemoryStore<C> {
     /// A [`MemoryError`] if the configuration cannot be, or the system has no such memory.
     pub fn new(config: &MemoryConfig, clock: C) -> Result<Self, MemoryError> {
         let bytes = config.bytes;
-        if bytes < MemoryConfig::LEAST {
+        if bytes < MemoryConfig::MIN_BYTES {
             return Err(MemoryError::TooSmall { given: bytes });
         }
-        let aside = config.aside_bytes.unwrap_or(bytes / 8);
+        let aside = config.wide_bytes.unwrap_or(bytes / 8);
         if aside > bytes / 2 {
-            return Err(MemoryError::AsideTooLarge { aside, bytes });
+            return Err(MemoryError::WideTooLarge { wide: aside, bytes });
         }
         // 64Ki shared counters, or a thirty-second of a small store.
         let shared = (bytes / 32).min(1 << 20);
         let table = |bytes: usize, mark: u16| {
             let lines = (bytes / LINE).max(WINDOW);
-            let mapped = Mapped::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
+            let mapped = MmapLines::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
             Ok(Table::new(mapped, lines, mark))
         };
-        let keys = table(bytes - aside - shared, packed_counters::MARK)?;
+        let keys = table(bytes - aside - shared, packed_counters::PROTECTED_PRESSURE)?;
         let pages = Pages::new(config.huge_pages, keys.lines());
         Ok(Self {
             clock,
             hasher: KeyHasher::random(),
-            counters: Counters {
+            counters: PackedCounters {
                 keys,
-                shared: table(shared, packed_counters::NO_MARK)?,
+                shared: table(shared, packed_counters::NO_PROTECTION)?,
                 counts: Counts::default(),
                 shared_counts: Counts::default(),
             },
-            aside: Aside::new(aside),
+            wide: WideCounters::new(aside),
             pages,
             bytes,
         })
@@ -139,7 +139,9 @@ impl<C: Clock> MemoryStore<C> {
         let name = self.hasher.name(&charge.key);
         self.counters.keys.prefetch(name);
         let now = now();
-        let Some(ask) = self.ask_by(charge, name, now) else { return (now, self.charge_aside(now, charge)) };
+        let Some(ask) = self.packed_charge_by_name(charge, name, now) else {
+            return (now, self.charge_wide(now, charge));
+        };
         (now, self.counters.charge_known(&ask).unwrap_or_else(|| self.charge_slowly(&ask)))
     }
 
@@ -153,8 +155,9 @@ impl<C: Clock> MemoryStore<C> {
             names.push(name);
         }
         let now = now();
-        let known =
-            multi_charge::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
+        let known = multi_charge::charge_known(&self.counters, &names, |i| {
+            self.packed_charge_by_name(&charges[i], names[i], now)
+        });
         match known {
             Some(each) => Outcomes { admission: Admission::Admitted, at: now, per_charge: each },
             None => self.charge_many(now, charges, &names),
@@ -164,8 +167,8 @@ impl<C: Clock> MemoryStore<C> {
     /// One packed charge on its own, whatever is in the way.
     #[cold]
     #[inline(never)]
-    fn charge_slowly(&self, ask: &Ask<'_>) -> Outcome {
-        let (outcome, receipt) = self.counters.charge(ask, Manner::Charge);
+    fn charge_slowly(&self, ask: &PackedCharge<'_>) -> Outcome {
+        let (outcome, receipt) = self.counters.charge(ask, ChargeKind::Charge);
         if receipt.before.meta == 0 {
             self.pages.grown(&self.counters);
         }
@@ -173,43 +176,49 @@ impl<C: Clock> MemoryStore<C> {
     }
 
     #[inline(never)]
-    fn charge_aside(&self, now: Timestamp, charge: &Charge<'_>) -> Outcome {
-        let asks = [self.ask_aside(charge, now)];
-        self.aside.lock(&asks, &self.counters.counts).charge(&asks[0], Manner::Charge).0
+    fn charge_wide(&self, now: Timestamp, charge: &Charge<'_>) -> Outcome {
+        let asks = [self.wide_charge(charge, now)];
+        self.wide.lock(&asks, &self.counters.counts).charge(&asks[0], ChargeKind::Charge).0
     }
 
     #[inline(never)]
     fn charge_many(&self, now: Timestamp, charges: &[Charge<'_>], names: &[u64]) -> Outcomes {
-        let mut items: SmallVec<[Item<'_>; 8]> = SmallVec::new();
+        let mut items: SmallVec<[PreparedCharge<'_>; 8]> = SmallVec::new();
         let mut packed = true;
         for (charge, name) in charges.iter().zip(names) {
-            let ask = self.ask_by(charge, *name, now);
+            let ask = self.packed_charge_by_name(charge, *name, now);
             packed &= ask.is_some();
-            items.push(Item::new(ask, charge.enforcement, UNKNOWN));
+            items.push(PreparedCharge::new(ask, charge.enforcement, PENDING_OUTCOME));
         }
         let admission = if packed {
             multi_charge::charge_all(&self.counters, &mut items)
         } else {
             self.charge_mixed(now, charges, &mut items)
         };
-        if items.iter().any(Item::is_newcomer) {
+        if items.iter().any(PreparedCharge::is_new_key) {
             self.pages.grown(&self.counters);
         }
         Outcomes { admission, at: now, per_charge: items.iter().map(|item| item.outcome).collect() }
     }
 
     /// Charges that live aside first, under their locks; then the packed ones; then, if refused, the former undone.
-    fn charge_mixed(&self, now: Timestamp, charges: &[Charge<'_>], items: &mut [Item<'_>]) -> Admission {
-        let aside_at: SmallVec<[usize; 8]> = (0..items.len()).filter(|i| items[*i].ask.is_none()).collect();
-        let asks: SmallVec<[AsideAsk<'_>; 8]> =
-            aside_at.iter().map(|i| self.ask_aside(&charges[*i], now)).collect();
-        let mut locked = self.aside.lock(&asks, &self.counters.counts);
+    fn charge_mixed(
+        &self,
+        now: Timestamp,
+        charges: &[Charge<'_>],
+        items: &mut [PreparedCharge<'_>],
+    ) -> Admission {
+        let aside_at: SmallVec<[usize; 8]> =
+            (0..items.len()).filter(|i| items[*i].charge.is_none()).collect();
+        let asks: SmallVec<[WideCharge<'_>; 8]> =
+            aside_at.iter().map(|i| self.wide_charge(&charges[*i], now)).collect();
+        let mut locked = self.wide.lock(&asks, &self.counters.counts);
         let mut undos: SmallVec<[(usize, wide::Undo); 8]> = SmallVec::new();
         // Independent ones first, as in `request`.
         for independent in [true, false] {
             for (n, i) in aside_at.iter().enumerate() {
                 if items[*i].is_independent() == independent {
-                    let (outcome, undo) = locked.charge(&asks[n], Manner::Charge);
+                    let (outcome, undo) = locked.charge(&asks[n], ChargeKind::Charge);
                     items[*i].outcome = outcome;
                     if !independent {
                         undos.push((n, undo));
@@ -225,7 +234,7 @@ impl<C: Clock> MemoryStore<C> {
             for (n, i) in aside_at.iter().enumerate() {
                 let item = &mut items[*i];
                 if !item.is_independent() && item.outcome.verdict.is_allowed() {
-                    item.outcome = Outcome { verdict: item.outcome.verdict, ..locked.look(&asks[n]) };
+                    item.outcome = Outcome { verdict: item.outcome.verdict, ..locked.peek(&asks[n]) };
                 }
             }
         }
@@ -235,24 +244,24 @@ impl<C: Clock> MemoryStore<C> {
     /// Takes what has already happened.
     fn debit_at(&self, now: Timestamp, charges: &[Charge<'_>]) {
         for charge in charges {
-            if let Some(ask) = self.ask(charge, now) {
-                self.counters.charge(&ask, Manner::Debit);
+            if let Some(ask) = self.packed_charge(charge, now) {
+                self.counters.charge(&ask, ChargeKind::Debit);
             } else {
-                let ask = self.ask_aside(charge, now);
+                let ask = self.wide_charge(charge, now);
                 let asks = [ask];
-                self.aside.lock(&asks, &self.counters.counts).charge(&ask, Manner::Debit);
+                self.wide.lock(&asks, &self.counters.counts).charge(&ask, ChargeKind::Debit);
             }
         }
         self.pages.grown(&self.counters);
     }
 
     /// What the store can tell about itself. Takes some microseconds; not for every request.
-    pub fn figures(&self) -> MemoryFigures {
+    pub fn stats(&self) -> MemoryStats {
         const SAMPLE: usize = 1 << 14;
-        let Counters { keys, counts, shared_counts, .. } = &self.counters;
+        let PackedCounters { keys, counts, shared_counts, .. } = &self.counters;
         let sample = SAMPLE.min(keys.slots());
         let live = keys.sample_live(sample, self.clock.now());
-        MemoryFigures {
+        MemoryStats {
             bytes_cap: self.bytes as u64,
             slots: keys.slots() as u64,
             live: (live as u128 * keys.slots() as u128 / sample as u128) as u64,
@@ -261,26 +270,31 @@ impl<C: Clock> MemoryStore<C> {
             evicted: counts.total(Event::Evicted),
             overflowed: counts.total(Event::Overflowed),
             overflow_evicted: shared_counts.total(Event::Evicted),
-            aside: self.aside.entries() as u64,
-            aside_bytes: self.aside.bytes() as u64,
-            aside_evicted: counts.total(Event::AsideEvicted),
-            aside_overflowed: counts.total(Event::AsideOverflowed),
-            aside_refused: counts.total(Event::AsideRefused),
+            wide: self.wide.entries() as u64,
+            wide_bytes: self.wide.bytes() as u64,
+            wide_evicted: counts.total(Event::WideEvicted),
+            wide_overflowed: counts.total(Event::WideOverflowed),
+            wide_denied: counts.total(Event::WideDenied),
         }
     }
 
     /// The charge as one of a packed counter; `None` if its state lives aside.
     #[inline(always)]
-    fn ask<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> Option<Ask<'a>> {
+    fn packed_charge<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> Option<PackedCharge<'a>> {
         let name = self.hasher.name(&charge.key);
-        self.ask_by(charge, name, now)
+        self.packed_charge_by_name(charge, name, now)
     }
 
     /// The same, with the name known.
     #[inline(always)]
-    fn ask_by<'a>(&self, charge: &Charge<'a>, name: u64, now: Timestamp) -> Option<Ask<'a>> {
+    fn packed_charge_by_name<'a>(
+        &self,
+        charge: &Charge<'a>,
+        name: u64,
+        now: Timestamp,
+    ) -> Option<PackedCharge<'a>> {
         let tag = charge.limit.packed()?.tag;
-        Some(Ask {
+        Some(PackedCharge {
             name,
             shared: self.hasher.shared_name(&charge.key, name),
             limit: charge.limit,
@@ -291,9 +305,9 @@ impl<C: Clock> MemoryStore<C> {
         })
     }
 
-    fn ask_aside<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> AsideAsk<'a> {
+    fn wide_charge<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> WideCharge<'a> {
         let name = self.hasher.name(&charge.key);
-        AsideAsk {
+        WideCharge {
             name: self.hasher.long_name(&charge.key, name),
             shared: u128::from(self.hasher.shared_name(&charge.key, 0)),
             limit: charge.limit,
@@ -312,7 +326,8 @@ static ONCE: LazyLock<Limit> = LazyLock::new(|| {
 });
 
 /// Stands in an item until it is charged.
-const UNKNOWN: Outcome = Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
+const PENDING_OUTCOME: Outcome =
+    Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
 #[inline]
 fn phase(charge: &Charge<'_>) -> TimeDelta {
@@ -358,8 +373,8 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
                 permit: permit.id,
                 ..Charge::new(permit.key, permit.limit, Cost::PEEK)
             };
-            let asks = [self.ask_aside(&charge, now)];
-            self.aside.lock(&asks, &self.counters.counts).release(&asks[0]);
+            let asks = [self.wide_charge(&charge, now)];
+            self.wide.lock(&asks, &self.counters.counts).release(&asks[0]);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 //! | `request` | a request's charges, by the place where they live |
 //! | `lua/`, `script` | the scripts that decide and write |
 //! | `wire`, `call` | requests as the argument of one script call, and back |
-//! | `entry`, `replay` | what the bundles held, and what the charges come to: told by `Limit::step` itself |
+//! | `entry`, `recompute` | what the bundles held, and what the charges come to: told by `Limit::step` itself |
 //! | `loss` | what is assumed of counters that a server may have forgotten |
 //! | `lane` | one connection: batches without a timer |
 //! | `node`, `topology` | servers with their breakers, and which has which slot |
@@ -34,11 +34,11 @@ pub use config::{RedisConfig, RedisConfigError};
 pub use shard::ShardStatus;
 
 use config::Kind;
-use dispatch::Asked;
-use pipeline::{Answer, Work};
+use dispatch::DispatchError;
+use pipeline::{Command, ShardReply};
 use script::Scripts;
 use shard::Shared;
-use shard_request::{Place, Request};
+use shard_request::{KeyLayout, ShardRequest};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -81,9 +81,9 @@ impl RedisStore {
         let shared = Arc::new(Shared {
             config,
             scripts: Arc::new(Scripts::new()),
-            told,
+            manual_clock: told,
             clock,
-            disagreements: Arc::default(),
+            mismatches: Arc::default(),
         });
         Self { topology: Topology::start(Arc::clone(&shared)), shared }
     }
@@ -96,8 +96,8 @@ impl RedisStore {
 
     /// Decisions on which a script and the step disagreed. Always zero, but for a bug.
     #[must_use]
-    pub fn disagreements(&self) -> usize {
-        let counted: &AtomicUsize = &self.shared.disagreements;
+    pub fn mismatches(&self) -> usize {
+        let counted: &AtomicUsize = &self.shared.mismatches;
         counted.load(Ordering::Relaxed)
     }
 
@@ -105,40 +105,40 @@ impl RedisStore {
     ///
     /// # Errors
     /// As [`CounterStore::charge`].
-    pub async fn charge_within(
+    pub async fn charge_with_deadline(
         &self,
         charges: &[Charge<'_>],
         left: Duration,
     ) -> Result<Outcomes, StoreError> {
-        let mut parts = shard_request::from_charges(charges, self.place(), &self.shared.config.hashing);
-        let until = self.until(left);
+        let mut parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
+        let until = self.deadline(left);
         match parts.len() {
             0 => Ok(Outcomes {
                 admission: Admission::Admitted,
-                at: self.shared.told.as_ref().unwrap_or(&self.shared.clock).now(),
+                at: self.shared.manual_clock.as_ref().unwrap_or(&self.shared.clock).now(),
                 per_charge: SmallVec::new(),
             }),
             1 => {
                 let (slot, request) = parts.remove(0);
                 let layout = order(&request);
                 let answer =
-                    self.ask(Work::Charge, slot, request, until).await.map_err(|error| error.error)?;
+                    self.send(Command::Charge, slot, request, until).await.map_err(|error| error.error)?;
                 Ok(outcomes(answer.admission, [(layout.as_slice(), &answer)].into_iter()))
             }
-            _ => self.charge_apart(parts, until).await,
+            _ => self.charge_slots(parts, until).await,
         }
     }
 
     /// Charges in several slots: asked at once, and given back where the request is refused.
-    async fn charge_apart(
+    async fn charge_slots(
         &self,
-        parts: SmallVec<[(u16, Request); 1]>,
+        parts: SmallVec<[(u16, ShardRequest); 1]>,
         until: Instant,
     ) -> Result<Outcomes, StoreError> {
         let mut asked = Vec::new();
         for (slot, request) in parts {
             let (store, kept) = (self.clone(), request.clone());
-            let task = tokio::spawn(async move { store.ask(Work::Charge, slot, request, until).await });
+            let task = tokio::spawn(async move { store.send(Command::Charge, slot, request, until).await });
             asked.push((slot, kept, task));
         }
         let (mut answers, mut failed, mut why) = (Vec::new(), Vec::new(), None);
@@ -146,48 +146,48 @@ impl RedisStore {
             match task.await {
                 Ok(Ok(answer)) => answers.push((slot, request, answer)),
                 Ok(Err(asked)) => {
-                    failed.extend(request.wants.iter().map(|want| want.index));
+                    failed.extend(request.charges.iter().map(|want| want.index));
                     why = Some(asked.error);
                 }
                 Err(_) => {
-                    failed.extend(request.wants.iter().map(|want| want.index));
+                    failed.extend(request.charges.iter().map(|want| want.index));
                     why = Some(StoreError::Unavailable("a lane has ended".to_owned()));
                 }
             }
         }
         let each = answers.iter().flat_map(|(_, request, answer)| {
             request
-                .wants
+                .charges
                 .iter()
                 .map(|want| want.enforcement)
-                .zip(answer.told.iter().map(|told| &told.outcome))
+                .zip(answer.outcomes.iter().map(|told| &told.outcome))
         });
         let admission = Outcomes::admission(each);
         if admission == Admission::Denied || why.is_some() {
-            self.give_back(&answers, until).await;
+            self.undo_charges(&answers, until).await;
         }
         if let Some(why) = why {
             failed.sort_unstable();
             let alone = answers.is_empty();
             return Err(if alone { why } else { StoreError::Partial { failed, cause: Box::new(why) } });
         }
-        let layouts: Vec<(Layout, &Answer)> =
+        let layouts: Vec<(ChargeOrder, &ShardReply)> =
             answers.iter().map(|(_, request, answer)| (order(request), answer)).collect();
         Ok(outcomes(admission, layouts.iter().map(|(layout, answer)| (layout.as_slice(), *answer))))
     }
 
     /// Gives back what was taken where the request was admitted. It goes on in the background if the caller cannot
     /// wait; until then the counters have less, never more.
-    async fn give_back(&self, answers: &[(u16, Request, Answer)], until: Instant) {
+    async fn undo_charges(&self, answers: &[(u16, ShardRequest, ShardReply)], until: Instant) {
         let mut tasks = Vec::new();
         for (slot, request, answer) in answers {
-            let takes = request.wants.iter().any(|want| want.enforcement != Enforcement::Independent);
+            let takes = request.charges.iter().any(|want| want.enforcement != Enforcement::Independent);
             if answer.admission == Admission::Admitted && takes {
-                let work = Work::GiveBack { taken: answer.now, priors: answer.priors.clone() };
+                let work = Command::Undo { taken_at: answer.now, priors: answer.priors.clone() };
                 let (store, slot) = (self.clone(), *slot);
-                let request = Request { loss: answer.loss, ..request.clone() };
+                let request = ShardRequest { loss: answer.loss, ..request.clone() };
                 let patient = Instant::now() + 10 * self.shared.config.deadline;
-                tasks.push(tokio::spawn(async move { store.ask(work, slot, request, patient).await }));
+                tasks.push(tokio::spawn(async move { store.send(work, slot, request, patient).await }));
             }
         }
         for task in tasks {
@@ -198,41 +198,47 @@ impl RedisStore {
     }
 
     /// Debits and releases: each place on its own.
-    async fn settle(
+    async fn send_each(
         &self,
-        work: Work,
-        parts: SmallVec<[(u16, Request); 1]>,
+        work: Command,
+        parts: SmallVec<[(u16, ShardRequest); 1]>,
         until: Instant,
     ) -> Result<(), StoreError> {
         for (slot, request) in parts {
-            self.ask(work.clone(), slot, request, until).await.map_err(|asked| asked.error)?;
+            self.send(work.clone(), slot, request, until).await.map_err(|asked| asked.error)?;
         }
         Ok(())
     }
 
-    async fn ask(&self, work: Work, slot: u16, request: Request, until: Instant) -> Result<Answer, Asked> {
-        dispatch::ask(&self.shared, &self.topology, work, slot, request, until).await
+    async fn send(
+        &self,
+        work: Command,
+        slot: u16,
+        request: ShardRequest,
+        until: Instant,
+    ) -> Result<ShardReply, DispatchError> {
+        dispatch::send_with_retry(&self.shared, &self.topology, work, slot, request, until).await
     }
 
-    fn place(&self) -> Place {
-        if self.shared.config.kind == Kind::Cluster { Place::Slots } else { Place::One }
+    fn key_layout(&self) -> KeyLayout {
+        if self.shared.config.kind == Kind::Cluster { KeyLayout::Slots } else { KeyLayout::Single }
     }
 
-    fn until(&self, left: Duration) -> Instant {
+    fn deadline(&self, left: Duration) -> Instant {
         Instant::now() + left.min(self.shared.config.deadline)
     }
 }
 
 /// Which charge of the caller's each want is.
-type Layout = SmallVec<[(usize, Enforcement); 4]>;
+type ChargeOrder = SmallVec<[(usize, Enforcement); 4]>;
 
-fn order(request: &Request) -> Layout {
-    request.wants.iter().map(|want| (want.index, want.enforcement)).collect()
+fn order(request: &ShardRequest) -> ChargeOrder {
+    request.charges.iter().map(|want| (want.index, want.enforcement)).collect()
 }
 
 fn outcomes<'a>(
     admission: Admission,
-    answers: impl Iterator<Item = (&'a [(usize, Enforcement)], &'a Answer)>,
+    answers: impl Iterator<Item = (&'a [(usize, Enforcement)], &'a ShardReply)>,
 ) -> Outcomes {
     let mut at = Timestamp::MAX;
     let mut each: SmallVec<[(usize, Outcome); 4]> = answers
@@ -240,8 +246,8 @@ fn outcomes<'a>(
         .flat_map(|(layout, answer)| {
             layout
                 .iter()
-                .zip(&answer.told)
-                .map(move |((index, enforcement), told)| (*index, told.settle(admission, *enforcement)))
+                .zip(&answer.outcomes)
+                .map(move |((index, enforcement), told)| (*index, told.resolve(admission, *enforcement)))
         })
         .collect();
     each.sort_by_key(|(index, _)| *index);
@@ -250,25 +256,25 @@ fn outcomes<'a>(
 
 impl CounterStore for RedisStore {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.charge_within(charges, Duration::MAX).await
+        self.charge_with_deadline(charges, Duration::MAX).await
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let parts = shard_request::from_charges(charges, self.place(), &self.shared.config.hashing);
-        self.settle(Work::Debit, parts, self.until(Duration::MAX)).await
+        let parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
+        self.send_each(Command::Debit, parts, self.deadline(Duration::MAX)).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        let parts = shard_request::from_permits(permits, self.place(), &self.shared.config.hashing);
-        self.settle(Work::Release, parts, self.until(Duration::MAX)).await
+        let parts = shard_request::from_permits(permits, self.key_layout(), &self.shared.config.hashing);
+        self.send_each(Command::Release, parts, self.deadline(Duration::MAX)).await
     }
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
-        let parts = shard_request::from_give_back(back, self.place(), &self.shared.config.hashing);
-        self.settle(
-            Work::Return { taken: back.taken_at, full_at: back.full_at },
+        let parts = shard_request::from_unit_return(back, self.key_layout(), &self.shared.config.hashing);
+        self.send_each(
+            Command::ReturnUnits { taken_at: back.taken_at, full_at: back.full_at },
             parts,
-            self.until(Duration::MAX),
+            self.deadline(Duration::MAX),
         )
         .await
     }

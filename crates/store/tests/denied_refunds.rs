@@ -10,7 +10,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 /// A refund that empties a log lets other charges of the same request sweep it away; a refusal must still bring it back,
 /// or a caller could clear its own log with requests that are denied. Many keys, for only some share a shard.
 #[test]
-fn a_refund_in_a_refused_request_is_taken_back() {
+fn a_refund_in_a_denied_request_is_undone() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
     let store = MemoryStore::new(&MemoryConfig::with_bytes(16 << 20), clock).expect("a store");
     let limit = |algorithm, count| -> Limit {

@@ -13,12 +13,12 @@ fn hourly(algorithm: Algorithm, count: u64) -> Limit {
     LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(3_600))).build().expect("a limit")
 }
 
-struct Shop {
+struct Counters {
     store: MemoryStore<ManualClock>,
     scope: Scope,
 }
 
-impl Shop {
+impl Counters {
     fn new() -> Self {
         let store =
             MemoryStore::new(&MemoryConfig::with_bytes(BYTES), ManualClock::at(NOW)).expect("a store");
@@ -32,7 +32,7 @@ impl Shop {
     }
 
     fn slots(&self) -> u64 {
-        self.store.figures().slots
+        self.store.stats().slots
     }
 }
 
@@ -45,7 +45,7 @@ fn resident() -> usize {
 #[test]
 fn keys_near_their_limit_keep_their_state_and_memory_does_not_grow() {
     for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingWindow] {
-        let shop = Shop::new();
+        let shop = Counters::new();
         let limit = hourly(algorithm, 100);
         let before = resident();
         // Some are at their limit, some at half of it.
@@ -62,7 +62,7 @@ fn keys_near_their_limit_keep_their_state_and_memory_does_not_grow() {
             let (_, left) = shop.charge(NOW, &format!("half {n}"), &limit, Cost::PEEK);
             assert_eq!(left, 50, "{algorithm}: half {n} was reset");
         }
-        let figures = shop.store.figures();
+        let figures = shop.store.stats();
         assert!(figures.evicted > 8 * figures.slots, "strangers push out strangers: {figures:?}");
         assert!(figures.live <= figures.slots);
         assert!(resident() < before + BYTES + (4 << 20), "resident memory grew beyond the cap");
@@ -71,15 +71,15 @@ fn keys_near_their_limit_keep_their_state_and_memory_does_not_grow() {
 
 /// Strangers that are each at their limit at once: nobody can be evicted, so they share counters.
 #[test]
-fn strangers_who_are_all_protected_share_counters() {
-    let shop = Shop::new();
+fn new_keys_share_counters_where_all_are_protected() {
+    let shop = Counters::new();
     let limit = hourly(Algorithm::Gcra, 1);
     let slots = shop.slots();
     let before = resident();
     let admitted = (0..10 * slots)
         .filter(|n| shop.charge(NOW, &n.to_string(), &limit, Cost::ONE).0 == Admission::Admitted);
     let admitted = admitted.count() as u64;
-    let figures = shop.store.figures();
+    let figures = shop.store.stats();
     assert_eq!(figures.evicted, 0);
     assert!(admitted <= slots + 256, "at most one for each slot and one for each shared counter: {admitted}");
     assert!(admitted > slots * 9 / 10, "the table was used: {admitted} of {slots}");
@@ -87,20 +87,20 @@ fn strangers_who_are_all_protected_share_counters() {
     assert!(resident() < before + BYTES + (4 << 20));
     // When the hour is over they are all forgotten, and newcomers have counters of their own again.
     let later = NOW + TimeDelta::from_secs(3_601);
-    let overflowed = shop.store.figures().overflowed;
+    let overflowed = shop.store.stats().overflowed;
     for n in 0..slots / 4 {
         assert_eq!(shop.charge(later, &format!("new {n}"), &limit, Cost::ONE).0, Admission::Admitted);
     }
-    assert_eq!(shop.store.figures().overflowed, overflowed);
-    assert!(shop.store.figures().reused > 0);
+    assert_eq!(shop.store.stats().overflowed, overflowed);
+    assert!(shop.store.stats().reused > 0);
 }
 
 #[test]
-fn states_aside_stay_within_their_share() {
+fn wide_counters_stay_within_their_share() {
     for (algorithm, count) in
         [(Algorithm::StrictWindow, 100), (Algorithm::SlidingLog, 100), (Algorithm::Concurrency, 100)]
     {
-        let shop = Shop::new();
+        let shop = Counters::new();
         let limit = hourly(algorithm, count);
         for n in 0..50 {
             let (admission, _) = shop.charge(NOW, &format!("abuser {n}"), &limit, Cost::new(100));
@@ -109,9 +109,9 @@ fn states_aside_stay_within_their_share() {
         for n in 0..50_000 {
             shop.charge(NOW, &format!("stranger {n}"), &limit, Cost::ONE);
         }
-        let figures = shop.store.figures();
-        assert!(figures.aside_bytes <= BYTES as u64 / 8, "{figures:?}");
-        assert!(figures.aside_evicted > 0, "{figures:?}");
+        let figures = shop.store.stats();
+        assert!(figures.wide_bytes <= BYTES as u64 / 8, "{figures:?}");
+        assert!(figures.wide_evicted > 0, "{figures:?}");
         for n in 0..50 {
             let (admission, _) = shop.charge(NOW, &format!("abuser {n}"), &limit, Cost::ONE);
             assert_eq!(admission, Admission::Denied, "{algorithm}: abuser {n} was freed");
@@ -122,16 +122,16 @@ fn states_aside_stay_within_their_share() {
 /// Logs grow after they are made: the cap holds for that too, and the denial it takes is counted.
 #[test]
 fn logs_that_grow_stay_within_their_share() {
-    let shop = Shop::new();
+    let shop = Counters::new();
     let limit = hourly(Algorithm::SlidingLog, 10_000);
     for step in 0..600 {
         for n in 0..50 {
             shop.charge(NOW + TimeDelta::from_micros(step), &format!("log {n}"), &limit, Cost::ONE);
         }
     }
-    let figures = shop.store.figures();
-    assert!(figures.aside_bytes <= BYTES as u64 / 8, "{figures:?}");
-    assert!(figures.aside_refused > 0, "{figures:?}");
+    let figures = shop.store.stats();
+    assert!(figures.wide_bytes <= BYTES as u64 / 8, "{figures:?}");
+    assert!(figures.wide_denied > 0, "{figures:?}");
 }
 
 #[test]

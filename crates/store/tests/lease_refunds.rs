@@ -7,13 +7,13 @@ use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LimitSpec, ManualClock, Mode,
     PermitId, Rate, Scope, Timestamp, nonzero,
 };
-use tollgate_store::{LeaseConfig, Leased};
+use tollgate_store::{LeaseConfig, LeasedStore};
 
 #[test]
 fn a_refund_waits_for_time_where_leases_are_out_and_only_there() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
     let store = Arc::new(ReferenceStore::new(Arc::clone(&clock)));
-    let node = Leased::new(Arc::clone(&store), Arc::clone(&store), clock, LeaseConfig::default());
+    let node = LeasedStore::new(Arc::clone(&store), Arc::clone(&store), clock, LeaseConfig::default());
     let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(100))).build().expect("a limit");
     let scope = Scope::new("refunds");
     for (who, mode, leased) in [("alice", Mode::Leased, true), ("bob", Mode::Adaptive, false)] {
@@ -27,10 +27,10 @@ fn a_refund_waits_for_time_where_leases_are_out_and_only_there() {
         for _ in 0..10 {
             block_on(node.charge(&[charge(Cost::ONE)])).expect("it answers");
         }
-        for (n, errand) in (1..).zip(node.errands()) {
-            block_on(node.run(errand, PermitId(n)));
+        for (n, errand) in (1..).zip(node.due_tasks()) {
+            block_on(node.run_task(errand, PermitId(n)));
         }
-        assert!(node.figures().in_hand > 0, "alice has a lease throughout");
+        assert!(node.stats().available > 0, "alice has a lease throughout");
         let before = remaining();
         for enforcement in [Enforcement::Required, Enforcement::Independent] {
             let back = [Charge { enforcement, ..charge(Cost::refund(2)) }];
@@ -39,5 +39,5 @@ fn a_refund_waits_for_time_where_leases_are_out_and_only_there() {
         }
         assert_eq!(remaining(), if leased { before } else { before + 8 }, "{who}");
     }
-    assert_eq!(node.figures().unrefunded, 8);
+    assert_eq!(node.stats().unrefunded, 8);
 }

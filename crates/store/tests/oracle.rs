@@ -12,7 +12,7 @@ use tollgate_core::{
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// The limit that counts what it denies, by its place in [`limits`].
-const COUNTS_ATTEMPTS: usize = 6;
+const COUNT_DENIED: usize = 6;
 const START: Timestamp = Timestamp::from_secs(1_700_000_000);
 
 fn limits() -> Vec<Limit> {
@@ -45,7 +45,7 @@ struct OneCharge {
 }
 
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Charge(Vec<OneCharge>),
     Debit(OneCharge),
     Release(OneCharge),
@@ -69,14 +69,14 @@ fn one_charge(limits: &'static [usize]) -> impl Strategy<Value = OneCharge> {
     )
 }
 
-fn act(limits: &'static [usize], backwards: u32) -> impl Strategy<Value = Act> {
+fn act(limits: &'static [usize], backwards: u32) -> impl Strategy<Value = Action> {
     prop_oneof![
-        20 => prop::collection::vec(one_charge(limits), 1..6).prop_map(Act::Charge),
-        2 => one_charge(limits).prop_map(Act::Debit),
-        2 => one_charge(limits).prop_map(Act::Release),
-        6 => (0..1_500_000_u64).prop_map(Act::Advance),
-        1 => (0..20_000_000_u64).prop_map(Act::Advance),
-        backwards => (0..3_000_000_u64).prop_map(Act::Back),
+        20 => prop::collection::vec(one_charge(limits), 1..6).prop_map(Action::Charge),
+        2 => one_charge(limits).prop_map(Action::Debit),
+        2 => one_charge(limits).prop_map(Action::Release),
+        6 => (0..1_500_000_u64).prop_map(Action::Advance),
+        1 => (0..20_000_000_u64).prop_map(Action::Advance),
+        backwards => (0..3_000_000_u64).prop_map(Action::Back),
     ]
 }
 
@@ -96,7 +96,7 @@ impl Known<'_> {
         let at = self.now + self.phases[&(charge.limit, charge.key)];
         let mut after = state.clone();
         let outcome = self.limits[charge.limit].step_with_permit(id, &mut after, at, cost);
-        let idle = cost.is_refund() || outcome.verdict.is_denied() && charge.limit != COUNTS_ATTEMPTS;
+        let idle = cost.is_refund() || outcome.verdict.is_denied() && charge.limit != COUNT_DENIED;
         if !(cost.is_peek() || *state == State::Unused && idle) {
             *state = after;
         }
@@ -151,7 +151,7 @@ fn ready<F: Future>(future: F) -> F::Output {
     }
 }
 
-fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
+fn compare(acts: &[Action]) -> Result<(), TestCaseError> {
     let limits = limits();
     let scopes: Vec<Scope> = (0..limits.len()).map(|n| Scope::new(format!("scope {n}"))).collect();
     let parts: Vec<[KeyPart<'_>; 1]> = ["a", "b", "c"].map(|text| [KeyPart::Text(text)]).to_vec();
@@ -169,7 +169,7 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
     for act in acts {
         let known = Known { limits: &limits, phases: &phases, now };
         match act {
-            Act::Charge(charges) => {
+            Action::Charge(charges) => {
                 let asked: Vec<Charge<'_>> = charges
                     .iter()
                     .map(|charge| Charge {
@@ -180,7 +180,7 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
                     .collect();
                 prop_assert_eq!(store.apply(&asked), oracle.charge(&known, charges), "{:?}", charges);
             }
-            Act::Debit(charge) => {
+            Action::Debit(charge) => {
                 let asked = Charge {
                     permit: PermitId(charge.permit),
                     ..Charge::new(key(charge.limit, charge.key), &limits[charge.limit], cost(charge.cost))
@@ -199,7 +199,7 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
                     );
                 }
             }
-            Act::Release(charge) => {
+            Action::Release(charge) => {
                 let limit = &limits[charge.limit];
                 let permit =
                     Permit { key: key(charge.limit, charge.key), limit, id: PermitId(charge.permit) };
@@ -207,8 +207,8 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
                 let state = oracle.0.entry((charge.limit, charge.key)).or_default();
                 limit.release(PermitId(charge.permit), state);
             }
-            Act::Advance(micros) => now = now + TimeDelta::from_micros(*micros),
-            Act::Back(micros) => now = now - TimeDelta::from_micros(*micros),
+            Action::Advance(micros) => now = now + TimeDelta::from_micros(*micros),
+            Action::Back(micros) => now = now - TimeDelta::from_micros(*micros),
         }
         clock.set(now);
     }

@@ -78,7 +78,7 @@ fn packed_counters_admit_exactly_their_limit() {
 }
 
 #[test]
-fn packed_and_aside_together_admit_exactly_their_limit() {
+fn packed_and_wide_counters_together_admit_exactly_their_limit() {
     for _ in 0..10 {
         hammer(&key_limits(), 5);
     }
@@ -93,7 +93,7 @@ fn one_charge_at_a_time_admits_exactly_the_limit() {
 
 /// Newcomers of the same name from all threads at once: two slots of one name would admit twice the limit.
 #[test]
-fn a_key_that_all_threads_meet_first_has_one_counter() {
+fn a_key_that_all_threads_create_has_one_counter() {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(4 << 20), ManualClock::at(NOW)).expect("a store");
     let limit = limit(Algorithm::Gcra, 3);
     let scope = Scope::new("first");
@@ -119,12 +119,12 @@ fn a_key_that_all_threads_meet_first_has_one_counter() {
         }
     });
     assert_eq!(admitted.into_inner(), 3 * NEW);
-    assert_eq!(store.figures().inserted, NEW);
+    assert_eq!(store.stats().inserted, NEW);
 }
 
 /// Refunds and independent charges beside required ones: the books balance.
 #[test]
-fn what_is_given_back_can_be_taken_again_and_no_more() {
+fn refunded_units_can_be_charged_again_and_no_more() {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(NOW)).expect("a store");
     let limits =
         [limit(Algorithm::Gcra, 1_000), limit(Algorithm::FixedWindow, 1_000), limit(Algorithm::Gcra, 900)];

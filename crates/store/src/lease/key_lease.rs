@@ -1,7 +1,7 @@
 //! One key's lease: what is in hand, what is known of the authority's counter, and what to ask for next. No I/O.
 
 use super::config::LeaseConfig;
-use super::units::Pocket;
+use super::units::LeasedUnits;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
@@ -11,7 +11,7 @@ use tollgate_core::{
 
 /// Everything that names a counter, to ask about it when no request is at hand.
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct LeaseKey {
     pub(super) scope: Scope,
     parts: Vec<OwnedKeyPart>,
     pub(super) limit: Limit,
@@ -20,26 +20,26 @@ pub(super) struct Named {
     /// Marks that leases may be out.
     pub(super) mark: (Scope, Limit),
     /// What is assumed where its state may have been lost.
-    pub(super) after_loss: LossPolicy,
+    pub(super) loss_policy: LossPolicy,
     /// The shift of the key's windows.
     phase: TimeDelta,
     /// The longest time between two charges for which a lease is worth its price.
-    worth: TimeDelta,
+    max_gap: TimeDelta,
 }
 
-impl Named {
+impl LeaseKey {
     /// `None` for a limit that is too small to be leased.
-    pub(super) fn of(charge: &Charge<'_>, config: &LeaseConfig) -> Option<Self> {
-        let escrow = config.escrow(config.most_out(charge.limit)?)?;
+    pub(super) fn from_charge(charge: &Charge<'_>, config: &LeaseConfig) -> Option<Self> {
+        let escrow = config.escrow(config.max_outstanding(charge.limit)?)?;
         Some(Self {
             scope: charge.key.scope.clone(),
             parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
             limit: charge.limit.clone(),
             escrow: (charge.key.scope.sibling("|escrow"), escrow),
             mark: (charge.key.scope.sibling(crate::MARK_SUFFIX), config.mark(true)?),
-            after_loss: charge.loss_policy,
+            loss_policy: charge.loss_policy,
             phase: charge.limit.phase(charge.key.stable_hash()),
-            worth: config.worth(charge.limit),
+            max_gap: config.max_gap(charge.limit),
         })
     }
 
@@ -58,11 +58,16 @@ impl Named {
     }
 
     /// What an ask brought.
-    pub(super) fn pocket(&self, ask: &Asked, outcomes: &Outcomes, ttl: TimeDelta) -> Option<Pocket> {
+    pub(super) fn leased_units(
+        &self,
+        ask: &RefillRequest,
+        outcomes: &Outcomes,
+        ttl: TimeDelta,
+    ) -> Option<LeasedUnits> {
         let outcome = outcomes.per_charge.first()?;
         let escrow = self.limit.escrow(ask.units, outcomes.at + self.phase, outcome)?;
         let times = (outcomes.at, outcomes.at + outcome.reset_after);
-        Some(Pocket::new(escrow, ask.asked, times, ask.id, ttl))
+        Some(LeasedUnits::new(escrow, ask.sent_at, times, ask.id, ttl))
     }
 
     /// Units that come back in so long.
@@ -79,35 +84,35 @@ impl Named {
 
 /// What is known of the authority's counter, since an answer.
 #[derive(Clone, Copy, Debug)]
-struct Heard {
-    asked: Timestamp,
+struct AuthorityState {
+    asked_at: Timestamp,
     remaining: u64,
     reset: Timestamp,
 }
 
 /// A denial that the authority has told.
 #[derive(Clone, Copy, Debug)]
-struct Dry {
+struct CachedDenial {
     /// Asked again from then on.
-    fresh: Timestamp,
-    until: Timestamp,
+    valid_until: Timestamp,
+    denied_until: Timestamp,
     units: u64,
 }
 
 /// What a lease says to a charge.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Said {
+pub(super) enum SpendResult {
     /// Paid, out of this grant.
-    Spent(Outcome, Receipt),
+    Spent(Outcome, SpendReceipt),
     /// The authority has said so a moment ago.
     Denied(Outcome),
     /// Nothing in hand: the authority is to be asked.
-    Nothing,
+    Empty,
 }
 
 /// What was spent, for taking it back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Receipt {
+pub(super) struct SpendReceipt {
     grant: PermitId,
     voids: u32,
     pub(super) units: u64,
@@ -115,49 +120,49 @@ pub(super) struct Receipt {
 
 /// An ask that was sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct RefillRequest {
     pub(super) units: u64,
     pub(super) spent: u64,
     pub(super) marks: bool,
-    pub(super) asked: Timestamp,
+    pub(super) sent_at: Timestamp,
     pub(super) id: PermitId,
 }
 
 /// What is to be done for a key.
 #[derive(Debug)]
-pub(super) enum Task {
+pub(super) enum LeaseAction {
     /// Ask for units.
-    Ask,
+    Refill,
     /// Give back so many of this.
-    Return(Pocket, u64),
+    Return(LeasedUnits, u64),
 }
 
 /// One key's lease.
 #[derive(Debug)]
 pub(super) struct Lease {
-    pub(super) named: Arc<Named>,
+    pub(super) key: Arc<LeaseKey>,
     /// It is leased because it is hot, not because its rule says so.
     pub(super) promoted: bool,
     /// At most two: what is nearly spent, and what comes after it.
-    pockets: SmallVec<[Pocket; 2]>,
-    heard: Heard,
-    dry: Option<Dry>,
+    units: SmallVec<[LeasedUnits; 2]>,
+    authority: AuthorityState,
+    denial: Option<CachedDenial>,
     /// An ask is under way, or waits to be sent.
-    asking: bool,
+    is_refilling: bool,
     /// Nothing is asked for before.
     not_before: Timestamp,
     /// The last ask was refused because others had all that may be out.
     crowded: bool,
     /// Out no longer, and not yet reported, of pockets that are no more or asks that were refused.
     spent: u64,
-    used: Timestamp,
+    last_used: Timestamp,
     /// The time between the last two charges.
     gap: TimeDelta,
     demand: Demand,
     /// When the authority was last told that leases are out.
     marked: Option<Timestamp>,
     /// What the last grant brought: what is in hand is low when half of that is gone.
-    last: u64,
+    last_refill: u64,
     /// Since when it has been cooler than it should be.
     cool_since: Option<Timestamp>,
 }
@@ -171,16 +176,16 @@ struct Demand {
 }
 
 impl Demand {
-    const LEAST: TimeDelta = TimeDelta::from_millis(100);
+    const MIN_INTERVAL: TimeDelta = TimeDelta::from_millis(100);
 
-    fn note(&mut self, units: u64, now: Timestamp) {
+    fn record(&mut self, units: u64, now: Timestamp) {
         self.units = self.units.saturating_add(units);
-        if now.since(self.since) >= Self::LEAST {
-            self.turn(now);
+        if now.since(self.since) >= Self::MIN_INTERVAL {
+            self.update_rate(now);
         }
     }
 
-    fn turn(&mut self, now: Timestamp) {
+    fn update_rate(&mut self, now: Timestamp) {
         let passed = now.since(self.since).as_micros().max(1);
         let rate = u64::try_from(u128::from(self.units) * 1_000_000 / u128::from(passed)).unwrap_or(u64::MAX);
         // Up at once, down by halves.
@@ -190,8 +195,8 @@ impl Demand {
 
     fn rate(&self, now: Timestamp) -> u64 {
         let mut now_on = *self;
-        if now.since(self.since) >= Self::LEAST {
-            now_on.turn(now);
+        if now.since(self.since) >= Self::MIN_INTERVAL {
+            now_on.update_rate(now);
         }
         now_on.rate
     }
@@ -199,97 +204,109 @@ impl Demand {
 
 impl Lease {
     /// The longest that a denial is believed without asking.
-    const FRESH: TimeDelta = TimeDelta::from_millis(900);
+    const MAX_DENIAL_AGE: TimeDelta = TimeDelta::from_millis(900);
     /// How long a node waits before it asks again for a key whose budget is used up, whatever the rate.
-    const PAUSE: TimeDelta = TimeDelta::from_millis(5);
+    const MIN_PAUSE: TimeDelta = TimeDelta::from_millis(5);
     /// How long a node waits where others have all that may be out, or nobody answers.
-    const CROWDED: TimeDelta = TimeDelta::from_millis(100);
+    const CROWDED_PAUSE: TimeDelta = TimeDelta::from_millis(100);
     /// Fewer are not worth a lease.
-    const LEAST: u64 = 8;
+    const MIN_UNITS: u64 = 8;
 
-    pub(super) fn new(named: Arc<Named>, promoted: bool, now: Timestamp) -> Self {
+    pub(super) fn new(named: Arc<LeaseKey>, promoted: bool, now: Timestamp) -> Self {
         let remaining = named.limit.capacity();
         Self {
-            named,
+            key: named,
             promoted,
-            pockets: SmallVec::new(),
-            heard: Heard { asked: now, remaining, reset: now },
-            dry: None,
-            asking: false,
+            units: SmallVec::new(),
+            authority: AuthorityState { asked_at: now, remaining, reset: now },
+            denial: None,
+            is_refilling: false,
             not_before: now,
             crowded: false,
             spent: 0,
-            used: now,
+            last_used: now,
             gap: TimeDelta::ZERO,
             demand: Demand { since: now, units: 0, rate: 0 },
             marked: None,
-            last: 0,
+            last_refill: 0,
             cool_since: None,
         }
     }
 
     /// A refund may have changed what the authority would say.
     pub(super) fn forget_denial(&mut self) {
-        self.dry = None;
+        self.denial = None;
     }
 
     /// Pays for a charge out of what is in hand; whether it is then time to ask for more.
     #[inline]
-    pub(super) fn take(&mut self, units: u64, now: Timestamp) -> (Said, bool) {
-        self.gap = now.since(self.used);
-        self.used = now;
-        self.demand.note(units, now);
+    pub(super) fn spend(&mut self, units: u64, now: Timestamp) -> (SpendResult, bool) {
+        self.gap = now.since(self.last_used);
+        self.last_used = now;
+        self.demand.record(units, now);
         // What is good is worked out once: each time is a division.
         let (mut paid, mut good) = (None, 0);
-        for pocket in &mut self.pockets {
+        for pocket in &mut self.units {
             if paid.is_some() {
-                good += pocket.good(now);
+                good += pocket.available(now);
                 continue;
             }
-            let (voids, left) = pocket.take(units, now);
-            paid = voids.map(|voids| Receipt { grant: pocket.id, voids, units });
+            let (voids, left) = pocket.spend(units, now);
+            paid = voids.map(|voids| SpendReceipt { grant: pocket.id, voids, units });
             good += left;
         }
         if let Some(receipt) = paid {
-            let remaining = good.saturating_add(self.heard.remaining).min(self.named.limit.capacity());
-            let reset_after = self.heard.reset.since(now);
+            let remaining = good.saturating_add(self.authority.remaining).min(self.key.limit.capacity());
+            let reset_after = self.authority.reset.since(now);
             let outcome = Outcome { verdict: Verdict::ALLOWED, remaining, reset_after };
-            return (Said::Spent(outcome, receipt), self.is_low_with(good, now));
+            return (SpendResult::Spent(outcome, receipt), self.is_low_with(good, now));
         }
-        let said = match self.dry {
-            Some(dry) if now < dry.fresh && units >= dry.units => {
-                let verdict = Verdict::Denied { retry_after: Some(dry.until.since(now)) };
-                Said::Denied(Outcome { verdict, remaining: 0, reset_after: self.heard.reset.since(now) })
+        let said = match self.denial {
+            Some(dry) if now < dry.valid_until && units >= dry.units => {
+                let verdict = Verdict::Denied { retry_after: Some(dry.denied_until.since(now)) };
+                SpendResult::Denied(Outcome {
+                    verdict,
+                    remaining: 0,
+                    reset_after: self.authority.reset.since(now),
+                })
             }
-            _ => Said::Nothing,
+            _ => SpendResult::Empty,
         };
         (said, false)
     }
 
     /// Takes back what a request spent that was then refused.
-    pub(super) fn put_back(&mut self, receipt: Receipt) {
-        if let Some(pocket) = self.pockets.iter_mut().find(|pocket| pocket.id == receipt.grant) {
-            pocket.put_back(receipt.units, receipt.voids);
+    pub(super) fn unspend(&mut self, receipt: SpendReceipt) {
+        if let Some(pocket) = self.units.iter_mut().find(|pocket| pocket.id == receipt.grant) {
+            pocket.unspend(receipt.units, receipt.voids);
         }
     }
 
     /// Whether it is for a limit with these numbers; else its rule has changed.
     pub(super) fn is_for(&self, limit: &Limit) -> bool {
-        self.named.is_for(limit)
+        self.key.is_for(limit)
     }
 
     /// Units in hand.
-    pub(super) fn good(&self, now: Timestamp) -> u64 {
-        self.pockets.iter().map(|pocket| pocket.good(now)).sum()
+    pub(super) fn available(&self, now: Timestamp) -> u64 {
+        self.units.iter().map(|pocket| pocket.available(now)).sum()
     }
 
     /// What the authority said to a charge that this node had to ask about.
-    pub(super) fn hear(&mut self, units: u64, outcome: &Outcome, asked: Timestamp) {
-        self.heard = Heard { asked, remaining: outcome.remaining, reset: asked + outcome.reset_after };
-        self.dry = match outcome.verdict {
+    pub(super) fn record_outcome(&mut self, units: u64, outcome: &Outcome, asked: Timestamp) {
+        self.authority = AuthorityState {
+            asked_at: asked,
+            remaining: outcome.remaining,
+            reset: asked + outcome.reset_after,
+        };
+        self.denial = match outcome.verdict {
             Verdict::Denied { retry_after: Some(wait) } => {
                 let until = asked + wait.max(self.pause());
-                Some(Dry { fresh: until.min(asked + Self::FRESH), until, units })
+                Some(CachedDenial {
+                    valid_until: until.min(asked + Self::MAX_DENIAL_AGE),
+                    denied_until: until,
+                    units,
+                })
             }
             _ => None,
         };
@@ -298,10 +315,10 @@ impl Lease {
     /// A bucket whose units come back by the microsecond is asked about now and then, not for each. Never so seldom that
     /// it would run over.
     fn pause(&self) -> TimeDelta {
-        match self.named.limit.params() {
+        match self.key.limit.params() {
             LimitParams::Bucket { k, interval, .. } => {
-                let full = u128::from(self.named.limit.capacity()) * u128::from(interval) / u128::from(k);
-                Self::PAUSE.min(TimeDelta::from_micros(u64::try_from(full / 8).unwrap_or(u64::MAX)))
+                let full = u128::from(self.key.limit.capacity()) * u128::from(interval) / u128::from(k);
+                Self::MIN_PAUSE.min(TimeDelta::from_micros(u64::try_from(full / 8).unwrap_or(u64::MAX)))
             }
             _ => TimeDelta::ZERO,
         }
@@ -309,48 +326,51 @@ impl Lease {
 
     /// What is wanted in hand, at the present demand. Where units become void faster than they are asked for, enough that
     /// some will be used.
-    fn want(&self, horizon: TimeDelta, now: Timestamp) -> u64 {
+    fn target(&self, horizon: TimeDelta, now: Timestamp) -> u64 {
         let rate = self.demand.rate(now).max(self.demand.units);
-        let voids = self.named.refill(TimeDelta::from_secs(1)).saturating_mul(Self::LEAST) / rate.max(1);
-        self.scaled(rate, horizon).max(voids).max(Self::LEAST)
+        let voids = self.key.refill(TimeDelta::from_secs(1)).saturating_mul(Self::MIN_UNITS) / rate.max(1);
+        self.scaled(rate, horizon).max(voids).max(Self::MIN_UNITS)
     }
 
     /// Whether it is time to ask for more: what is in hand will not last, nothing is under way, and it would be used.
     #[inline]
     pub(super) fn is_low(&self, now: Timestamp) -> bool {
-        self.is_low_with(self.good(now), now)
+        self.is_low_with(self.available(now), now)
     }
 
     #[inline]
     fn is_low_with(&self, good: u64, now: Timestamp) -> bool {
         // Two pockets are enough; the younger is fetched when half of the elder is gone.
-        good <= self.last / 2 && !self.asking && now >= self.not_before && self.gap <= self.named.worth
+        good <= self.last_refill / 2
+            && !self.is_refilling
+            && now >= self.not_before
+            && self.gap <= self.key.max_gap
     }
 
     /// An ask is about to be sent.
-    pub(super) fn starts_asking(&mut self) -> Arc<Named> {
-        self.asking = true;
-        Arc::clone(&self.named)
+    pub(super) fn start_refill(&mut self) -> Arc<LeaseKey> {
+        self.is_refilling = true;
+        Arc::clone(&self.key)
     }
 
     /// What is to be asked for now: units, how many are out no longer, and whether to mark it. None where it is not worth
     /// it.
-    pub(super) fn ask(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
-        self.spent += self.pockets.iter_mut().map(|pocket| pocket.report(now)).sum::<u64>();
-        self.pockets.retain(|pocket| pocket.good(now) > 0);
-        let (good, most) = (self.good(now), self.named.escrow.1.capacity());
-        let refilled = self.named.refill(now.since(self.heard.asked));
-        let budget = self.heard.remaining.saturating_add(refilled).min(self.named.limit.capacity());
-        let wanted = self.want(config.horizon, now).saturating_sub(good);
+    pub(super) fn next_refill(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
+        self.spent += self.units.iter_mut().map(|pocket| pocket.report(now)).sum::<u64>();
+        self.units.retain(|pocket| pocket.available(now) > 0);
+        let (good, most) = (self.available(now), self.key.escrow.1.capacity());
+        let refilled = self.key.refill(now.since(self.authority.asked_at));
+        let budget = self.authority.remaining.saturating_add(refilled).min(self.key.limit.capacity());
+        let wanted = self.target(config.horizon, now).saturating_sub(good);
         // Two pockets for each node fit into what may be out. Where others have that, no more than what is out no longer.
         let mut units =
-            wanted.min(config.part_of(budget)).min((most / (2 * u64::from(config.nodes.max(1)))).max(2));
+            wanted.min(config.share_of(budget)).min((most / (2 * u64::from(config.nodes.max(1)))).max(2));
         if self.crowded {
             units = units.min(self.spent);
             self.crowded = false;
         }
-        if units < 2 || self.pockets.len() > 1 {
-            self.asking = false;
+        if units < 2 || self.units.len() > 1 {
+            self.is_refilling = false;
             self.not_before = now + self.pause().max(TimeDelta::from_millis(1));
             return None;
         }
@@ -364,15 +384,25 @@ impl Lease {
     }
 
     /// What came of an ask: the outcomes of the counter and of the escrow.
-    pub(super) fn granted(&mut self, ask: &Asked, outcomes: &Outcomes, ttl: TimeDelta, now: Timestamp) {
-        self.asking = false;
-        let Asked { units, spent, asked, .. } = *ask;
+    pub(super) fn refilled(
+        &mut self,
+        ask: &RefillRequest,
+        outcomes: &Outcomes,
+        ttl: TimeDelta,
+        now: Timestamp,
+    ) {
+        self.is_refilling = false;
+        let RefillRequest { units, spent, sent_at: asked, .. } = *ask;
         let [outcome, ..] = outcomes.per_charge.as_slice() else { return };
         let admitted = outcomes.admission == Admission::Admitted;
         if ask.marks && outcomes.per_charge.get(2).is_some_and(|mark| mark.verdict.is_allowed()) {
             self.marked = Some(asked);
         }
-        self.heard = Heard { asked, remaining: outcome.remaining, reset: asked + outcome.reset_after };
+        self.authority = AuthorityState {
+            asked_at: asked,
+            remaining: outcome.remaining,
+            reset: asked + outcome.reset_after,
+        };
         if !admitted {
             // Where it is not the budget that is used up, others have too much of it in hand.
             let out = outcome.verdict.is_allowed();
@@ -380,31 +410,31 @@ impl Lease {
             self.crowded = out && self.spent > 1;
             let waits = out && !self.crowded;
             self.not_before =
-                now + if waits { Self::CROWDED } else { self.pause().max(TimeDelta::from_millis(1)) };
+                now + if waits { Self::CROWDED_PAUSE } else { self.pause().max(TimeDelta::from_millis(1)) };
             return;
         }
-        self.dry = None;
-        if let Some(pocket) = self.named.pocket(ask, outcomes, ttl) {
-            self.pockets.push(pocket);
-            self.last = units;
+        self.denial = None;
+        if let Some(pocket) = self.key.leased_units(ask, outcomes, ttl) {
+            self.units.push(pocket);
+            self.last_refill = units;
         }
     }
 
     /// An ask that nobody answered. What it took, if it did, comes back with time.
-    pub(super) fn unanswered(&mut self, now: Timestamp) {
-        self.asking = false;
-        self.not_before = now + Self::CROWDED;
+    pub(super) fn refill_failed(&mut self, now: Timestamp) {
+        self.is_refilling = false;
+        self.not_before = now + Self::CROWDED_PAUSE;
     }
 
     /// Everything in hand, to be given back.
-    pub(super) fn empty(&mut self, now: Timestamp) -> SmallVec<[Task; 2]> {
-        let pockets = std::mem::take(&mut self.pockets);
-        let held = pockets.into_iter().map(|pocket| (pocket.good(now), pocket));
-        held.filter(|(good, _)| *good > 0).map(|(good, pocket)| Task::Return(pocket, good)).collect()
+    pub(super) fn drain(&mut self, now: Timestamp) -> SmallVec<[LeaseAction; 2]> {
+        let pockets = std::mem::take(&mut self.units);
+        let held = pockets.into_iter().map(|pocket| (pocket.available(now), pocket));
+        held.filter(|(good, _)| *good > 0).map(|(good, pocket)| LeaseAction::Return(pocket, good)).collect()
     }
 
     pub(super) fn idle_for(&self, now: Timestamp) -> TimeDelta {
-        now.since(self.used)
+        now.since(self.last_used)
     }
 
     /// Units a second asked of this node.

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Running counts of what is rare; what is not is counted where a lock is held anyway.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    pub(super) asked: AtomicU64,
+    pub(super) requested: AtomicU64,
     pub(super) granted: AtomicU64,
-    pub(super) refused: AtomicU64,
+    pub(super) denied_refills: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) returned: AtomicU64,
     pub(super) central: AtomicU64,
@@ -23,13 +23,13 @@ pub(super) fn add(count: &AtomicU64, n: u64) {
 
 /// What leases tell about themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LeaseFigures {
+pub struct LeaseStats {
     /// Keys with a lease.
     pub leases: u64,
     /// Of these, those that are leased because they are hot.
     pub hot: u64,
     /// Units in hand.
-    pub in_hand: u64,
+    pub available: u64,
     /// Charges paid for out of a lease.
     pub local: u64,
     /// Charges denied out of what the authority had said a moment ago.
@@ -37,11 +37,11 @@ pub struct LeaseFigures {
     /// Charges for which the authority was asked.
     pub central: u64,
     /// Asks for leases.
-    pub asked: u64,
+    pub requested: u64,
     /// Units granted.
     pub granted: u64,
     /// Asks that were refused: the budget is used up.
-    pub refused: u64,
+    pub denied_refills: u64,
     /// Asks that nobody answered.
     pub failed: u64,
     /// Units given back.
@@ -56,13 +56,13 @@ pub struct LeaseFigures {
 
 impl Counts {
     /// Adds the running counts to figures of the present.
-    pub(super) fn told(&self, present: LeaseFigures) -> LeaseFigures {
+    pub(super) fn with_present(&self, present: LeaseStats) -> LeaseStats {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        LeaseFigures {
+        LeaseStats {
             central: read(&self.central),
-            asked: read(&self.asked),
+            requested: read(&self.requested),
             granted: read(&self.granted),
-            refused: read(&self.refused),
+            denied_refills: read(&self.denied_refills),
             failed: read(&self.failed),
             returned: read(&self.returned),
             promoted: read(&self.promoted),

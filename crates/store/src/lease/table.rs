@@ -2,8 +2,8 @@
 //! instructions, never over an await.
 
 use super::config::LeaseConfig;
-use super::key_lease::{Asked, Lease, Named, Receipt, Said, Task};
-use super::stats::LeaseFigures;
+use super::key_lease::{Lease, LeaseAction, LeaseKey, RefillRequest, SpendReceipt, SpendResult};
+use super::stats::LeaseStats;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,17 +12,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tollgate_core::{Charge, Outcome, Outcomes, OwnedKeyPart, TimeDelta, Timestamp};
 
-const PARTS: usize = 64;
+const SHARDS: usize = 64;
 /// Names that were seen once, a part.
-const SEEN: usize = 1_024;
+const RECENT_KEYS: usize = 1_024;
 /// How often leases are looked at for those that are idle.
-const GLANCE: TimeDelta = TimeDelta::from_millis(100);
+const SWEEP_INTERVAL: TimeDelta = TimeDelta::from_millis(100);
 
 /// Names are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Plain(u64);
+pub(super) struct PassthroughHasher(u64);
 
-impl Hasher for Plain {
+impl Hasher for PassthroughHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -35,8 +35,8 @@ impl Hasher for Plain {
 }
 
 #[derive(Default)]
-struct PartOf {
-    leases: HashMap<u64, Lease, BuildHasherDefault<Plain>>,
+struct LeaseShard {
+    leases: HashMap<u64, Lease, BuildHasherDefault<PassthroughHasher>>,
     /// Name and instant, by the name's own place.
     seen: Vec<(u64, Timestamp)>,
     /// Charges paid for, and denied, here.
@@ -45,15 +45,15 @@ struct PartOf {
 }
 
 pub(super) struct Table {
-    parts: Box<[Mutex<PartOf>]>,
+    shards: Box<[Mutex<LeaseShard>]>,
     /// How many leases there are, and may be.
     count: AtomicUsize,
-    most: usize,
+    max: usize,
     /// When all leases were last looked at, in microseconds.
     swept: AtomicU64,
     /// What is to be done, and who waits for it.
-    due: Mutex<Vec<(u64, Arc<Named>, Task)>>,
-    pub(super) called: Notify,
+    due: Mutex<Vec<(u64, Arc<LeaseKey>, LeaseAction)>>,
+    pub(super) task_ready: Notify,
 }
 
 /// A key with much traffic at this node.
@@ -68,90 +68,90 @@ pub struct HotKey {
     /// Leased because it is hot, not because its rule says so.
     pub promoted: bool,
     /// Units in hand.
-    pub in_hand: u64,
+    pub available: u64,
 }
 
 impl Table {
     pub(super) fn new(most: usize) -> Self {
         Self {
-            parts: (0..PARTS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
-            most,
+            max: most,
             swept: AtomicU64::new(0),
             due: Mutex::default(),
-            called: Notify::new(),
+            task_ready: Notify::new(),
         }
     }
 
     #[inline]
-    fn part(&self, name: u64) -> MutexGuard<'_, PartOf> {
-        self.parts[(name >> 58) as usize % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
+    fn shard(&self, name: u64) -> MutexGuard<'_, LeaseShard> {
+        self.shards[(name >> 58) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Pays for a charge, if its key has a lease with enough in hand.
     #[inline]
-    pub(super) fn take(&self, name: u64, charge: &Charge<'_>, now: Timestamp) -> Said {
-        let mut part = self.part(name);
-        let Some(lease) = part.leases.get_mut(&name) else { return Said::Nothing };
+    pub(super) fn spend(&self, name: u64, charge: &Charge<'_>, now: Timestamp) -> SpendResult {
+        let mut part = self.shard(name);
+        let Some(lease) = part.leases.get_mut(&name) else { return SpendResult::Empty };
         if !lease.is_for(charge.limit) {
             // Its rule has changed: what is in hand is of the old numbers.
-            let (named, tasks) = (Arc::clone(&lease.named), lease.empty(now));
+            let (named, tasks) = (Arc::clone(&lease.key), lease.drain(now));
             part.leases.remove(&name);
             self.count.fetch_sub(1, Ordering::Relaxed);
             drop(part);
-            self.call(name, &named, tasks);
-            return Said::Nothing;
+            self.schedule(name, &named, tasks);
+            return SpendResult::Empty;
         }
-        let (said, low) = lease.take(charge.cost.units(), now);
-        let asks = low.then(|| lease.starts_asking());
-        part.local += u64::from(matches!(said, Said::Spent(..)));
-        part.denied += u64::from(matches!(said, Said::Denied(_)));
+        let (said, low) = lease.spend(charge.cost.units(), now);
+        let asks = low.then(|| lease.start_refill());
+        part.local += u64::from(matches!(said, SpendResult::Spent(..)));
+        part.denied += u64::from(matches!(said, SpendResult::Denied(_)));
         drop(part);
         if let Some(named) = asks {
-            self.call(name, &named, [Task::Ask].into_iter().collect());
+            self.schedule(name, &named, [LeaseAction::Refill].into_iter().collect());
         }
         said
     }
 
     /// What there is at present.
-    pub(super) fn figures(&self, now: Timestamp) -> LeaseFigures {
-        let mut figures = LeaseFigures::default();
-        for part in &self.parts {
+    pub(super) fn stats(&self, now: Timestamp) -> LeaseStats {
+        let mut figures = LeaseStats::default();
+        for part in &self.shards {
             let part = part.lock().unwrap_or_else(PoisonError::into_inner);
             figures.local += part.local;
             figures.denied += part.denied;
             figures.leases += part.leases.len() as u64;
             for lease in part.leases.values() {
                 figures.hot += u64::from(lease.promoted);
-                figures.in_hand += lease.good(now);
+                figures.available += lease.available(now);
             }
         }
         figures
     }
 
-    pub(super) fn put_back(&self, name: u64, receipt: Receipt) {
-        if let Some(lease) = self.part(name).leases.get_mut(&name) {
-            lease.put_back(receipt);
+    pub(super) fn unspend(&self, name: u64, receipt: SpendReceipt) {
+        if let Some(lease) = self.shard(name).leases.get_mut(&name) {
+            lease.unspend(receipt);
         }
     }
 
     /// A refund changes what the authority would say.
     pub(super) fn refunded(&self, name: u64) {
-        if let Some(lease) = self.part(name).leases.get_mut(&name) {
+        if let Some(lease) = self.shard(name).leases.get_mut(&name) {
             lease.forget_denial();
         }
     }
 
     /// Whether a key was seen `within` this time; it has been now.
-    pub(super) fn seen(&self, name: u64, now: Timestamp, within: TimeDelta) -> bool {
-        let mut part = self.part(name);
+    pub(super) fn was_seen(&self, name: u64, now: Timestamp, within: TimeDelta) -> bool {
+        let mut part = self.shard(name);
         if part.leases.contains_key(&name) {
             return true;
         }
         if part.seen.is_empty() {
-            part.seen = vec![(0, Timestamp::ZERO); SEEN];
+            part.seen = vec![(0, Timestamp::ZERO); RECENT_KEYS];
         }
-        let place = &mut part.seen[name as usize % SEEN];
+        let place = &mut part.seen[name as usize % RECENT_KEYS];
         let again = place.0 == name && now.since(place.1) <= within;
         *place = (name, now);
         again
@@ -159,7 +159,7 @@ impl Table {
 
     /// Learns from an answer of the store; makes a lease where one is `due`. Whether one was made.
     #[allow(clippy::too_many_arguments, reason = "all of what an answer is about")]
-    pub(super) fn hear(
+    pub(super) fn record_outcome(
         &self,
         name: u64,
         charge: &Charge<'_>,
@@ -169,13 +169,13 @@ impl Table {
         config: &LeaseConfig,
         now: Timestamp,
     ) -> bool {
-        let mut part = self.part(name);
+        let mut part = self.shard(name);
         let known = part.leases.contains_key(&name);
-        if !known && (!due || self.count.load(Ordering::Relaxed) >= self.most) {
+        if !known && (!due || self.count.load(Ordering::Relaxed) >= self.max) {
             return false;
         }
         if !known {
-            let Some(named) = Named::of(charge, config) else { return false };
+            let Some(named) = LeaseKey::from_charge(charge, config) else { return false };
             let promoted = charge.mode == tollgate_core::Mode::Adaptive;
             part.leases.insert(name, Lease::new(Arc::new(named), promoted, now));
             self.count.fetch_add(1, Ordering::Relaxed);
@@ -183,58 +183,63 @@ impl Table {
         let Some(lease) = part.leases.get_mut(&name).filter(|lease| lease.is_for(charge.limit)) else {
             return false;
         };
-        lease.hear(charge.cost.units(), outcome, asked);
+        lease.record_outcome(charge.cost.units(), outcome, asked);
         if outcome.verdict.is_allowed() && lease.is_low(now) {
-            let named = lease.starts_asking();
+            let named = lease.start_refill();
             drop(part);
-            self.call(name, &named, [Task::Ask].into_iter().collect());
+            self.schedule(name, &named, [LeaseAction::Refill].into_iter().collect());
         }
         !known
     }
 
-    fn call(&self, name: u64, named: &Arc<Named>, tasks: SmallVec<[Task; 2]>) {
+    fn schedule(&self, name: u64, named: &Arc<LeaseKey>, tasks: SmallVec<[LeaseAction; 2]>) {
         if tasks.is_empty() {
             return;
         }
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         due.extend(tasks.into_iter().map(|task| (name, Arc::clone(named), task)));
         drop(due);
-        self.called.notify_one();
+        self.task_ready.notify_one();
     }
 
     /// Takes what is to be done.
-    pub(super) fn due(&self) -> Vec<(u64, Arc<Named>, Task)> {
+    pub(super) fn take_due(&self) -> Vec<(u64, Arc<LeaseKey>, LeaseAction)> {
         std::mem::take(&mut self.due.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What an ask is for, at the time that it is sent.
-    pub(super) fn ask(&self, name: u64, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
-        self.part(name).leases.get_mut(&name)?.ask(config, now)
-    }
-
-    pub(super) fn granted(
+    pub(super) fn next_refill(
         &self,
         name: u64,
-        named: &Arc<Named>,
-        ask: &Asked,
+        config: &LeaseConfig,
+        now: Timestamp,
+    ) -> Option<(u64, u64, bool)> {
+        self.shard(name).leases.get_mut(&name)?.next_refill(config, now)
+    }
+
+    pub(super) fn refilled(
+        &self,
+        name: u64,
+        named: &Arc<LeaseKey>,
+        ask: &RefillRequest,
         outcomes: &Outcomes,
         ttl: TimeDelta,
         now: Timestamp,
     ) -> bool {
-        let mut part = self.part(name);
-        let lease = part.leases.get_mut(&name).filter(|lease| Arc::ptr_eq(&lease.named, named));
-        lease.map(|lease| lease.granted(ask, outcomes, ttl, now)).is_some()
+        let mut part = self.shard(name);
+        let lease = part.leases.get_mut(&name).filter(|lease| Arc::ptr_eq(&lease.key, named));
+        lease.map(|lease| lease.refilled(ask, outcomes, ttl, now)).is_some()
     }
 
-    pub(super) fn unanswered(&self, name: u64, now: Timestamp) {
-        if let Some(lease) = self.part(name).leases.get_mut(&name) {
-            lease.unanswered(now);
+    pub(super) fn refill_failed(&self, name: u64, now: Timestamp) {
+        if let Some(lease) = self.shard(name).leases.get_mut(&name) {
+            lease.refill_failed(now);
         }
     }
 
     /// Looks at every lease; those for which `keep` is false are given back.
-    pub(super) fn each(&self, mut keep: impl FnMut(u64, &mut Lease) -> bool) {
-        for part in &self.parts {
+    pub(super) fn retain(&self, mut keep: impl FnMut(u64, &mut Lease) -> bool) {
+        for part in &self.shards {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
             let before = part.leases.len();
             part.leases.retain(|name, lease| keep(*name, lease));
@@ -246,20 +251,20 @@ impl Table {
     pub(super) fn sweep(&self, config: &LeaseConfig, now: Timestamp, all: bool) -> u64 {
         // There may be many leases, and something to do for one of them at any moment.
         let swept = Timestamp::from_micros(self.swept.load(Ordering::Relaxed));
-        if !all && now.since(swept) < GLANCE {
+        if !all && now.since(swept) < SWEEP_INTERVAL {
             return 0;
         }
         self.swept.store(now.as_micros(), Ordering::Relaxed);
         let (mut demoted, mut tasks) = (0, Vec::new());
-        self.each(|name, lease| {
+        self.retain(|name, lease| {
             let cooled = lease.has_cooled(config, now);
             let idle = lease.idle_for(now) >= config.idle;
             if !(all || cooled || idle) {
                 return true;
             }
             demoted += u64::from(cooled && lease.promoted);
-            let named = Arc::clone(&lease.named);
-            tasks.extend(lease.empty(now).into_iter().map(|task| (name, Arc::clone(&named), task)));
+            let named = Arc::clone(&lease.key);
+            tasks.extend(lease.drain(now).into_iter().map(|task| (name, Arc::clone(&named), task)));
             // An ask under way comes back to nobody, and is then given back.
             false
         });
@@ -270,15 +275,15 @@ impl Table {
     /// Leases of at least half this rate, the highest first.
     pub(super) fn hottest(&self, most: usize, hot: u64, now: Timestamp) -> Vec<HotKey> {
         let mut keys = Vec::new();
-        self.each(|_, lease| {
+        self.retain(|_, lease| {
             let rate = lease.rate(now);
             if lease.promoted || rate >= hot {
                 keys.push(HotKey {
-                    scope: lease.named.scope.label().to_owned(),
-                    values: lease.named.parts().iter().map(OwnedKeyPart::from).collect(),
+                    scope: lease.key.scope.label().to_owned(),
+                    values: lease.key.parts().iter().map(OwnedKeyPart::from).collect(),
                     rate,
                     promoted: lease.promoted,
-                    in_hand: lease.good(now),
+                    available: lease.available(now),
                 });
             }
             true

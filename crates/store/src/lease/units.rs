@@ -4,16 +4,16 @@ use tollgate_core::{Escrow, PermitId, TimeDelta, Timestamp};
 
 /// One grant.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pocket {
+pub(super) struct LeasedUnits {
     escrow: Escrow,
     /// When it was asked for, by this node's clock: before the authority deducted.
-    asked: Timestamp,
+    asked_at: Timestamp,
     /// When it was deducted, by the authority's.
     pub(super) at: Timestamp,
     /// When the bucket was to be full again, by the authority's.
     pub(super) full_at: Timestamp,
     /// How many are spent or void. The first to become void is the first to be spent.
-    gone: u64,
+    used: u64,
     /// How often units had become void before they could be spent.
     voids: u32,
     /// How many the authority has been told to be out no longer.
@@ -24,7 +24,7 @@ pub(super) struct Pocket {
     ttl: TimeDelta,
 }
 
-impl Pocket {
+impl LeasedUnits {
     pub(super) fn new(
         escrow: Escrow,
         asked: Timestamp,
@@ -32,55 +32,55 @@ impl Pocket {
         id: PermitId,
         ttl: TimeDelta,
     ) -> Self {
-        Self { escrow, asked, at, full_at, gone: 0, voids: 0, reported: 0, id, ttl }
+        Self { escrow, asked_at: asked, at, full_at, used: 0, voids: 0, reported: 0, id, ttl }
     }
 
     /// How many can be spent at this instant.
-    pub(super) fn good(&self, now: Timestamp) -> u64 {
-        self.escrow.units() - self.gone.max(self.void(now))
+    pub(super) fn available(&self, now: Timestamp) -> u64 {
+        self.escrow.units() - self.used.max(self.void(now))
     }
 
-    /// Spends `units` if there are as many, and tells what is left; the rest of the answer is for [`Pocket::put_back`].
+    /// Spends `units` if there are as many, and tells what is left; the rest of the answer is for [`LeasedUnits::unspend`].
     #[inline]
-    pub(super) fn take(&mut self, units: u64, now: Timestamp) -> (Option<u32>, u64) {
+    pub(super) fn spend(&mut self, units: u64, now: Timestamp) -> (Option<u32>, u64) {
         let void = self.void(now);
-        let gone = self.gone.max(void);
+        let gone = self.used.max(void);
         let good = self.escrow.units() - gone;
         if units > good {
             return (None, good);
         }
-        if void >= self.gone {
+        if void >= self.used {
             self.voids = self.voids.wrapping_add(1);
         }
-        self.gone = gone + units;
+        self.used = gone + units;
         (Some(self.voids), good - units)
     }
 
     /// Takes back units that were spent a moment ago. Not if units have become void since: then these have too, and who
     /// came later has spent what came after them.
-    pub(super) fn put_back(&mut self, units: u64, voids: u32) {
+    pub(super) fn unspend(&mut self, units: u64, voids: u32) {
         if voids == self.voids {
-            self.gone = self.gone.saturating_sub(units);
+            self.used = self.used.saturating_sub(units);
         }
     }
 
     /// How many have been spent or become void since this was last asked.
     pub(super) fn report(&mut self, now: Timestamp) -> u64 {
-        let gone = self.gone.max(self.void(now));
+        let gone = self.used.max(self.void(now));
         let news = gone.saturating_sub(self.reported);
         self.reported = self.reported.max(gone);
         news
     }
 
     /// The instant that the authority counts the last `units` as taken at.
-    pub(super) fn taken(&self, units: u64) -> Timestamp {
+    pub(super) fn taken_at(&self, units: u64) -> Timestamp {
         self.escrow.taken_at(units, self.at)
     }
 
     /// How many can no longer be spent. Clocks may differ in rate by a thousandth: a margin for that is taken off.
     #[inline]
     fn void(&self, now: Timestamp) -> u64 {
-        let passed = now.since(self.asked);
+        let passed = now.since(self.asked_at);
         if passed >= self.ttl {
             return self.escrow.units();
         }

@@ -21,7 +21,7 @@ impl<C: Clock> MemoryStore<C> {
                 self.counters.keys.prefetch(*name);
             }
             for (charge, name) in group.iter().zip(names) {
-                match self.ask_by(charge, name, now) {
+                match self.packed_charge_by_name(charge, name, now) {
                     // Two places to push, because joining their outcomes would take them through memory.
                     Some(ask) => match self.counters.charge_known(&ask) {
                         Some(outcome) => out.push(outcome),

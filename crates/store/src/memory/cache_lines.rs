@@ -12,7 +12,7 @@
 
 #![allow(unsafe_code, reason = "the named home of unsafe code; each use carries its proof")]
 
-use super::slot::Snapshot;
+use super::slot::SlotValue;
 use memmap2::MmapMut;
 use portable_atomic::AtomicU128;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,17 +24,17 @@ pub(super) const LINE: usize = 64;
 const HUGE: usize = 2 << 20;
 
 /// What the table needs of its memory. The model checker has its own.
-pub(super) trait Lines {
+pub(super) trait LineStorage {
     /// The four metas of a line.
     fn metas(&self, line: usize) -> [u64; SLOTS];
     /// One slot, perhaps torn.
-    fn read(&self, at: usize) -> Snapshot;
+    fn read(&self, at: usize) -> SlotValue;
     /// The meta of one slot.
     fn meta(&self, at: usize) -> u64;
     /// Puts `new` where `seen` is; false if it is no longer.
-    fn replace(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool;
+    fn replace(&self, at: usize, seen: SlotValue, new: SlotValue) -> bool;
     /// Puts `word` where the word of `seen` is, whatever the meta is by now; false if it is no longer.
-    fn replace_word(&self, at: usize, seen: Snapshot, word: u64) -> bool;
+    fn replace_word(&self, at: usize, seen: SlotValue, word: u64) -> bool;
     /// Starts to fetch a line.
     fn prefetch(&self, line: usize);
     /// Lets another thread finish what it has begun.
@@ -42,7 +42,7 @@ pub(super) trait Lines {
 }
 
 /// Lines in a private anonymous mapping.
-pub(super) struct Mapped {
+pub(super) struct MmapLines {
     base: *mut AtomicU128,
     lines: usize,
     /// Owns the memory; never touched but through `base`.
@@ -50,11 +50,11 @@ pub(super) struct Mapped {
 }
 
 // SAFETY: `base` points into `_map`, which moves with the struct but whose pages stay, and all access to it is atomic.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MmapLines {}
 // SAFETY: as above: shared access is atomic loads and compare-exchanges only.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for MmapLines {}
 
-impl Mapped {
+impl MmapLines {
     pub(super) fn new(lines: usize) -> std::io::Result<Self> {
         let mut map = MmapMut::map_anon(lines * LINE)?;
         // A mapping starts on a page, so every slot is aligned to its 16 bytes.
@@ -100,13 +100,13 @@ impl Mapped {
     }
 
     /// Gathers the `n`-th two megabytes into a huge page, if the system can; false when there are no more.
-    pub(super) fn gather(&self, n: usize) -> bool {
+    pub(super) fn collapse(&self, n: usize) -> bool {
         let base = self.base as usize;
         let start = base.next_multiple_of(HUGE) - base + n * HUGE;
         let within = start + HUGE <= self.lines * LINE;
         // Two megabytes that nobody has touched cannot be gathered, and will be huge when they are.
         if within {
-            self.advise(start, HUGE, Advice::Gather);
+            self.advise(start, HUGE, Advice::Collapse);
         }
         within
     }
@@ -119,7 +119,7 @@ impl Mapped {
     fn advise(&self, start: usize, length: usize, advice: Advice) -> bool {
         let advice = match advice {
             Advice::Prefer => libc::MADV_HUGEPAGE,
-            Advice::Gather => libc::MADV_COLLAPSE,
+            Advice::Collapse => libc::MADV_COLLAPSE,
         };
         // SAFETY: the range lies in our mapping; both advices keep its contents.
         unsafe { libc::madvise(self.base.cast::<u8>().add(start).cast(), length, advice) == 0 }
@@ -134,10 +134,10 @@ impl Mapped {
 #[derive(Clone, Copy)]
 enum Advice {
     Prefer,
-    Gather,
+    Collapse,
 }
 
-impl Lines for Mapped {
+impl LineStorage for MmapLines {
     #[inline]
     fn metas(&self, line: usize) -> [u64; SLOTS] {
         let at = line * SLOTS;
@@ -145,10 +145,10 @@ impl Lines for Mapped {
     }
 
     #[inline]
-    fn read(&self, at: usize) -> Snapshot {
+    fn read(&self, at: usize) -> SlotValue {
         // The word first: see `Table::find`.
         let word = self.half::<0>(at);
-        Snapshot { meta: self.half::<1>(at), word }
+        SlotValue { meta: self.half::<1>(at), word }
     }
 
     #[inline]
@@ -157,21 +157,21 @@ impl Lines for Mapped {
     }
 
     #[inline]
-    fn replace(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool {
-        let whole = |slot: Snapshot| u128::from(slot.meta) << 64 | u128::from(slot.word);
+    fn replace(&self, at: usize, seen: SlotValue, new: SlotValue) -> bool {
+        let whole = |slot: SlotValue| u128::from(slot.meta) << 64 | u128::from(slot.word);
         // Sequentially consistent: "no slot of one name twice" rests on one order of all writes (see `table`).
         self.slot(at).compare_exchange(whole(seen), whole(new), Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     #[inline]
-    fn replace_word(&self, at: usize, seen: Snapshot, word: u64) -> bool {
+    fn replace_word(&self, at: usize, seen: SlotValue, word: u64) -> bool {
         // Where the 128-bit side takes a lock, a 64-bit exchange beside it would be lost under it.
         #[cfg(not(miri))]
         if AtomicU128::is_always_lock_free() {
             let cell = self.half_cell::<0>(at);
             return cell.compare_exchange(seen.word, word, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         }
-        self.replace(at, seen, Snapshot { word, ..seen })
+        self.replace(at, seen, SlotValue { word, ..seen })
     }
 
     #[inline]

@@ -7,8 +7,8 @@
 //! bring newcomers. Each such step takes about a tenth of a millisecond, and there is one for every two megabytes once
 //! in the life of the store. A thread of its own was rejected: a library should not start threads to save so little.
 
-use super::cache_lines::Mapped;
-use super::packed_counters::Counters;
+use super::cache_lines::MmapLines;
+use super::packed_counters::PackedCounters;
 use super::stats::Event;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -39,7 +39,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn new(when: HugePages, lines: &Mapped) -> Self {
+    pub(super) fn new(when: HugePages, lines: &MmapLines) -> Self {
         let dense = (lines.bytes() / SMALL_PAGE / 2) as u64;
         let dense_at = match when {
             HugePages::WhenDense => dense,
@@ -54,14 +54,14 @@ impl Pages {
 
     /// To be called when newcomers may have arrived.
     #[inline]
-    pub(super) fn grown(&self, counters: &Counters<Mapped>) {
+    pub(super) fn grown(&self, counters: &PackedCounters<MmapLines>) {
         if self.dense_at.load(Ordering::Relaxed) != u64::MAX {
             self.step(counters);
         }
     }
 
     #[cold]
-    fn step(&self, counters: &Counters<Mapped>) {
+    fn step(&self, counters: &PackedCounters<MmapLines>) {
         if !self.pace.fetch_add(1, Ordering::Relaxed).is_multiple_of(PACE) {
             return;
         }
@@ -70,7 +70,7 @@ impl Pages {
         }
         let lines = counters.keys.lines();
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        let more = if next == 0 { lines.prefer_huge() } else { lines.gather(next - 1) };
+        let more = if next == 0 { lines.prefer_huge() } else { lines.collapse(next - 1) };
         if !more {
             self.dense_at.store(u64::MAX, Ordering::Relaxed);
         }

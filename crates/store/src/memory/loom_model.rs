@@ -6,10 +6,10 @@
 //!
 //! `RUSTFLAGS="--cfg tollgate_loom" cargo test -p tollgate-store --release --lib model`
 
-use super::cache_lines::{Lines, SLOTS};
-use super::multi_charge::{Item, charge_all, charge_known};
-use super::packed_counters::{Ask, Counters, MARK, Manner, NO_MARK};
-use super::slot::Snapshot;
+use super::cache_lines::{LineStorage, SLOTS};
+use super::multi_charge::{PreparedCharge, charge_all, charge_known};
+use super::packed_counters::{ChargeKind, NO_PROTECTION, PROTECTED_PRESSURE, PackedCharge, PackedCounters};
+use super::slot::SlotValue;
 use super::stats::Counts;
 use super::table::Table;
 use loom::sync::Arc;
@@ -28,18 +28,18 @@ const SOON: Timestamp = Timestamp::from_micros(NOW.as_micros() + 2);
 struct Model {
     slots: [AtomicUsize; SLOTS],
     /// The snapshots that numbers stand for.
-    known: Mutex<Vec<Snapshot>>,
+    known: Mutex<Vec<SlotValue>>,
 }
 
 impl Model {
-    fn new(filled: [Snapshot; SLOTS]) -> Self {
-        let known = Mutex::new(vec![Snapshot::EMPTY]);
+    fn new(filled: [SlotValue; SLOTS]) -> Self {
+        let known = Mutex::new(vec![SlotValue::EMPTY]);
         let number = |snapshot| Self::number(&known, snapshot);
         let slots = filled.map(|snapshot| AtomicUsize::new(number(snapshot)));
         Self { slots, known }
     }
 
-    fn number(known: &Mutex<Vec<Snapshot>>, snapshot: Snapshot) -> usize {
+    fn number(known: &Mutex<Vec<SlotValue>>, snapshot: SlotValue) -> usize {
         let mut known = known.lock().expect("one thread at a time");
         known.iter().position(|other| *other == snapshot).unwrap_or_else(|| {
             known.push(snapshot);
@@ -47,38 +47,38 @@ impl Model {
         })
     }
 
-    fn load(&self, at: usize) -> Snapshot {
+    fn load(&self, at: usize) -> SlotValue {
         let number = self.slots[at].fetch_add(0, SeqCst);
         self.known.lock().expect("one thread at a time")[number]
     }
 }
 
-impl Lines for Model {
+impl LineStorage for Model {
     fn metas(&self, line: usize) -> [u64; SLOTS] {
         [0, 1, 2, 3].map(|slot| self.meta(line * SLOTS + slot))
     }
 
-    fn read(&self, at: usize) -> Snapshot {
+    fn read(&self, at: usize) -> SlotValue {
         let word = self.load(at).word;
-        Snapshot { meta: self.load(at).meta, word }
+        SlotValue { meta: self.load(at).meta, word }
     }
 
     fn meta(&self, at: usize) -> u64 {
         self.load(at).meta
     }
 
-    fn replace(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool {
+    fn replace(&self, at: usize, seen: SlotValue, new: SlotValue) -> bool {
         let (seen, new) = (Self::number(&self.known, seen), Self::number(&self.known, new));
         self.slots[at].compare_exchange(seen, new, SeqCst, SeqCst).is_ok()
     }
 
-    fn replace_word(&self, at: usize, seen: Snapshot, word: u64) -> bool {
+    fn replace_word(&self, at: usize, seen: SlotValue, word: u64) -> bool {
         loop {
             let now = self.load(at);
             if now.word != seen.word {
                 return false;
             }
-            if self.replace(at, now, Snapshot { word, ..now }) {
+            if self.replace(at, now, SlotValue { word, ..now }) {
                 return true;
             }
         }
@@ -95,37 +95,37 @@ fn limit(count: u64) -> Limit {
     LimitSpec::new(Algorithm::Gcra, Rate::per(count, TimeDelta::from_secs(3_600))).build().expect("a limit")
 }
 
-fn ask(name: u64, limit: &Limit, now: Timestamp) -> Ask<'_> {
+fn ask(name: u64, limit: &Limit, now: Timestamp) -> PackedCharge<'_> {
     let tag = limit.packed().expect("a bucket").tag;
-    Ask { name, shared: name + 100, limit, tag, cost: Cost::ONE, now, moment: now }
+    PackedCharge { name, shared: name + 100, limit, tag, cost: Cost::ONE, now, moment: now }
 }
 
 /// The slot of a key that has been charged at `now` as often as its limit of `count` lets it.
-fn spent(name: u64, count: u64, now: Timestamp) -> Snapshot {
+fn spent(name: u64, count: u64, now: Timestamp) -> SlotValue {
     let limit = limit(count);
-    ask(name, &Limit::clone(&limit), now).with(Cost::new(count)).step(None, Manner::Charge).0
+    ask(name, &Limit::clone(&limit), now).with(Cost::new(count)).step(None, ChargeKind::Charge).0
 }
 
-impl Ask<'_> {
+impl PackedCharge<'_> {
     fn with(self, cost: Cost) -> Self {
-        Ask { cost, ..self }
+        PackedCharge { cost, ..self }
     }
 }
 
-fn counters(filled: [Snapshot; SLOTS]) -> Counters<Model> {
-    Counters {
-        keys: Table::new(Model::new(filled), 1, MARK),
-        shared: Table::new(Model::new([Snapshot::EMPTY; SLOTS]), 1, NO_MARK),
+fn counters(filled: [SlotValue; SLOTS]) -> PackedCounters<Model> {
+    PackedCounters {
+        keys: Table::new(Model::new(filled), 1, PROTECTED_PRESSURE),
+        shared: Table::new(Model::new([SlotValue::EMPTY; SLOTS]), 1, NO_PROTECTION),
         counts: Counts::default(),
         shared_counts: Counts::default(),
     }
 }
 
-fn remaining(counters: &Counters<Model>, ask: Ask<'_>) -> u64 {
-    counters.charge(&ask.with(Cost::PEEK), Manner::Charge).0.remaining
+fn remaining(counters: &PackedCounters<Model>, ask: PackedCharge<'_>) -> u64 {
+    counters.charge(&ask.with(Cost::PEEK), ChargeKind::Charge).0.remaining
 }
 
-fn slots_of(counters: &Counters<Model>, name: u64) -> usize {
+fn slots_of(counters: &PackedCounters<Model>, name: u64) -> usize {
     (0..SLOTS).filter(|at| counters.keys.lines().load(*at).is_of(name)).count()
 }
 
@@ -138,9 +138,9 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 
 /// Runs all of `acts` at once on the same counters.
 fn race<T: 'static>(
-    filled: [Snapshot; SLOTS],
-    acts: Vec<Box<dyn FnOnce(&Counters<Model>) -> T + 'static>>,
-) -> (Arc<Counters<Model>>, Vec<T>) {
+    filled: [SlotValue; SLOTS],
+    acts: Vec<Box<dyn FnOnce(&PackedCounters<Model>) -> T + 'static>>,
+) -> (Arc<PackedCounters<Model>>, Vec<T>) {
     let counters = Arc::new(counters(filled));
     let threads: Vec<_> = acts
         .into_iter()
@@ -153,18 +153,18 @@ fn race<T: 'static>(
     (counters, results)
 }
 
-fn charge_at(name: u64, count: u64, now: Timestamp) -> Box<dyn FnOnce(&Counters<Model>) -> bool> {
+fn charge_at(name: u64, count: u64, now: Timestamp) -> Box<dyn FnOnce(&PackedCounters<Model>) -> bool> {
     Box::new(move |counters| {
         let limit = limit(count);
-        counters.charge(&ask(name, &limit, now), Manner::Charge).0.verdict.is_allowed()
+        counters.charge(&ask(name, &limit, now), ChargeKind::Charge).0.verdict.is_allowed()
     })
 }
 
-const E: Snapshot = Snapshot::EMPTY;
+const E: SlotValue = SlotValue::EMPTY;
 
 /// The first slot is free to one thread and not to the other, so they choose different ones for the same name.
 #[test]
-fn model_two_newcomers_of_one_name_get_one_slot() {
+fn model_two_new_keys_of_one_name_get_one_slot() {
     explore(3, || {
         let (counters, allowed) =
             race([spent(9, 5, NOW - HOUR), E, E, E], vec![charge_at(1, 3, NOW), charge_at(1, 3, SOON)]);
@@ -175,7 +175,7 @@ fn model_two_newcomers_of_one_name_get_one_slot() {
 }
 
 #[test]
-fn model_three_newcomers_of_one_name_get_one_slot() {
+fn model_three_new_keys_of_one_name_get_one_slot() {
     explore(2, || {
         let acts = vec![charge_at(1, 4, NOW), charge_at(1, 4, SOON), charge_at(1, 4, NOW)];
         let (counters, allowed) = race([spent(9, 5, NOW - HOUR), E, E, E], acts);
@@ -185,9 +185,9 @@ fn model_three_newcomers_of_one_name_get_one_slot() {
     });
 }
 
-/// One slot has expired and two names want it: its own, and a newcomer. Neither charge is lost.
+/// One slot has expired and two names want it: its own, and a new_key. Neither charge is lost.
 #[test]
-fn model_a_newcomer_and_the_return_of_an_expired_key() {
+fn model_a_new_key_and_the_return_of_an_expired_key() {
     explore(3, || {
         let later = NOW + HOUR + TimeDelta::from_secs(1);
         let full = [spent(7, 5, later), spent(8, 5, later), spent(9, 5, later), spent(1, 5, NOW)];
@@ -204,18 +204,18 @@ fn model_a_newcomer_and_the_return_of_an_expired_key() {
 fn model_two_charges_of_one_key_never_pass_its_limit() {
     explore(4, || {
         let half = limit(2);
-        let one_left = ask(1, &half, NOW).step(None, Manner::Charge).0;
+        let one_left = ask(1, &half, NOW).step(None, ChargeKind::Charge).0;
         let (_, allowed) = race([E, one_left, E, E], vec![charge_at(1, 2, NOW), charge_at(1, 2, NOW)]);
         assert_eq!(allowed.iter().filter(|allowed| **allowed).count(), 1);
     });
 }
 
-/// A newcomer evicts a key that is being charged: the newcomer's charge counts, and no key is there twice.
+/// A new_key evicts a key that is being charged: the new_key's charge counts, and no key is there twice.
 #[test]
 fn model_an_eviction_and_a_charge() {
     explore(3, || {
         let many = limit(100);
-        let little = ask(1, &many, NOW).step(None, Manner::Charge).0;
+        let little = ask(1, &many, NOW).step(None, ChargeKind::Charge).0;
         let full = [spent(7, 5, NOW), spent(8, 5, NOW), spent(9, 5, NOW), little];
         let (counters, allowed) = race(full, vec![charge_at(1, 100, NOW), charge_at(2, 100, NOW)]);
         assert_eq!(allowed, [true, true]);
@@ -228,12 +228,12 @@ fn model_an_eviction_and_a_charge() {
     });
 }
 
-fn request(names: [u64; 2], count: u64) -> Box<dyn FnOnce(&Counters<Model>) -> bool> {
+fn request(names: [u64; 2], count: u64) -> Box<dyn FnOnce(&PackedCounters<Model>) -> bool> {
     Box::new(move |counters| {
         let limit = limit(count);
         let unknown = Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
-        let mut items =
-            names.map(|name| Item::new(Some(ask(name, &limit, NOW)), Enforcement::Required, unknown));
+        let mut items = names
+            .map(|name| PreparedCharge::new(Some(ask(name, &limit, NOW)), Enforcement::Required, unknown));
         let usual = charge_known(counters, &names, |i| Some(ask(names[i], &limit, NOW)));
         usual.is_some() || charge_all(counters, &mut items) == Admission::Admitted
     })
@@ -244,7 +244,7 @@ fn request(names: [u64; 2], count: u64) -> Box<dyn FnOnce(&Counters<Model>) -> b
 fn model_requests_take_all_or_none() {
     explore(2, || {
         let two = limit(2);
-        let used = |name| ask(name, &two, NOW).step(None, Manner::Charge).0;
+        let used = |name| ask(name, &two, NOW).step(None, ChargeKind::Charge).0;
         let (counters, admitted) =
             race([used(1), used(2), E, E], vec![request([1, 2], 2), request([2, 1], 2)]);
         let passed = admitted.iter().filter(|admitted| **admitted).count() as u64;
@@ -257,7 +257,7 @@ fn model_requests_take_all_or_none() {
 
 /// The same with keys that nobody has met before.
 #[test]
-fn model_requests_of_newcomers_take_all_or_none() {
+fn model_requests_of_new_keys_take_all_or_none() {
     explore(2, || {
         let (counters, admitted) = race([E, E, E, E], vec![request([1, 2], 1), request([2, 1], 1)]);
         let passed = admitted.iter().filter(|admitted| **admitted).count() as u64;

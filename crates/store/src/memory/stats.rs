@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A snapshot of the store's figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct MemoryFigures {
+pub struct MemoryStats {
     /// The most bytes that counters can take.
     pub bytes_cap: u64,
     /// Slots of the table, each 16 bytes.
@@ -26,15 +26,15 @@ pub struct MemoryFigures {
     /// Shared counters that were given up for others: too many limits overflow at once.
     pub overflow_evicted: u64,
     /// Counters that live aside.
-    pub aside: u64,
+    pub wide: u64,
     /// Bytes that they take.
-    pub aside_bytes: u64,
+    pub wide_bytes: u64,
     /// Live counters aside that were given up for newcomers.
-    pub aside_evicted: u64,
+    pub wide_evicted: u64,
     /// Charges aside that went to a shared counter.
-    pub aside_overflowed: u64,
+    pub wide_overflowed: u64,
     /// Charges aside that were denied because there was no memory left for what they would add.
-    pub aside_refused: u64,
+    pub wide_denied: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,9 +43,9 @@ pub(super) enum Event {
     Reused,
     Evicted,
     Overflowed,
-    AsideEvicted,
-    AsideOverflowed,
-    AsideRefused,
+    WideEvicted,
+    WideOverflowed,
+    WideDenied,
 }
 
 const EVENTS: usize = 8;
@@ -60,7 +60,7 @@ pub(super) struct Counts([Stripe; STRIPES]);
 
 impl Counts {
     /// Counts an event of a name; returns how often its stripe has seen it.
-    pub(super) fn note(&self, name: u64, event: Event) -> u64 {
+    pub(super) fn record(&self, name: u64, event: Event) -> u64 {
         self.0[name as usize % STRIPES].0[event as usize].fetch_add(1, Ordering::Relaxed) + 1
     }
 

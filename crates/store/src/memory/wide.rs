@@ -8,7 +8,7 @@
 //! When a state would have to grow (a log) and nothing gives way, the charge is denied: memory is bounded before
 //! anything else.
 
-use super::packed_counters::{MARK, Manner};
+use super::packed_counters::{ChargeKind, PROTECTED_PRESSURE};
 use super::stats::{Counts, Event};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -22,14 +22,14 @@ mod undo;
 
 const SHARDS: usize = 64;
 /// What an entry takes beside what its state points to: itself, its place in the index, and their spare room.
-const ENTRY: usize = 2 * (size_of::<Entry>() + size_of::<(u128, u32)>() + 8);
+const ENTRY: usize = 2 * (size_of::<WideEntry>() + size_of::<(u128, u32)>() + 8);
 /// How many entries a newcomer inspects in search of room.
 const PROBES: usize = 8;
 /// How many entries a newcomer inspects in any case, so that what has expired goes away.
 const SWEEP: usize = 2;
 
-pub(super) struct Aside {
-    shards: Box<[Mutex<Shard>]>,
+pub(super) struct WideCounters {
+    shards: Box<[Mutex<WideShard>]>,
     bytes: AtomicUsize,
     entries: AtomicUsize,
     budget: usize,
@@ -37,7 +37,7 @@ pub(super) struct Aside {
 
 /// One charge of a counter that lives aside.
 #[derive(Clone, Copy)]
-pub(super) struct AsideAsk<'a> {
+pub(super) struct WideCharge<'a> {
     pub(super) name: u128,
     /// The name of the shared state, should it come to that.
     pub(super) shared: u128,
@@ -49,13 +49,13 @@ pub(super) struct AsideAsk<'a> {
     pub(super) id: PermitId,
 }
 
-impl AsideAsk<'_> {
+impl WideCharge<'_> {
     fn shard(&self) -> usize {
         self.name as usize % SHARDS
     }
 
-    fn apply(&self, state: &mut State, manner: Manner) -> Outcome {
-        if manner == Manner::Debit && !self.cost.is_refund() {
+    fn apply(&self, state: &mut State, manner: ChargeKind) -> Outcome {
+        if manner == ChargeKind::Debit && !self.cost.is_refund() {
             self.limit.debit(self.id, state, self.moment, self.cost.units());
             return self.limit.step(state, self.moment, Cost::PEEK);
         }
@@ -70,13 +70,13 @@ impl AsideAsk<'_> {
 }
 
 #[derive(Default)]
-struct Shard {
+struct WideShard {
     index: HashMap<u128, u32, foldhash::fast::RandomState>,
-    entries: Vec<Entry>,
+    entries: Vec<WideEntry>,
     cursor: usize,
 }
 
-struct Entry {
+struct WideEntry {
     name: u128,
     state: State,
     expires: Timestamp,
@@ -85,13 +85,13 @@ struct Entry {
 }
 
 /// The shards that a request needs.
-pub(super) struct Locked<'a> {
-    aside: &'a Aside,
+pub(super) struct LockedShards<'a> {
+    wide: &'a WideCounters,
     counts: &'a Counts,
-    shards: SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>,
+    shards: SmallVec<[(usize, MutexGuard<'a, WideShard>); 2]>,
 }
 
-impl Aside {
+impl WideCounters {
     pub(super) fn new(budget: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self { shards, bytes: AtomicUsize::new(0), entries: AtomicUsize::new(0), budget }
@@ -106,12 +106,16 @@ impl Aside {
     }
 
     /// Locks what these charges need, lowest shard first, so that no two requests wait for each other.
-    pub(super) fn lock<'a>(&'a self, asks: &[AsideAsk<'_>], counts: &'a Counts) -> Locked<'a> {
-        let mut wanted: SmallVec<[usize; 8]> = asks.iter().map(AsideAsk::shard).collect();
+    pub(super) fn lock<'a>(&'a self, asks: &[WideCharge<'_>], counts: &'a Counts) -> LockedShards<'a> {
+        let mut wanted: SmallVec<[usize; 8]> = asks.iter().map(WideCharge::shard).collect();
         wanted.sort_unstable();
         wanted.dedup();
         let lock = |shard: usize| self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { aside: self, counts, shards: wanted.into_iter().map(|shard| (shard, lock(shard))).collect() }
+        LockedShards {
+            wide: self,
+            counts,
+            shards: wanted.into_iter().map(|shard| (shard, lock(shard))).collect(),
+        }
     }
 
     /// Newcomers leave an eighth for those who are there already.
@@ -125,16 +129,16 @@ impl Aside {
     }
 }
 
-impl Locked<'_> {
-    fn shard(&mut self, ask: &AsideAsk<'_>) -> (&Aside, &Counts, &mut Shard) {
+impl LockedShards<'_> {
+    fn shard(&mut self, ask: &WideCharge<'_>) -> (&WideCounters, &Counts, &mut WideShard) {
         let wanted = ask.shard();
         let at =
             self.shards.iter().position(|(shard, _)| *shard == wanted).expect("locked before it is charged");
-        (self.aside, self.counts, &mut self.shards[at].1)
+        (self.wide, self.counts, &mut self.shards[at].1)
     }
 
     /// Charges one counter, and says how to take it back.
-    pub(super) fn charge(&mut self, ask: &AsideAsk<'_>, manner: Manner) -> (Outcome, Undo) {
+    pub(super) fn charge(&mut self, ask: &WideCharge<'_>, manner: ChargeKind) -> (Outcome, Undo) {
         let (aside, counts, shard) = self.shard(ask);
         if let Some(at) = shard.find(ask.name) {
             return shard.charge(at, ask, manner, aside, counts);
@@ -150,12 +154,12 @@ impl Locked<'_> {
             shard.put(ask.name, state, ask, &outcome, aside);
             return (outcome, Undo::Remove(ask.name));
         }
-        counts.note(ask.name as u64, Event::AsideOverflowed);
+        counts.record(ask.name as u64, Event::WideOverflowed);
         if let Some(at) = shard.find(ask.shared) {
             return shard.charge(at, ask, manner, aside, counts);
         }
         if aside.bytes() + bytes > aside.budget {
-            counts.note(ask.name as u64, Event::AsideRefused);
+            counts.record(ask.name as u64, Event::WideDenied);
             return (ask.no_memory(), Undo::Nothing);
         }
         shard.put(ask.shared, state, ask, &outcome, aside);
@@ -163,7 +167,7 @@ impl Locked<'_> {
     }
 
     /// What the counter says without any charge.
-    pub(super) fn look(&mut self, ask: &AsideAsk<'_>) -> Outcome {
+    pub(super) fn peek(&mut self, ask: &WideCharge<'_>) -> Outcome {
         let (_, _, shard) = self.shard(ask);
         match shard.find(ask.name).or_else(|| shard.find(ask.shared)) {
             Some(at) => ask.limit.step(&mut shard.entries[at].state, ask.moment, Cost::PEEK),
@@ -171,8 +175,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes back what [`Locked::charge`] did under the same locks.
-    pub(super) fn undo(&mut self, ask: &AsideAsk<'_>, undo: Undo) {
+    /// Takes back what [`LockedShards::charge`] did under the same locks.
+    pub(super) fn undo(&mut self, ask: &WideCharge<'_>, undo: Undo) {
         let (aside, _, shard) = self.shard(ask);
         match undo {
             Undo::Nothing => {}
@@ -183,7 +187,7 @@ impl Locked<'_> {
             }
             Undo::Step(name, step) => match (shard.find(name), step) {
                 (Some(at), step) => {
-                    step.take_back(ask, &mut shard.entries[at].state);
+                    step.revert(ask, &mut shard.entries[at].state);
                     shard.measure(at, ask, aside);
                 }
                 // A refund had emptied it, and another charge of this request has swept it away since.
@@ -197,7 +201,7 @@ impl Locked<'_> {
     }
 
     /// Frees the permits of a holder.
-    pub(super) fn release(&mut self, ask: &AsideAsk<'_>) {
+    pub(super) fn release(&mut self, ask: &WideCharge<'_>) {
         let (aside, _, shard) = self.shard(ask);
         for name in [ask.name, ask.shared] {
             if let Some(at) = shard.find(name) {
@@ -208,7 +212,7 @@ impl Locked<'_> {
     }
 }
 
-impl Shard {
+impl WideShard {
     fn find(&self, name: u128) -> Option<usize> {
         self.index.get(&name).map(|at| *at as usize)
     }
@@ -216,16 +220,16 @@ impl Shard {
     fn charge(
         &mut self,
         at: usize,
-        ask: &AsideAsk<'_>,
-        manner: Manner,
-        aside: &Aside,
+        ask: &WideCharge<'_>,
+        manner: ChargeKind,
+        aside: &WideCounters,
         counts: &Counts,
     ) -> (Outcome, Undo) {
         let growth = growth(&self.entries[at].state);
         let name = self.entries[at].name;
         let takes = !ask.cost.is_peek() && !ask.cost.is_refund();
         if takes && growth > 0 && aside.bytes() + growth > aside.budget {
-            counts.note(ask.name as u64, Event::AsideRefused);
+            counts.record(ask.name as u64, Event::WideDenied);
             return (ask.no_memory(), Undo::Nothing);
         }
         let entry = &mut self.entries[at];
@@ -237,16 +241,23 @@ impl Shard {
         (outcome, undo)
     }
 
-    fn put(&mut self, name: u128, state: State, ask: &AsideAsk<'_>, outcome: &Outcome, aside: &Aside) {
+    fn put(
+        &mut self,
+        name: u128,
+        state: State,
+        ask: &WideCharge<'_>,
+        outcome: &Outcome,
+        aside: &WideCounters,
+    ) {
         let at = self.entries.len();
         let pressure = pressure(ask.limit, outcome);
-        self.entries.push(Entry { name, state, expires: Timestamp::ZERO, pressure, bytes: 0 });
+        self.entries.push(WideEntry { name, state, expires: Timestamp::ZERO, pressure, bytes: 0 });
         self.index.insert(name, u32::try_from(at).expect("fewer entries than bytes of the cap"));
         aside.entries.fetch_add(1, Ordering::Relaxed);
         self.measure(at, ask, aside);
     }
 
-    fn remove(&mut self, at: usize, aside: &Aside) {
+    fn remove(&mut self, at: usize, aside: &WideCounters) {
         let gone = self.entries.swap_remove(at);
         self.index.remove(&gone.name);
         if let Some(moved) = self.entries.get(at) {
@@ -256,7 +267,7 @@ impl Shard {
         aside.account(gone.bytes, 0);
     }
 
-    fn measure(&mut self, at: usize, ask: &AsideAsk<'_>, aside: &Aside) {
+    fn measure(&mut self, at: usize, ask: &WideCharge<'_>, aside: &WideCounters) {
         let entry = &mut self.entries[at];
         entry.expires = ask.limit.expires(&entry.state);
         let bytes = ENTRY + heap_bytes(&entry.state);
@@ -264,7 +275,7 @@ impl Shard {
     }
 
     /// Drops what has expired among the next few entries; tells the least used of the others.
-    fn sweep(&mut self, probes: usize, now: Timestamp, aside: &Aside) -> Option<usize> {
+    fn sweep(&mut self, probes: usize, now: Timestamp, aside: &WideCounters) -> Option<usize> {
         let mut least: Option<usize> = None;
         for _ in 0..probes.min(self.entries.len()) {
             self.cursor = if self.cursor < self.entries.len() { self.cursor } else { 0 };
@@ -284,17 +295,24 @@ impl Shard {
     }
 
     /// Evicts until there is room for so many bytes; false if what is left is worth more.
-    fn make_room(&mut self, bytes: usize, ask: &AsideAsk<'_>, aside: &Aside, counts: &Counts) -> bool {
+    fn make_room(
+        &mut self,
+        bytes: usize,
+        ask: &WideCharge<'_>,
+        aside: &WideCounters,
+        counts: &Counts,
+    ) -> bool {
         for _ in 0..PROBES {
             let least = self.sweep(PROBES, ask.now, aside);
             if aside.has_room(bytes) {
                 return true;
             }
-            let Some(at) = least.filter(|at| u16::from(self.entries[*at].pressure) < MARK) else {
+            let Some(at) = least.filter(|at| u16::from(self.entries[*at].pressure) < PROTECTED_PRESSURE)
+            else {
                 return false;
             };
             self.remove(at, aside);
-            counts.note(ask.name as u64, Event::AsideEvicted);
+            counts.record(ask.name as u64, Event::WideEvicted);
             if aside.has_room(bytes) {
                 return true;
             }

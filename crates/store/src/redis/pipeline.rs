@@ -8,12 +8,12 @@
 //! A batch whose answer is lost is never sent again: its charges may have been taken. They are answered as failed, so
 //! what was taken is at most lost to the tenant, never given twice.
 
-use super::data_loss::Loss;
-use super::recompute::Told;
+use super::data_loss::DataLoss;
+use super::recompute::RecomputedOutcome;
 use super::script::Scripts;
-use super::script_call::{Call, Decoded};
-use super::shard::Memory;
-use super::shard_request::Request;
+use super::script_call::{CallResult, ScriptCall};
+use super::shard::RunIdTracker;
+use super::shard_request::ShardRequest;
 use crate::breaker::Breaker;
 use redis::aio::MultiplexedConnection;
 use smallvec::SmallVec;
@@ -28,48 +28,48 @@ use tollgate_core::{Admission, Clock, TimeDelta, Timestamp};
 
 /// What a server is asked to do.
 #[derive(Clone, Debug)]
-pub(super) enum Work {
+pub(super) enum Command {
     Charge,
     Debit,
     Release,
     /// Undo what was taken then, over bundles that held this.
-    GiveBack {
-        taken: Timestamp,
+    Undo {
+        taken_at: Timestamp,
         priors: Vec<Vec<u8>>,
     },
     /// Give back what was taken ahead then; the last of the request's bundles marks that it has been done.
-    Return {
-        taken: Timestamp,
+    ReturnUnits {
+        taken_at: Timestamp,
         full_at: Timestamp,
     },
 }
 
 /// A request that waits for an answer.
 pub(super) struct Job {
-    pub(super) work: Work,
-    pub(super) request: Box<Request>,
+    pub(super) command: Command,
+    pub(super) request: Box<ShardRequest>,
     pub(super) slot: u16,
     /// The slot is on its way here: the server must be told that we know.
-    pub(super) asking: bool,
-    pub(super) reply: oneshot::Sender<Result<Answer, Failed>>,
+    pub(super) is_asking: bool,
+    pub(super) reply: oneshot::Sender<Result<ShardReply, FailedJob>>,
 }
 
 /// What a server said.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ShardReply {
     pub(super) now: Timestamp,
     pub(super) admission: Admission,
-    pub(super) told: SmallVec<[Told; 4]>,
+    pub(super) outcomes: SmallVec<[RecomputedOutcome; 4]>,
     /// What the bundles held, where the request is partial.
     pub(super) priors: Vec<Vec<u8>>,
     /// What was assumed.
-    pub(super) loss: Loss,
+    pub(super) loss: DataLoss,
 }
 
 /// Why there is no answer, and the request for another try.
-pub(super) struct Failed {
-    pub(super) why: Failure,
-    pub(super) request: Box<Request>,
+pub(super) struct FailedJob {
+    pub(super) failure: Failure,
+    pub(super) request: Box<ShardRequest>,
 }
 
 /// Why there is no answer.
@@ -80,11 +80,11 @@ pub(super) enum Failure {
     /// The slot is on its way to this address, and the key may be there.
     Ask(String),
     /// The server refused before it did anything.
-    Refused(String),
+    Rejected(String),
     /// It was never sent.
     Unsent(String),
     /// The asker's calendar was too far from this time.
-    Elsewhen(Timestamp),
+    ClockMismatch(Timestamp),
     /// Sent, and not answered: it may have been done.
     Lost(String),
 }
@@ -95,44 +95,44 @@ pub(super) type Connect = Arc<
 >;
 
 /// What a lane needs.
-pub(super) struct Lane {
+pub(super) struct Pipeline {
     pub(super) connect: Connect,
     pub(super) scripts: Arc<Scripts>,
     /// Time that is told to scripts; their server's own if absent.
-    pub(super) told: Option<Arc<dyn Clock>>,
+    pub(super) manual_clock: Option<Arc<dyn Clock>>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) breaker: Arc<Breaker>,
     /// What this server may have lost, and the longest that it matters.
-    pub(super) memory: Arc<Memory>,
-    pub(super) caution: Option<TimeDelta>,
+    pub(super) run_id: Arc<RunIdTracker>,
+    pub(super) loss_window: Option<TimeDelta>,
     /// Whether requests of different slots may share a call.
     pub(super) merges: bool,
     /// How long an answer may take before the connection is given up.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
     pub(super) connect_timeout: Duration,
     /// Connections of this server that stand.
     pub(super) connected: Arc<AtomicUsize>,
     /// Answers that the script and the step disagree on: none, or a bug.
-    pub(super) disagreements: Arc<AtomicUsize>,
+    pub(super) mismatches: Arc<AtomicUsize>,
 }
 
 /// How often a connection that is not used is looked at.
-const LOOK: Duration = Duration::from_secs(2);
+const IDLE_CHECK: Duration = Duration::from_secs(2);
 
 /// Requests in one batch.
-const BATCH: usize = 128;
+const MAX_BATCH: usize = 128;
 
-impl Lane {
+impl Pipeline {
     /// Serves jobs until all senders are gone.
     pub(super) async fn run(self, mut jobs: mpsc::Receiver<Job>) {
         let mut connection: Option<MultiplexedConnection> = None;
-        let mut batch = Vec::with_capacity(BATCH);
-        let mut looks = tokio::time::interval(LOOK);
+        let mut batch = Vec::with_capacity(MAX_BATCH);
+        let mut looks = tokio::time::interval(IDLE_CHECK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                many = jobs.recv_many(&mut batch, BATCH) => {
+                many = jobs.recv_many(&mut batch, MAX_BATCH) => {
                     if many == 0 {
                         break;
                     }
@@ -161,7 +161,7 @@ impl Lane {
             // Only now, for connecting may have shown that another process answers.
             self.doubt(&mut batch);
             if let Some(open) = &mut connection
-                && !self.serve(open, Call::group(batch.drain(..), self.merges)).await
+                && !self.serve(open, ScriptCall::group(batch.drain(..), self.merges)).await
             {
                 connection = None;
                 self.connected.fetch_sub(1, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl Lane {
             looks.tick().await;
             // What a user with few rights may ask too.
             let word = redis::cmd("TIME");
-            let answer = tokio::time::timeout(self.patience, word.query_async::<redis::Value>(connection));
+            let answer = tokio::time::timeout(self.timeout, word.query_async::<redis::Value>(connection));
             match answer.await {
                 Ok(Err(error)) if error.is_unrecoverable_error() => return,
                 Err(_) => return,
@@ -191,10 +191,10 @@ impl Lane {
 
     /// Tells jobs what their server may have forgotten. What is given back goes by what was assumed when it was taken.
     fn doubt(&self, batch: &mut [Job]) {
-        let lost_at = self.memory.lost_at();
-        let now = self.told.as_ref().map_or_else(|| self.clock.now(), Clock::now);
-        for job in batch.iter_mut().filter(|job| !matches!(job.work, Work::GiveBack { .. })) {
-            job.request.loss.meet(lost_at, now, self.caution);
+        let lost_at = self.run_id.lost_at();
+        let now = self.manual_clock.as_ref().map_or_else(|| self.clock.now(), Clock::now);
+        for job in batch.iter_mut().filter(|job| !matches!(job.command, Command::Undo { .. })) {
+            job.request.loss.record(lost_at, now, self.loss_window);
         }
     }
 
@@ -203,7 +203,7 @@ impl Lane {
             Ok(Ok(connection)) => {
                 self.connected.fetch_add(1, Ordering::Relaxed);
                 // Connecting may take longer than any check waits: else the first check after an outage would prolong it.
-                self.breaker.encourage(self.clock.now());
+                self.breaker.allow_probe(self.clock.now());
                 Ok(connection)
             }
             Ok(Err(error)) => Err(error.to_string()),
@@ -212,12 +212,12 @@ impl Lane {
     }
 
     /// Sends calls and hands out their answers; false if the connection is of no more use.
-    async fn serve(&self, connection: &mut MultiplexedConnection, mut calls: Vec<Call>) -> bool {
+    async fn serve(&self, connection: &mut MultiplexedConnection, mut calls: Vec<ScriptCall>) -> bool {
         let mut by_name = true;
         let mut usable = true;
         // A server that does not know a script is sent its text, for those calls alone.
         while !calls.is_empty() {
-            let told = self.told.as_ref().map(Clock::now);
+            let told = self.manual_clock.as_ref().map(Clock::now);
             let near = told.unwrap_or_else(|| self.clock.now());
             let mut pipeline = redis::Pipeline::with_capacity(calls.len());
             for call in &calls {
@@ -225,7 +225,7 @@ impl Lane {
             }
             let sent = pipeline.len();
             let answer =
-                tokio::time::timeout(self.patience, connection.send_packed_commands(&pipeline, 0, sent));
+                tokio::time::timeout(self.timeout, connection.send_packed_commands(&pipeline, 0, sent));
             let values = match answer.await {
                 Ok(Ok(values)) if values.len() == sent => values,
                 Ok(Ok(_)) => return lose(calls, "an answer of another length"),
@@ -237,10 +237,10 @@ impl Lane {
                 if call.is_asking() {
                     let _ = values.next();
                 }
-                match call.decode(values.next().unwrap_or(redis::Value::Nil), &self.disagreements) {
-                    Decoded::Done => {}
-                    Decoded::WrongServer => usable = false,
-                    Decoded::UnknownScript(call) => unknown.push(call),
+                match call.decode(values.next().unwrap_or(redis::Value::Nil), &self.mismatches) {
+                    CallResult::Done => {}
+                    CallResult::WrongServer => usable = false,
+                    CallResult::UnknownScript(call) => unknown.push(call),
                 }
             }
             calls = if by_name { unknown } else { Vec::new() };
@@ -250,7 +250,7 @@ impl Lane {
     }
 }
 
-fn lose(calls: Vec<Call>, why: &str) -> bool {
+fn lose(calls: Vec<ScriptCall>, why: &str) -> bool {
     for call in calls {
         call.fail(&Failure::Lost(why.to_owned()));
     }
@@ -259,6 +259,6 @@ fn lose(calls: Vec<Call>, why: &str) -> bool {
 
 impl Job {
     pub(super) fn fail(self, why: Failure) {
-        let _ = self.reply.send(Err(Failed { why, request: self.request }));
+        let _ = self.reply.send(Err(FailedJob { failure: why, request: self.request }));
     }
 }

@@ -3,25 +3,25 @@
 //! A script only decides and writes. It answers with what its bundles held before, and the same steps are made here, so
 //! outcomes are bit-equal to memory's by construction; a decision that differs is a bug, is counted, and shows in tests.
 
-use super::data_loss::Loss;
-use super::shard_request::Want;
+use super::data_loss::DataLoss;
+use super::shard_request::ShardCharge;
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, State, TimeDelta, Timestamp, Verdict};
 
 /// What one charge was told.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct RecomputedOutcome {
     pub(super) outcome: Outcome,
     /// The same counter without this request: what counts where the request is refused.
     pub(super) without: Outcome,
 }
 
-impl Told {
+impl RecomputedOutcome {
     const NOTHING: Outcome =
         Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
     /// What to say of a charge in a request that was admitted or refused.
-    pub(super) fn settle(&self, admission: Admission, enforcement: Enforcement) -> Outcome {
+    pub(super) fn resolve(&self, admission: Admission, enforcement: Enforcement) -> Outcome {
         let refused = admission == Admission::Denied && enforcement != Enforcement::Independent;
         if refused && self.outcome.verdict.is_allowed() {
             Outcome { verdict: self.outcome.verdict, ..self.without }
@@ -33,15 +33,15 @@ impl Told {
 
 /// Steps a request's charges (independent ones first) over the states of its counters, which move on as the script moved
 /// them. `alternatives_bind` is not so where others of them live elsewhere.
-pub(super) fn replay(
+pub(super) fn recompute(
     states: &mut [State],
-    counter_of: impl Fn(&Want) -> usize,
-    wants: &[Want],
+    counter_of: impl Fn(&ShardCharge) -> usize,
+    wants: &[ShardCharge],
     now: Timestamp,
     alternatives_bind: bool,
-    loss: Loss,
-) -> (Admission, SmallVec<[Told; 4]>) {
-    let step = |state: &mut State, want: &Want, cost: Cost| {
+    loss: DataLoss,
+) -> (Admission, SmallVec<[RecomputedOutcome; 4]>) {
+    let step = |state: &mut State, want: &ShardCharge, cost: Cost| {
         let Some(assumed) = loss.assume(want, state, now) else {
             return want.limit.step_with_permit(want.permit, state, now + want.phase, cost);
         };
@@ -53,7 +53,7 @@ pub(super) fn replay(
         }
         outcome
     };
-    let mut told: SmallVec<[Told; 4]> = SmallVec::new();
+    let mut told: SmallVec<[RecomputedOutcome; 4]> = SmallVec::new();
     let mut tried: SmallVec<[(usize, State); 4]> = SmallVec::new();
     for want in wants {
         let counter = counter_of(want);
@@ -66,7 +66,7 @@ pub(super) fn replay(
             });
             step(&mut tried[known].1, want, want.cost)
         };
-        told.push(Told { outcome, without: Told::NOTHING });
+        told.push(RecomputedOutcome { outcome, without: RecomputedOutcome::NOTHING });
     }
     let binding = wants
         .iter()

@@ -4,34 +4,34 @@
 //! costs Redis more than deciding on them.
 
 use super::key_encoding::Name;
-use super::shard_request::{Request, Want};
+use super::shard_request::{ShardCharge, ShardRequest};
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
 
 /// More than any limit has, and small enough that sums stay exact in a script.
-const PLENTY: u64 = 1 << 42;
+const MAX_REFUND: u64 = 1 << 42;
 
 /// What is done with charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum ScriptOp {
     Charge,
     Debit,
     Release,
 }
 
 /// The ask of one script call.
-pub(super) struct Ask {
+pub(super) struct ScriptArgs {
     counters: Vec<u8>,
     count: u16,
     body: Vec<u8>,
-    told: Option<Timestamp>,
+    now: Option<Timestamp>,
     /// Where calendars take their borders from: the script's own time is near.
     near: Timestamp,
 }
 
-impl Ask {
+impl ScriptArgs {
     /// An ask at a time that is told, or at the server's own, which is about `near`.
     pub(super) fn new(told: Option<Timestamp>, near: Timestamp) -> Self {
-        Self { counters: Vec::new(), count: 0, body: Vec::new(), told, near }
+        Self { counters: Vec::new(), count: 0, body: Vec::new(), now: told, near }
     }
 
     /// Declares a counter of a bundle, both numbered from 1.
@@ -44,21 +44,21 @@ impl Ask {
     }
 
     /// When something was taken that is now given back.
-    pub(super) fn taken(&mut self, at: Timestamp) {
+    pub(super) fn taken_at(&mut self, at: Timestamp) {
         self.number(at.as_micros());
     }
 
     /// One charge that was taken ahead at `at`, to be given back.
-    pub(super) fn hand_back(
+    pub(super) fn return_units(
         &mut self,
-        request: &Request,
+        request: &ShardRequest,
         numbers: &[u16],
         at: Timestamp,
         full_at: Timestamp,
     ) {
-        self.taken(at);
-        self.taken(full_at);
-        let want = &request.wants[0];
+        self.taken_at(at);
+        self.taken_at(full_at);
+        let want = &request.charges[0];
         let (units, interval, k) = match want.limit.params() {
             LimitParams::Bucket { k, interval, .. } => {
                 (want.cost.units().min(2 * want.limit.capacity()), interval, k)
@@ -68,11 +68,11 @@ impl Ask {
         for number in [units, interval, k] {
             self.number(number);
         }
-        self.wants(request, numbers, Verb::Charge);
+        self.charges(request, numbers, ScriptOp::Charge);
     }
 
     /// The names of the marks that leases may be out, one for each charge of a request.
-    pub(super) fn marks(&mut self, request: &Request) {
+    pub(super) fn marks(&mut self, request: &ShardRequest) {
         for mark in &request.marks {
             self.body.extend_from_slice(mark);
             self.body.push(0);
@@ -80,24 +80,24 @@ impl Ask {
     }
 
     /// A request whose counters have these numbers.
-    pub(super) fn request(&mut self, request: &Request, numbers: &[u16]) {
-        self.body.extend_from_slice(&u16::try_from(request.wants.len()).unwrap_or(u16::MAX).to_le_bytes());
+    pub(super) fn request(&mut self, request: &ShardRequest, numbers: &[u16]) {
+        self.body.extend_from_slice(&u16::try_from(request.charges.len()).unwrap_or(u16::MAX).to_le_bytes());
         self.body.push(u8::from(!request.is_partial));
-        self.wants(request, numbers, Verb::Charge);
+        self.charges(request, numbers, ScriptOp::Charge);
     }
 
     /// Charges without the frame of a request.
-    pub(super) fn wants(&mut self, request: &Request, numbers: &[u16], verb: Verb) {
-        let near = request.near.unwrap_or(self.near);
-        for want in &request.wants {
-            let ago = request.loss.bears_on(want).filter(|_| verb != Verb::Release);
-            self.want(want, numbers[want.counter], verb, near, ago);
+    pub(super) fn charges(&mut self, request: &ShardRequest, numbers: &[u16], verb: ScriptOp) {
+        let near = request.server_time.unwrap_or(self.near);
+        for want in &request.charges {
+            let ago = request.loss.applies_to(want).filter(|_| verb != ScriptOp::Release);
+            self.charge(want, numbers[want.counter], verb, near, ago);
         }
     }
 
     pub(super) fn finish(self) -> Vec<u8> {
         let mut ask = Vec::with_capacity(10 + self.counters.len() + self.body.len());
-        let time = self.told.map_or(-1.0, |now| double(now.as_micros()));
+        let time = self.now.map_or(-1.0, |now| double(now.as_micros()));
         ask.extend_from_slice(&time.to_le_bytes());
         ask.extend_from_slice(&self.count.to_le_bytes());
         ask.extend(self.counters);
@@ -106,19 +106,19 @@ impl Ask {
     }
 
     /// A request of nothing but buckets in whole microseconds, as `lua/buckets.lua` takes it.
-    pub(super) fn buckets(&mut self, request: &Request, bundle: usize) {
+    pub(super) fn buckets(&mut self, request: &ShardRequest, bundle: usize) {
         self.body.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
-        let usual = |want: &Want| match want.limit.params() {
+        let usual = |want: &ShardCharge| match want.limit.params() {
             LimitParams::Bucket { max_ahead: furthest, .. } => {
                 numbers(&want.limit, want.cost, want.phase).1[1].saturating_mul(2) == furthest
             }
             _ => true,
         };
         // Nearly all: those whose burst is all that their period lets through.
-        let are_usual = request.wants.iter().all(usual);
-        let count = u8::try_from(request.wants.len()).unwrap_or(FAR - 1);
+        let are_usual = request.charges.iter().all(usual);
+        let count = u8::try_from(request.charges.len()).unwrap_or(FAR - 1);
         self.body.push(if are_usual { count } else { count | FAR });
-        for want in &request.wants {
+        for want in &request.charges {
             self.body.push(b';');
             self.body.extend_from_slice(&request.counters[want.counter].1);
             self.body.extend_from_slice(b":\0");
@@ -126,7 +126,7 @@ impl Ask {
             self.number(cost);
             self.number(capacity);
             if !are_usual {
-                self.furthest(&want.limit);
+                self.max_ahead(&want.limit);
             }
         }
     }
@@ -134,18 +134,25 @@ impl Ask {
     /// The ask of `lua/buckets.lua`: the time and the requests.
     pub(super) fn finish_buckets(self) -> Vec<u8> {
         let mut ask = Vec::with_capacity(8 + self.body.len());
-        let time = self.told.map_or(-1.0, |now| double(now.as_micros()));
+        let time = self.now.map_or(-1.0, |now| double(now.as_micros()));
         ask.extend_from_slice(&time.to_le_bytes());
         ask.extend(self.body);
         ask
     }
 
-    fn want(&mut self, want: &Want, number: u16, verb: Verb, near: Timestamp, ago: Option<TimeDelta>) {
+    fn charge(
+        &mut self,
+        want: &ShardCharge,
+        number: u16,
+        verb: ScriptOp,
+        near: Timestamp,
+        ago: Option<TimeDelta>,
+    ) {
         let verb = match (verb, want.cost) {
-            (Verb::Release, _) => 4,
+            (ScriptOp::Release, _) => 4,
             (_, cost) if cost.is_refund() => 2,
-            (Verb::Debit, _) => 3,
-            (Verb::Charge, cost) => u8::from(!cost.is_peek()),
+            (ScriptOp::Debit, _) => 3,
+            (ScriptOp::Charge, cost) => u8::from(!cost.is_peek()),
         };
         let (op, numbers) = numbers(&want.limit, want.cost, want.phase);
         let how = want.enforcement as u8 + if ago.is_some() { LOST } else { 0 };
@@ -162,7 +169,7 @@ impl Ask {
                     self.number(border.as_micros());
                 }
             }
-            (_, 1 | 2) => self.furthest(&want.limit),
+            (_, 1 | 2) => self.max_ahead(&want.limit),
             (_, PERMITS) => {
                 self.body.extend_from_slice(format!("{:x}\0", want.permit.0).as_bytes());
             }
@@ -174,7 +181,7 @@ impl Ask {
     }
 
     /// The longest that a bucket's state is believed to be ahead.
-    fn furthest(&mut self, limit: &Limit) {
+    fn max_ahead(&mut self, limit: &Limit) {
         if let LimitParams::Bucket { max_ahead: furthest, .. } = limit.params() {
             self.number(furthest);
         }
@@ -193,7 +200,7 @@ const LOST: u8 = 4;
 
 /// The step's number in `lua/step.lua`, and its five numbers.
 fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
-    let (units, capacity) = (cost.units().min(PLENTY), limit.capacity());
+    let (units, capacity) = (cost.units().min(MAX_REFUND), limit.capacity());
     let (period, phase) = (limit.rate().period.length().as_micros(), phase.as_micros());
     let by_calendar = u8::from(matches!(limit.rate().period, Period::Calendar(_))) * 2;
     match limit.params() {

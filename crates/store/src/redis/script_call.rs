@@ -2,10 +2,10 @@
 
 use super::decode_state;
 use super::key_encoding::Name;
-use super::pipeline::{Answer, Failure, Job, Work};
-use super::recompute::replay;
+use super::pipeline::{Command, Failure, Job, ShardReply};
+use super::recompute::recompute;
 use super::script::Scripts;
-use super::script_args::{Ask, Verb};
+use super::script_args::{ScriptArgs, ScriptOp};
 use redis::{Cmd, Pipeline, Value};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tollgate_core::{Admission, State, Timestamp};
 
 /// Requests in one call: a script must not hold its server up for long.
-const MOST_REQUESTS: usize = 32;
+const MAX_REQUESTS: usize = 32;
 /// Counters in one call, for the same reason.
-const MOST_COUNTERS: usize = 128;
+const MAX_COUNTERS: usize = 128;
 
 /// One script call.
 #[derive(Default)]
-pub(super) struct Call {
+pub(super) struct ScriptCall {
     jobs: Vec<Job>,
     bundles: Vec<String>,
-    places: HashMap<String, usize, foldhash::fast::RandomState>,
+    bundle_index: HashMap<String, usize, foldhash::fast::RandomState>,
     counters: Vec<(usize, Name)>,
     /// For each job, which of the call's counters are its own.
     numbers: Vec<SmallVec<[u16; 4]>>,
@@ -30,22 +30,22 @@ pub(super) struct Call {
 }
 
 /// What became of a call.
-pub(super) enum Decoded {
+pub(super) enum CallResult {
     Done,
     /// Answered, but this server is not the one to ask.
     WrongServer,
     /// To be sent again with the script's text.
-    UnknownScript(Call),
+    UnknownScript(ScriptCall),
 }
 
-impl Call {
+impl ScriptCall {
     /// As few calls as the jobs' places allow, in the jobs' order.
     pub(super) fn group(jobs: impl Iterator<Item = Job>, merges: bool) -> Vec<Self> {
         let mut calls: Vec<Self> = Vec::new();
         let mut open: HashMap<(u16, bool), usize, foldhash::fast::RandomState> = HashMap::default();
         for job in jobs {
-            let alone = !matches!(job.work, Work::Charge) || job.request.is_partial || job.asking;
-            let is_plain = matches!(job.work, Work::Charge) && job.request.is_plain();
+            let alone = !matches!(job.command, Command::Charge) || job.request.is_partial || job.is_asking;
+            let is_plain = matches!(job.command, Command::Charge) && job.request.is_plain();
             let place = (if merges { 0 } else { job.slot }, is_plain);
             let known = open.get(&place).copied().filter(|at| !alone && calls[*at].has_room(&job));
             if let Some(at) = known {
@@ -66,7 +66,7 @@ impl Call {
     }
 
     fn has_room(&self, job: &Job) -> bool {
-        self.jobs.len() < MOST_REQUESTS && self.counters.len() + job.request.counters.len() <= MOST_COUNTERS
+        self.jobs.len() < MAX_REQUESTS && self.counters.len() + job.request.counters.len() <= MAX_COUNTERS
     }
 
     fn add(&mut self, job: Job) {
@@ -75,7 +75,7 @@ impl Call {
             .bundles
             .iter()
             .map(|bundle| {
-                *self.places.entry(bundle.clone()).or_insert_with(|| {
+                *self.bundle_index.entry(bundle.clone()).or_insert_with(|| {
                     self.bundles.push(bundle.clone());
                     self.bundles.len() - 1
                 })
@@ -96,7 +96,7 @@ impl Call {
     }
 
     pub(super) fn is_asking(&self) -> bool {
-        self.jobs.first().is_some_and(|job| job.asking)
+        self.jobs.first().is_some_and(|job| job.is_asking)
     }
 
     /// Adds the call to a pipeline.
@@ -108,36 +108,36 @@ impl Call {
         near: Timestamp,
         by_name: bool,
     ) {
-        let work = &self.jobs[0].work;
+        let work = &self.jobs[0].command;
         let script = match work {
-            Work::Charge if self.is_plain => &scripts.buckets,
-            Work::Charge => &scripts.charge,
-            Work::Debit | Work::Release => &scripts.debit,
-            Work::GiveBack { .. } => &scripts.give_back,
-            Work::Return { .. } => &scripts.hand_back,
+            Command::Charge if self.is_plain => &scripts.buckets,
+            Command::Charge => &scripts.charge,
+            Command::Debit | Command::Release => &scripts.debit,
+            Command::Undo { .. } => &scripts.undo,
+            Command::ReturnUnits { .. } => &scripts.return_units,
         };
-        let mut ask = Ask::new(told, near);
+        let mut ask = ScriptArgs::new(told, near);
         if !self.is_plain {
             for (bundle, name) in &self.counters {
                 ask.counter(bundle + 1, name);
             }
         }
         for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
-            match &job.work {
-                Work::Charge if self.is_plain => {
+            match &job.command {
+                Command::Charge if self.is_plain => {
                     let bundle = self.counters[usize::from(numbers[0]) - 1].0;
                     ask.buckets(&job.request, bundle + 1);
                 }
-                Work::Charge => ask.request(&job.request, numbers),
-                Work::Debit => ask.wants(&job.request, numbers, Verb::Debit),
-                Work::Release => ask.wants(&job.request, numbers, Verb::Release),
-                Work::GiveBack { taken, .. } => {
-                    ask.taken(*taken);
+                Command::Charge => ask.request(&job.request, numbers),
+                Command::Debit => ask.charges(&job.request, numbers, ScriptOp::Debit),
+                Command::Release => ask.charges(&job.request, numbers, ScriptOp::Release),
+                Command::Undo { taken_at: taken, .. } => {
+                    ask.taken_at(*taken);
                     ask.request(&job.request, numbers);
                     ask.marks(&job.request);
                 }
-                Work::Return { taken, full_at } => {
-                    ask.hand_back(&job.request, numbers, *taken, *full_at);
+                Command::ReturnUnits { taken_at: taken, full_at } => {
+                    ask.return_units(&job.request, numbers, *taken, *full_at);
                 }
             }
         }
@@ -155,39 +155,39 @@ impl Call {
         } else {
             ask.finish()
         });
-        if let Work::GiveBack { priors, .. } = work {
+        if let Command::Undo { priors, .. } = work {
             command.arg(priors);
         }
         pipeline.add_command(command);
     }
 
     /// Hands the answer out to the jobs.
-    pub(super) fn decode(self, value: Value, disagreements: &AtomicUsize) -> Decoded {
+    pub(super) fn decode(self, value: Value, disagreements: &AtomicUsize) -> CallResult {
         let values = match value {
             Value::Array(values) => values,
             Value::ServerError(error) => {
-                return self.refused(error.code(), error.details().unwrap_or_default());
+                return self.reject(error.code(), error.details().unwrap_or_default());
             }
             other => {
                 self.fail(&Failure::Lost(format!("an answer that is none: {other:?}")));
-                return Decoded::Done;
+                return CallResult::Done;
             }
         };
         let bundles = self.bundles.len();
         match (values.get(bundles), values.get(bundles + 1), values.first()) {
             (Some(Value::Int(now)), Some(Value::BulkString(decided)), _) => {
                 let now = Timestamp::from_micros(u64::try_from(*now).unwrap_or(0));
-                self.answer(&values[..bundles], now, decided, disagreements);
+                self.reply(&values[..bundles], now, decided, disagreements);
             }
             (_, _, Some(Value::Int(now))) => {
-                self.fail(&Failure::Elsewhen(Timestamp::from_micros(u64::try_from(*now).unwrap_or(0))));
+                self.fail(&Failure::ClockMismatch(Timestamp::from_micros(u64::try_from(*now).unwrap_or(0))));
             }
             _ => self.fail(&Failure::Lost("an answer that cannot be read".to_owned())),
         }
-        Decoded::Done
+        CallResult::Done
     }
 
-    fn answer(self, kept: &[Value], now: Timestamp, decided: &[u8], disagreements: &AtomicUsize) {
+    fn reply(self, kept: &[Value], now: Timestamp, decided: &[u8], disagreements: &AtomicUsize) {
         let held = |bundle: usize| match &kept[bundle] {
             Value::BulkString(bytes) => Some(bytes.as_slice()),
             _ => None,
@@ -195,11 +195,11 @@ impl Call {
         let mut states: Vec<State> =
             self.counters.iter().map(|(bundle, name)| decode_state::state(held(*bundle), name)).collect();
         for (at, (job, numbers)) in self.jobs.into_iter().zip(self.numbers).enumerate() {
-            if !matches!(job.work, Work::Charge) {
-                let done = Answer {
+            if !matches!(job.command, Command::Charge) {
+                let done = ShardReply {
                     now,
                     admission: Admission::Admitted,
-                    told: SmallVec::new(),
+                    outcomes: SmallVec::new(),
                     priors: Vec::new(),
                     loss: job.request.loss,
                 };
@@ -207,10 +207,10 @@ impl Call {
                 continue;
             }
             let request = &job.request;
-            let (admission, told) = replay(
+            let (admission, told) = recompute(
                 &mut states,
                 |want| usize::from(numbers[want.counter]) - 1,
-                &request.wants,
+                &request.charges,
                 now,
                 !request.is_partial,
                 request.loss,
@@ -227,23 +227,29 @@ impl Call {
                 Vec::new()
             };
             // The script's word is what was done.
-            let _ = job.reply.send(Ok(Answer { now, admission: scripted, told, priors, loss: request.loss }));
+            let _ = job.reply.send(Ok(ShardReply {
+                now,
+                admission: scripted,
+                outcomes: told,
+                priors,
+                loss: request.loss,
+            }));
         }
     }
 
-    fn refused(self, code: &str, details: &str) -> Decoded {
+    fn reject(self, code: &str, details: &str) -> CallResult {
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
         let (failure, decoded) = match code {
-            "NOSCRIPT" => return Decoded::UnknownScript(self),
-            "MOVED" => (Failure::Moved(address()), Decoded::Done),
-            "ASK" => (Failure::Ask(address()), Decoded::Done),
+            "NOSCRIPT" => return CallResult::UnknownScript(self),
+            "MOVED" => (Failure::Moved(address()), CallResult::Done),
+            "ASK" => (Failure::Ask(address()), CallResult::Done),
             // It serves, but not as a primary: whoever connects again looks for the primary again.
-            "READONLY" | "MASTERDOWN" => (Failure::Refused(code.to_owned()), Decoded::WrongServer),
+            "READONLY" | "MASTERDOWN" => (Failure::Rejected(code.to_owned()), CallResult::WrongServer),
             // The script wrote nothing: Redis refuses the first write, and every script writes last.
             _ if details.contains("READONLY") => {
-                (Failure::Refused("READONLY".to_owned()), Decoded::WrongServer)
+                (Failure::Rejected("READONLY".to_owned()), CallResult::WrongServer)
             }
-            _ => (Failure::Refused(format!("{code} {details}")), Decoded::Done),
+            _ => (Failure::Rejected(format!("{code} {details}")), CallResult::Done),
         };
         self.fail(&failure);
         decoded

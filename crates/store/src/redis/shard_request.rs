@@ -1,6 +1,6 @@
 //! A request as the lanes carry it: owned, its counters told apart, its charges in the order that scripts take them.
 
-use super::data_loss::Loss;
+use super::data_loss::DataLoss;
 use super::key_encoding::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
@@ -10,12 +10,12 @@ use tollgate_core::{
 
 /// One charge, or one permit to give back.
 #[derive(Clone, Debug)]
-pub(super) struct Want {
+pub(super) struct ShardCharge {
     pub(super) limit: Limit,
     pub(super) cost: Cost,
     pub(super) enforcement: Enforcement,
     pub(super) permit: PermitId,
-    pub(super) after_loss: LossPolicy,
+    pub(super) loss_policy: LossPolicy,
     /// The shift of this key's windows.
     pub(super) phase: TimeDelta,
     /// Which of the request's counters.
@@ -26,42 +26,42 @@ pub(super) struct Want {
 
 /// Charges that live in one place: one Redis, or one slot of a cluster.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Request {
+pub(super) struct ShardRequest {
     pub(super) bundles: SmallVec<[String; 2]>,
     /// Bundle and name.
     pub(super) counters: SmallVec<[(usize, Name); 4]>,
     /// Independent charges first: what they take, the others see.
-    pub(super) wants: SmallVec<[Want; 4]>,
+    pub(super) charges: SmallVec<[ShardCharge; 4]>,
     /// For each want of a partial request the name of the mark that leases of its counter may be out; empty for those of
     /// which none ever are.
     pub(super) marks: Vec<Name>,
     /// Charges of the same request are decided elsewhere: what is taken here may have to be given back.
     pub(super) is_partial: bool,
     /// What time it is where it is decided, where our own clock proved to be far off.
-    pub(super) near: Option<Timestamp>,
+    pub(super) server_time: Option<Timestamp>,
     /// When the servers that it was sent to may have lost something.
-    pub(super) loss: Loss,
+    pub(super) loss: DataLoss,
 }
 
-impl Request {
+impl ShardRequest {
     /// Nothing but buckets in whole microseconds, all required and taken from, each once, all in one bundle: the usual
     /// request, for which there is a quicker script.
     pub(super) fn is_plain(&self) -> bool {
-        const MOST: usize = 16;
+        const MAX_BUCKETS: usize = 16;
         self.bundles.len() == 1
-            && self.wants.len() == self.counters.len()
-            && self.wants.len() <= MOST
+            && self.charges.len() == self.counters.len()
+            && self.charges.len() <= MAX_BUCKETS
             && !self.is_partial
-            && self.wants.iter().all(|want| {
+            && self.charges.iter().all(|want| {
                 want.enforcement == Enforcement::Required
                     && !want.cost.is_refund()
                     && !want.cost.is_peek()
-                    && self.loss.bears_on(want).is_none()
+                    && self.loss.applies_to(want).is_none()
                     && matches!(want.limit.params(), LimitParams::Bucket { k: 1, .. })
             })
     }
 
-    fn add(&mut self, bundle: String, name: Name, want: impl FnOnce(usize) -> Want) {
+    fn add(&mut self, bundle: String, name: Name, want: impl FnOnce(usize) -> ShardCharge) {
         let place = self.bundles.iter().position(|known| *known == bundle).unwrap_or_else(|| {
             self.bundles.push(bundle);
             self.bundles.len() - 1
@@ -71,16 +71,16 @@ impl Request {
             self.counters.push((place, name));
             self.counters.len() - 1
         });
-        self.wants.push(want(counter));
+        self.charges.push(want(counter));
     }
 }
 
 /// The charges by slot; all in one where `clustered` is not.
 pub(super) fn from_charges(
     charges: &[Charge<'_>],
-    place: Place,
+    place: KeyLayout,
     hashing: &Hashing,
-) -> SmallVec<[(u16, Request); 1]> {
+) -> SmallVec<[(u16, ShardRequest); 1]> {
     let mut parts = SmallVec::new();
     let independent = |charge: &Charge<'_>| charge.enforcement == Enforcement::Independent;
     for first in [true, false] {
@@ -91,13 +91,13 @@ pub(super) fn from_charges(
                 TimeDelta::ZERO
             };
             let bundle = key_encoding::bundle(&charge.key, hashing);
-            let part = at(&mut parts, place.slot(&bundle));
-            part.add(bundle, key_encoding::member(charge.key.scope), |counter| Want {
+            let part = request_at(&mut parts, place.slot(&bundle));
+            part.add(bundle, key_encoding::member(charge.key.scope), |counter| ShardCharge {
                 limit: charge.limit.clone(),
                 cost: charge.cost,
                 enforcement: charge.enforcement,
                 permit: charge.permit,
-                after_loss: charge.loss_policy,
+                loss_policy: charge.loss_policy,
                 phase,
                 counter,
                 index,
@@ -107,7 +107,7 @@ pub(super) fn from_charges(
     let is_partial = parts.len() > 1;
     for (_, part) in parts.iter_mut().filter(|_| is_partial) {
         part.is_partial = true;
-        part.marks = part.wants.iter().map(|want| mark(&charges[want.index])).collect();
+        part.marks = part.charges.iter().map(|want| mark(&charges[want.index])).collect();
     }
     parts
 }
@@ -124,11 +124,11 @@ fn mark(charge: &Charge<'_>) -> Name {
 }
 
 /// Units to give back, and the mark that it has been done, which lies in the same slot.
-pub(super) fn from_give_back(
+pub(super) fn from_unit_return(
     back: &UnitReturn<'_>,
-    place: Place,
+    place: KeyLayout,
     hashing: &Hashing,
-) -> SmallVec<[(u16, Request); 1]> {
+) -> SmallVec<[(u16, ShardRequest); 1]> {
     let charge = Charge::new(back.key, back.limit, Cost::new(back.units));
     let mut parts = from_charges(&[charge], place, hashing);
     for (_, part) in &mut parts {
@@ -141,9 +141,9 @@ pub(super) fn from_give_back(
 /// Permits to give back, by slot.
 pub(super) fn from_permits(
     permits: &[Permit<'_>],
-    place: Place,
+    place: KeyLayout,
     hashing: &Hashing,
-) -> SmallVec<[(u16, Request); 1]> {
+) -> SmallVec<[(u16, ShardRequest); 1]> {
     let charges: SmallVec<[Charge<'_>; 4]> = permits
         .iter()
         .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::PEEK) })
@@ -153,25 +153,25 @@ pub(super) fn from_permits(
 
 /// Whether keys live in slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum KeyLayout {
     /// Everything in one Redis.
-    One,
+    Single,
     /// By slot.
     Slots,
 }
 
-impl Place {
+impl KeyLayout {
     fn slot(self, bundle: &str) -> u16 {
         match self {
-            Self::One => 0,
+            Self::Single => 0,
             Self::Slots => key_encoding::slot(bundle),
         }
     }
 }
 
-fn at(parts: &mut SmallVec<[(u16, Request); 1]>, slot: u16) -> &mut Request {
+fn request_at(parts: &mut SmallVec<[(u16, ShardRequest); 1]>, slot: u16) -> &mut ShardRequest {
     let known = parts.iter().position(|(known, _)| *known == slot).unwrap_or_else(|| {
-        parts.push((slot, Request::default()));
+        parts.push((slot, ShardRequest::default()));
         parts.len() - 1
     });
     &mut parts[known].1

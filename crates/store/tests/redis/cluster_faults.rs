@@ -1,7 +1,7 @@
 //! What a check sees while a cluster fails or changes for real.
 
 use crate::cluster::Cluster;
-use crate::faults::{Tenant, quick};
+use crate::faults::{Caller, quick};
 use crate::servers::{patient, wait_until};
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, LimitSpec, Rate, Scope,
@@ -24,7 +24,7 @@ async fn a_dead_shard_affects_only_its_own_keys() {
     let mut cluster = Cluster::with_replicas(0);
     let store = RedisStore::connect(quick(&cluster.url()));
     let names = [name_at(&cluster, 0), name_at(&cluster, 1), name_at(&cluster, 2)];
-    let mut tenants: Vec<Tenant> = names.iter().map(|name| Tenant::new(&store, name, 500)).collect();
+    let mut tenants: Vec<Caller> = names.iter().map(|name| Caller::new(&store, name, 500)).collect();
     for tenant in &mut tenants {
         tenant.heals().await;
     }
@@ -54,7 +54,7 @@ async fn a_dead_shard_affects_only_its_own_keys() {
 async fn a_replica_that_takes_over_is_found() {
     let mut cluster = Cluster::start();
     let store = RedisStore::connect(quick(&cluster.url()));
-    let mut tenant = Tenant::new(&store, &name_at(&cluster, 0), 40);
+    let mut tenant = Caller::new(&store, &name_at(&cluster, 0), 40);
     tenant.heals().await;
     // By hand: nothing is lost.
     let role = |server: usize| cluster.servers[server].info("role");
@@ -85,7 +85,7 @@ async fn a_slot_that_moves_keeps_its_counters() {
     // Patient: a check that is not waited for may have been taken all the same.
     let store = RedisStore::connect(patient(&cluster.url()));
     let name = name_at(&cluster, 0);
-    let mut tenant = Tenant::new(&store, &name, 30);
+    let mut tenant = Caller::new(&store, &name, 30);
     for _ in 0..5 {
         tenant.heals().await;
     }
@@ -118,7 +118,7 @@ async fn a_slot_that_moves_keeps_its_counters() {
 async fn a_cluster_that_is_down_admits_nothing_and_heals() {
     let mut cluster = Cluster::with_replicas(0);
     let store = RedisStore::connect(quick(&cluster.url()));
-    let mut tenant = Tenant::new(&store, &name_at(&cluster, 0), 30);
+    let mut tenant = Caller::new(&store, &name_at(&cluster, 0), 30);
     for _ in 0..5 {
         tenant.heals().await;
     }

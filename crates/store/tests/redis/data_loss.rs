@@ -170,7 +170,7 @@ async fn what_may_be_lost_counts_as_used_up_at_that_moment() {
     }
     assert!((300..2_700).contains(&admitted), "{admitted} of 3000: neither all nor nothing");
     for store in &stores {
-        assert_eq!(store.disagreements(), 0);
+        assert_eq!(store.mismatches(), 0);
     }
     assert_eq!(single.keys_without_expiry(), Vec::<String>::new());
 }
@@ -213,7 +213,7 @@ async fn a_replica_that_missed_writes_hands_out_no_fresh_quota() {
     }
     assert_eq!(brief.admits().await, 1);
     assert!(spent.check().await.is_denied(), "its period is longer");
-    assert_eq!(store.disagreements(), 0);
+    assert_eq!(store.mismatches(), 0);
 }
 
 /// A server that comes back empty, by the setting.
@@ -224,7 +224,7 @@ async fn the_setting_says_how_long_caution_lasts() {
     let with = |caution: Option<TimeDelta>| {
         let mut config: RedisConfig = patient(&server.url());
         config.breaker.failures = usize::MAX;
-        config.caution = caution;
+        config.loss_window = caution;
         RedisStore::with_clock(config, told(&clock))
     };
     let limit = log(3, 60);

@@ -11,17 +11,17 @@ use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Mode, Outcomes,
     OwnedKeyPart, PermitId, Rate, Scope, SystemClock, TimeDelta, nonzero,
 };
-use tollgate_store::{DenyCache, HotKey, LeaseConfig, Leased, RedisConfig, RedisStore};
+use tollgate_store::{DenyCache, HotKey, LeaseConfig, LeasedStore, RedisConfig, RedisStore};
 
-type Node = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
+type Node = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
 /// A node with somebody who looks after its leases, until dropped.
-struct Tended {
+struct RunningNode {
     node: Arc<Node>,
     tender: JoinHandle<()>,
 }
 
-impl Drop for Tended {
+impl Drop for RunningNode {
     fn drop(&mut self) {
         self.tender.abort();
     }
@@ -33,22 +33,22 @@ fn id() -> PermitId {
     PermitId(u128::from(IDS.fetch_add(1, Ordering::Relaxed)))
 }
 
-fn start(redis: RedisConfig) -> Tended {
+fn start(redis: RedisConfig) -> RunningNode {
     let clock = SystemClock::new();
     let redis = RedisStore::connect(redis);
     let config = LeaseConfig { idle: TimeDelta::from_millis(200), nodes: 3, ..LeaseConfig::default() };
-    let node = Arc::new(Leased::new(DenyCache::new(redis.clone(), clock, 1_024), redis, clock, config));
+    let node = Arc::new(LeasedStore::new(DenyCache::new(redis.clone(), clock, 1_024), redis, clock, config));
     let own = Arc::clone(&node);
     let tender = tokio::spawn(async move {
         loop {
-            let _ = tokio::time::timeout(Duration::from_millis(50), own.called()).await;
-            for errand in own.errands() {
+            let _ = tokio::time::timeout(Duration::from_millis(50), own.task_ready()).await;
+            for errand in own.due_tasks() {
                 let node = Arc::clone(&own);
-                tokio::spawn(async move { node.run(errand, id()).await });
+                tokio::spawn(async move { node.run_task(errand, id()).await });
             }
         }
     });
-    Tended { node, tender }
+    RunningNode { node, tender }
 }
 
 struct Traffic {
@@ -58,7 +58,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn of(limit: LimitSpec, mode: Mode) -> Arc<Self> {
+    fn new(limit: LimitSpec, mode: Mode) -> Arc<Self> {
         Arc::new(Self { limit: limit.build().expect("a limit"), scope: Scope::new("leases"), mode })
     }
 
@@ -89,8 +89,8 @@ impl Traffic {
 async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
     let server = Server::start(&[]);
     let spec = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(2_000))).burst(600);
-    let traffic = Traffic::of(spec, Mode::Leased);
-    let nodes: Vec<Tended> = (0..3).map(|_| start(quick(&server.url()))).collect();
+    let traffic = Traffic::new(spec, Mode::Leased);
+    let nodes: Vec<RunningNode> = (0..3).map(|_| start(quick(&server.url()))).collect();
     let began = Instant::now();
     let until = began + Duration::from_secs(3);
     let drivers: Vec<_> = nodes
@@ -99,7 +99,7 @@ async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
         .collect();
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let (calm, calmly): (Vec<_>, _) =
-        (nodes.iter().map(|tended| tended.node.figures()).collect(), began.elapsed());
+        (nodes.iter().map(|tended| tended.node.stats()).collect(), began.elapsed());
     while Instant::now() < until {
         server.signal("-STOP");
         tokio::time::sleep(Duration::from_millis(120)).await;
@@ -128,9 +128,9 @@ async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
 async fn a_window_is_never_passed_and_idle_units_go_back() {
     let server = Server::start(&[]);
     let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(5_000, TimeDelta::from_secs(86_400)));
-    let traffic = Traffic::of(spec, Mode::Leased);
+    let traffic = Traffic::new(spec, Mode::Leased);
     // Patient: an answer that nobody waits for has taken all the same.
-    let nodes: Vec<Tended> = (0..3).map(|_| start(patient(&server.url()))).collect();
+    let nodes: Vec<RunningNode> = (0..3).map(|_| start(patient(&server.url()))).collect();
     let drive = async |millis| {
         let until = Instant::now() + Duration::from_millis(millis);
         let each = nodes.iter().map(|tended| Arc::clone(&traffic).drive(Arc::clone(&tended.node), until));
@@ -142,7 +142,7 @@ async fn a_window_is_never_passed_and_idle_units_go_back() {
     };
     let mut admitted = drive(60).await;
     // Nobody asks any more: all that was in hand is back, and the store has counted just what was let through.
-    wait_until("leases to go back", || nodes.iter().all(|tended| tended.node.figures().leases == 0));
+    wait_until("leases to go back", || nodes.iter().all(|tended| tended.node.stats().leases == 0));
     let redis = RedisStore::connect(patient(&server.url()));
     let key = CounterKey { scope: &traffic.scope, parts: &[KeyPart::Text("hot")] };
     let look = [Charge::new(key, &traffic.limit, Cost::PEEK)];
@@ -176,7 +176,7 @@ async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
     let spec = || LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(1_000_000)));
     for (mode, becomes_hot) in [(Mode::Adaptive, true), (Mode::Central, false)] {
         let tended = start(patient(&server.url()));
-        let traffic = Traffic::of(spec(), mode);
+        let traffic = Traffic::new(spec(), mode);
         let left = Instant::now() + Duration::from_secs(30);
         loop {
             let until = Instant::now() + Duration::from_millis(1_500);
@@ -184,7 +184,7 @@ async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
             for driver in each.map(tokio::spawn).collect::<Vec<_>>() {
                 driver.await.expect("a driver");
             }
-            let (figures, hot) = (tended.node.figures(), tended.node.hot_keys(10));
+            let (figures, hot) = (tended.node.stats(), tended.node.hot_keys(10));
             if !becomes_hot {
                 assert_eq!(figures.promoted, 0, "{figures:?}");
                 break;
@@ -199,7 +199,7 @@ async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
         }
         if becomes_hot {
             wait_until("the key to cool", || {
-                tended.node.figures().demoted > 0 || tended.node.figures().leases == 0
+                tended.node.stats().demoted > 0 || tended.node.stats().leases == 0
             });
         }
     }

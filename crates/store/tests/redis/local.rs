@@ -10,7 +10,7 @@ use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, ManualClock, Mode,
     Outcome, PermitId, Scope, TimeDelta, Timestamp,
 };
-use tollgate_store::{LeaseConfig, Leased, MemoryConfig, MemoryStore, RedisStore};
+use tollgate_store::{LeaseConfig, LeasedStore, MemoryConfig, MemoryStore, RedisStore};
 
 /// One node must answer as if all its counters lay in one place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -20,7 +20,7 @@ async fn counters_here_and_in_redis_answer_as_one() {
     let told: Arc<dyn Clock> = clock.clone();
     let redis = RedisStore::with_clock(patient(&server.url()), told);
     let memory = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(&clock)).expect("a store");
-    let store = Leased::new(redis.clone(), redis.clone(), Arc::clone(&clock), LeaseConfig::default());
+    let store = LeasedStore::new(redis.clone(), redis.clone(), Arc::clone(&clock), LeaseConfig::default());
     let store = store.with_local(memory);
     let (limits, mut rng, mut ledger) = (limits(), SplitMix64::new(5), Ledger::default());
     let scopes: Vec<Scope> = (0..limits.len()).map(|n| Scope::new(format!("local|{n}"))).collect();

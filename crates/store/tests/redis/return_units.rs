@@ -70,7 +70,7 @@ async fn contend(store: &RedisStore, algorithm: Algorithm, names: [&str; 2]) -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_refused_requests_took_is_all_there_again() {
+async fn charges_of_denied_requests_are_undone() {
     let cluster = Cluster::with_replicas(0);
     let names = [name_at(&cluster, 0), name_at(&cluster, 1)];
     let names = [names[0].as_str(), names[1].as_str()];
@@ -93,5 +93,5 @@ async fn what_refused_requests_took_is_all_there_again() {
     let store = RedisStore::connect(cluster.config());
     let (admitted, left) = contend(&store, Algorithm::Gcra, names).await;
     assert!((LIMIT - 1..=LIMIT).contains(&(admitted + left)), "{admitted} admitted, {left} left");
-    assert_eq!(store.disagreements(), 0);
+    assert_eq!(store.mismatches(), 0);
 }

@@ -40,5 +40,5 @@ async fn nodes_that_are_days_apart_share_every_kind_of_limit() {
         let expected: Vec<_> = (0..9).map(|turn: u64| (turn < 7, 6_u64.saturating_sub(turn))).collect();
         assert_eq!(told, expected, "{limit}");
     }
-    assert!(nodes.iter().all(|node| node.disagreements() == 0));
+    assert!(nodes.iter().all(|node| node.mismatches() == 0));
 }

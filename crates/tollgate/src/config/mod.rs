@@ -312,7 +312,7 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
         redis.breaker.cooldown = TimeDelta::from_millis(open);
     }
     let caution = flags.store_caution_ms.or(file.store_caution_ms);
-    redis.caution = caution.map(|most| TimeDelta::from_micros(most.saturating_mul(1_000)));
+    redis.loss_window = caution.map(|most| TimeDelta::from_micros(most.saturating_mul(1_000)));
     Ok(StoreChoice::Redis(redis))
 }
 
@@ -337,7 +337,7 @@ fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig
         }
     }
     if let Some(most) = within("leases.most", file.most, 1 << 24)? {
-        leases.most = usize::try_from(most)?;
+        leases.max_leases = usize::try_from(most)?;
     }
     if let Some(hot) = flags.hot_per_second.or(file.hot_per_second) {
         leases.hot = (hot > 0).then_some(hot);

@@ -56,7 +56,7 @@ fn limiter(
         StoreChoice::Redis(redis) => {
             let fallback = MemoryStore::new(&memory, Arc::clone(&time)).context("--memory")?;
             // A sixteenth for rules that keep their counters on each node.
-            let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::LEAST));
+            let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::MIN_BYTES));
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
             let redis = match &secret {

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tollgate_core::PermitId;
 use tollgate_engine::{DecisionId, Limiter};
 use tollgate_observe::{MetricsWriter, Telemetry};
-use tollgate_store::LeaseFigures;
+use tollgate_store::LeaseStats;
 
 /// How often idle leases are looked for.
 const TASK_INTERVAL: Duration = Duration::from_millis(250);
@@ -22,14 +22,14 @@ pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
     let Some(leases) = limiter.store().leases() else { return };
     loop {
         tokio::select! {
-            () = leases.called() => {}
+            () = leases.task_ready() => {}
             () = tokio::time::sleep(TASK_INTERVAL) => {}
         }
-        for errand in leases.errands() {
+        for errand in leases.due_tasks() {
             let limiter = Arc::clone(&limiter);
             tokio::spawn(async move {
                 if let Some(leases) = limiter.store().leases() {
-                    leases.run(errand, PermitId(DecisionId::generate().0)).await;
+                    leases.run_task(errand, PermitId(DecisionId::generate().0)).await;
                 }
             });
         }
@@ -40,11 +40,11 @@ pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
 pub(crate) async fn return_leases(limiter: &Arc<Limiter<Store>>) {
     let Some(leases) = limiter.store().leases() else { return };
     let mut returns = JoinSet::new();
-    for errand in leases.farewell() {
+    for errand in leases.shutdown_tasks() {
         let limiter = Arc::clone(limiter);
         returns.spawn(async move {
             if let Some(leases) = limiter.store().leases() {
-                leases.run(errand, PermitId(DecisionId::generate().0)).await;
+                leases.run_task(errand, PermitId(DecisionId::generate().0)).await;
             }
         });
     }
@@ -67,7 +67,7 @@ pub(crate) fn hot(leases: &RedisStack, observe: &Telemetry) -> Value {
                 "values": key.values.iter().map(|part| observe.mask_part(&part.as_part())).collect::<Vec<_>>(),
                 "per_second": key.rate,
                 "state": if key.promoted { "promoted" } else { "leased" },
-                "available": key.in_hand,
+                "available": key.available,
             })
         })
         .collect();
@@ -75,19 +75,19 @@ pub(crate) fn hot(leases: &RedisStack, observe: &Telemetry) -> Value {
 }
 
 /// The figures, for those who look on.
-pub(crate) fn stats_json(figures: &LeaseFigures) -> Value {
+pub(crate) fn stats_json(figures: &LeaseStats) -> Value {
     json!({
-        "keys": figures.leases, "hot": figures.hot, "available": figures.in_hand, "local": figures.local,
-        "central": figures.central, "refused": figures.refused, "failed": figures.failed,
+        "keys": figures.leases, "hot": figures.hot, "available": figures.available, "local": figures.local,
+        "central": figures.central, "refused": figures.denied_refills, "failed": figures.failed,
     })
 }
 
 /// Writes the figures.
-pub(crate) fn metrics(figures: &LeaseFigures, page: &mut MetricsWriter) {
+pub(crate) fn metrics(figures: &LeaseStats, page: &mut MetricsWriter) {
     let gauges = [
         ("ratelimit_leases", "Keys with a lease at this node.", figures.leases),
         ("ratelimit_hot_keys", "Keys that are leased because they are hot.", figures.hot),
-        ("ratelimit_lease_units", "Units in hand at this node.", figures.in_hand),
+        ("ratelimit_lease_units", "Units in hand at this node.", figures.available),
     ];
     for (name, help, value) in gauges {
         page.gauge(name, help, value);
@@ -96,9 +96,9 @@ pub(crate) fn metrics(figures: &LeaseFigures, page: &mut MetricsWriter) {
         ("lease_local", "Charges paid for out of a lease.", figures.local),
         ("lease_denials", "Charges denied by what the store had said a moment ago.", figures.denied),
         ("lease_central", "Charges for which the store was asked.", figures.central),
-        ("lease_asks", "Asks for leases.", figures.asked),
+        ("lease_asks", "Asks for leases.", figures.requested),
         ("lease_granted_units", "Units granted.", figures.granted),
-        ("lease_refusals", "Asks that were refused.", figures.refused),
+        ("lease_refusals", "Asks that were refused.", figures.denied_refills),
         ("lease_failures", "Asks that nobody answered.", figures.failed),
         ("lease_returned_units", "Units given back.", figures.returned),
         ("lease_unrefunded_units", "Units not refunded because leases were out.", figures.unrefunded),

@@ -225,7 +225,7 @@ impl ProcessStatus for ServerStatus {
             "propagation_lag_ms": control.and_then(|control| took(control)),
             "store": store.kind(),
             "breakers": store.breakers(),
-            "leases": store.leases().map(|leases| crate::server::leases::stats_json(&leases.figures())),
+            "leases": store.leases().map(|leases| crate::server::leases::stats_json(&leases.stats())),
             "concurrency": self.limiter.in_flight().into_iter().map(|(rule, count)| json!({"rule": rule, "in_flight": count})).collect::<Vec<_>>(),
             "draining": self.draining.load(Ordering::Relaxed),
         })

@@ -8,7 +8,9 @@
 use serde_json::{Value, json};
 use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, Permit, StoreError, SystemClock, UnitReturn};
 use tollgate_observe::MetricsWriter;
-use tollgate_store::{BreakerState, DenyCache, LeaseConfig, Leased, MemoryFigures, MemoryStore, RedisStore};
+use tollgate_store::{
+    BreakerState, DenyCache, LeaseConfig, LeasedStore, MemoryStats, MemoryStore, RedisStore,
+};
 
 /// Denials that are remembered, 64 bytes each.
 const DENIALS: usize = 65_536;
@@ -20,7 +22,7 @@ pub(crate) enum Store {
 }
 
 /// Counters in Redis, with what stands in front of them.
-pub(crate) type RedisStack = Leased<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
+pub(crate) type RedisStack = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
 impl Store {
     pub(crate) fn redis(
@@ -30,7 +32,7 @@ impl Store {
         clock: SystemClock,
     ) -> Self {
         let remembered = DenyCache::new(redis.clone(), clock, DENIALS);
-        Self::Redis(Leased::new(remembered, redis.clone(), clock, leases).with_local(local))
+        Self::Redis(LeasedStore::new(remembered, redis.clone(), clock, leases).with_local(local))
     }
 
     /// The leases, where there are any.
@@ -68,12 +70,12 @@ impl Store {
     /// Writes its figures.
     pub(crate) fn metrics(&self, page: &mut MetricsWriter) {
         match self {
-            Self::Memory(memory) => memory_metrics(&memory.figures(), page),
+            Self::Memory(memory) => memory_metrics(&memory.stats(), page),
             Self::Redis(far) => {
                 redis_metrics(far.inner().inner(), page);
                 let help = "Requests denied by a denial that is remembered, without asking the store.";
-                page.counter("ratelimit_deny_cache_denials_total", help, far.inner().answered());
-                crate::server::leases::metrics(&far.figures(), page);
+                page.counter("ratelimit_deny_cache_denials_total", help, far.inner().hits());
+                crate::server::leases::metrics(&far.stats(), page);
             }
         }
     }
@@ -175,18 +177,18 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
         let at = shard.lost_writes_at.map_or(0, tollgate_core::Timestamp::as_secs);
         family.add(&[("shard", &shard.address)], at);
     }
-    let disagreements = redis.disagreements() as u64;
+    let disagreements = redis.mismatches() as u64;
     let help = "Decisions on which a script and this program differed; anything but 0 is a bug.";
     page.counter("ratelimit_redis_disagreements_total", help, disagreements);
 }
 
-fn memory_metrics(figures: &MemoryFigures, page: &mut MetricsWriter) {
+fn memory_metrics(figures: &MemoryStats, page: &mut MetricsWriter) {
     let gauges = [
         ("ratelimit_memory_cap_bytes", "The most bytes that counters can take.", figures.bytes_cap),
         ("ratelimit_memory_slots", "Slots of the counter table.", figures.slots),
         ("ratelimit_memory_live_slots", "Slots with a live counter, estimated.", figures.live),
-        ("ratelimit_memory_aside_counters", "Counters too wide for a slot.", figures.aside),
-        ("ratelimit_memory_aside_bytes", "Bytes that those take.", figures.aside_bytes),
+        ("ratelimit_memory_aside_counters", "Counters too wide for a slot.", figures.wide),
+        ("ratelimit_memory_aside_bytes", "Bytes that those take.", figures.wide_bytes),
     ];
     for (name, help, value) in gauges {
         page.gauge(name, help, value);
@@ -205,9 +207,9 @@ fn memory_metrics(figures: &MemoryFigures, page: &mut MetricsWriter) {
             figures.overflowed,
         ),
         ("overflow_evicted", "Shared counters given up for others.", figures.overflow_evicted),
-        ("aside_evicted", "Wide counters given up.", figures.aside_evicted),
-        ("aside_overflow_charges", "Wide charges on a shared counter.", figures.aside_overflowed),
-        ("aside_refused", "Wide charges denied for want of memory.", figures.aside_refused),
+        ("aside_evicted", "Wide counters given up.", figures.wide_evicted),
+        ("aside_overflow_charges", "Wide charges on a shared counter.", figures.wide_overflowed),
+        ("aside_refused", "Wide charges denied for want of memory.", figures.wide_denied),
     ];
     for (name, help, value) in counters {
         page.counter(&format!("ratelimit_memory_{name}_total"), help, value);

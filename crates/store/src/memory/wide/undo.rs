@@ -3,7 +3,7 @@
 //! Small states are copied before they are charged. Logs and permits can be large, and both charge at their end: what
 //! was added there is taken off again. A refund can remove anything, so before one the state is copied whatever its size.
 
-use super::AsideAsk;
+use super::WideCharge;
 use tollgate_core::{PermitId, State, Timestamp};
 
 /// How to take back a charge.
@@ -31,7 +31,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    pub(super) fn before(ask: &AsideAsk<'_>, state: &State) -> Self {
+    pub(super) fn before(ask: &WideCharge<'_>, state: &State) -> Self {
         if ask.cost.is_refund() {
             return Self::Whole(state.clone());
         }
@@ -48,7 +48,7 @@ impl Step {
         }
     }
 
-    pub(super) fn take_back(self, ask: &AsideAsk<'_>, state: &mut State) {
+    pub(super) fn revert(self, ask: &WideCharge<'_>, state: &mut State) {
         match (self, state) {
             (Self::Whole(before), state) => *state = before,
             (Self::LogTail, state) => {
