@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 use throttlecrab::{AdaptiveStore, RateLimiter as Crab};
 use tollgate_core::{
-    Algorithm, Charge, Clock, Cost, CounterKey, Limit, LimitSpec, Outcome, Part, Quota, Scope, Span,
-    SystemClock,
+    Algorithm, Charge, Clock, Cost, CounterKey, KeyPart, Limit, LimitSpec, Outcome, Rate, Scope, SystemClock,
+    TimeDelta,
 };
 use tollgate_store::{HugePages, MemoryConfig, MemoryStore};
 
@@ -27,7 +27,7 @@ pub(crate) trait Contestant: Sync {
 }
 
 pub(crate) fn limit() -> Limit {
-    let quota = Quota::per(1_000_000, Span::from_secs(INTERVAL * 1_000_000));
+    let quota = Rate::per(1_000_000, TimeDelta::from_secs(INTERVAL * 1_000_000));
     LimitSpec::new(Algorithm::Gcra, quota).burst(u64::from(BURST)).build().expect("a limit")
 }
 
@@ -55,7 +55,7 @@ impl Ours {
         let counters = keys as usize * if way == Way::FourLimits { 4 } else { 1 };
         // 32 bytes a key, all told, as the bare table has; of which almost nothing aside.
         let mut config = MemoryConfig::with_bytes((counters * 32).max(1 << 18));
-        config.aside_bytes = Some(1 << 14);
+        config.wide_bytes = Some(1 << 14);
         config.huge_pages = huge_pages;
         let clock = SystemClock::new();
         let scopes = (0..4).map(|n| Scope::new(format!("scope {n}"))).collect();
@@ -77,20 +77,20 @@ impl Contestant for Ours {
         match self.way {
             Way::OneLimit => {
                 for key in &traffic.block {
-                    let key = CounterKey { scope: &self.scopes[0], parts: &[Part::Text(key)] };
+                    let key = CounterKey { scope: &self.scopes[0], parts: &[KeyPart::Text(key)] };
                     black_box(&self.store.apply(&[Charge::new(key, &self.limit, Cost::ONE)]));
                 }
             }
             Way::TimeGiven => {
                 let now = self.clock.now();
                 for key in &traffic.block {
-                    let key = CounterKey { scope: &self.scopes[0], parts: &[Part::Text(key)] };
+                    let key = CounterKey { scope: &self.scopes[0], parts: &[KeyPart::Text(key)] };
                     black_box(&self.store.charge_at(now, &[Charge::new(key, &self.limit, Cost::ONE)]));
                 }
             }
             Way::FourLimits => {
                 for key in &traffic.block {
-                    let parts = [Part::Text(key)];
+                    let parts = [KeyPart::Text(key)];
                     let charge = |n: usize| {
                         Charge::new(
                             CounterKey { scope: &self.scopes[n], parts: &parts },
@@ -104,7 +104,7 @@ impl Contestant for Ours {
             Way::Batch => {
                 let mut out: Vec<Outcome> = Vec::with_capacity(32);
                 for keys in traffic.block.chunks_exact(32) {
-                    let parts: [[Part<'_>; 1]; 32] = std::array::from_fn(|n| [Part::Text(&keys[n])]);
+                    let parts: [[KeyPart<'_>; 1]; 32] = std::array::from_fn(|n| [KeyPart::Text(&keys[n])]);
                     let charges: [Charge<'_>; 32] = std::array::from_fn(|n| {
                         let key = CounterKey { scope: &self.scopes[0], parts: &parts[n] };
                         Charge::new(key, &self.limit, Cost::ONE)

@@ -59,7 +59,7 @@ fn size(keys: u64, rounds: usize, blocks: usize) {
             at_most("batches beside the bare table's", nanos[5] / nanos[6], 1.5);
         }
     }
-    let figures = ours.store.figures();
+    let figures = ours.store.stats();
     note(&format!(
         "\n{keys} keys in a cap of {} bytes: {:.1} bytes a key, {} slots, {} evicted, {} overflowed",
         figures.bytes_cap,

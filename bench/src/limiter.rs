@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tollgate_core::{SystemClock, Timestamp};
-use tollgate_engine::{Check, Limiter, Trace};
+use tollgate_engine::{Check, Limiter, TraceContext};
 use tollgate_observe::Telemetry;
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -62,7 +62,7 @@ impl ThroughRules {
 
     fn limiter(keys: u64, room: Room) -> Limiter<MemoryStore<SystemClock>> {
         let mut config = MemoryConfig::with_bytes((keys as usize * 32).max(1 << 18));
-        config.aside_bytes = Some(1 << 14);
+        config.wide_bytes = Some(1 << 14);
         let clock = SystemClock::new();
         let text = if room == Room::Wide { RULES } else { TIGHT };
         let source = Source { name: "bench.yaml".to_owned(), text: text.to_owned() };
@@ -81,8 +81,8 @@ impl Contestant for ThroughRules {
         let mut context = Context::from_waker(Waker::noop());
         for key in &traffic.block {
             let attributes = [("user", key.as_str())];
-            let trace = self.sampled.then(|| Trace::new([1; 16], [1; 8], Timestamp::ZERO));
-            let check = Check::attributes("bench", &attributes).traced(trace.as_ref());
+            let trace = self.sampled.then(|| TraceContext::new([1; 16], [1; 8], Timestamp::ZERO));
+            let check = Check::attributes("bench", &attributes).with_trace(trace.as_ref());
             match pin!(self.limiter.check(&check)).poll(&mut context) {
                 Poll::Ready(decision) => _ = black_box(&decision),
                 Poll::Pending => unreachable!("memory answers at once"),

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Outcomes, Part, PermitId,
-    Quota, Scope, SystemClock,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Mode, Outcomes, PermitId,
+    Rate, Scope, SystemClock, nonzero,
 };
 use tollgate_engine::{Check, DecisionId, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
@@ -75,7 +75,7 @@ fn tend(leases: &Leases, stop: &AtomicBool) {
     let mut context = Context::from_waker(Waker::noop());
     while !stop.load(Ordering::Relaxed) {
         for errand in leases.due_tasks() {
-            let errand = pin!(leases.run_task(errand, PermitId(DecisionId::fresh().0)));
+            let errand = pin!(leases.run_task(errand, PermitId(DecisionId::generate().0)));
             assert!(errand.poll(&mut context).is_ready(), "memory answers at once");
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -91,7 +91,8 @@ struct Alone {
 
 impl Alone {
     fn new() -> Self {
-        let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(1_000_000)).burst(BURST).build();
+        let limit =
+            LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(1_000_000))).burst(BURST).build();
         Self { leases: leases(), scope: Scope::new("bench"), limit: limit.expect("a limit") }
     }
 }
@@ -104,7 +105,7 @@ impl Contestant for Alone {
     fn answer(&self, traffic: &Traffic) {
         let mut context = Context::from_waker(Waker::noop());
         for key in &traffic.block {
-            let key = CounterKey { scope: &self.scope, parts: &[Part::Text(key)] };
+            let key = CounterKey { scope: &self.scope, parts: &[KeyPart::Text(key)] };
             let charge = Charge { mode: Mode::Leased, ..Charge::new(key, &self.limit, Cost::ONE) };
             let mut outcomes = Outcomes::default();
             if self.leases.try_charge(&[charge], &mut outcomes) {

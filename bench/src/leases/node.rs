@@ -10,7 +10,7 @@ use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
-use tollgate_core::{PermitId, Span, SystemClock};
+use tollgate_core::{PermitId, SystemClock, TimeDelta};
 use tollgate_engine::{Check, DecisionId, Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{DenyCache, LeaseConfig, LeasedStore, RedisConfig, RedisStore};
@@ -42,7 +42,7 @@ pub(crate) fn node(arguments: &[&str]) -> Result<(), String> {
     let rules = rules(if mode == "roomy" { "leased" } else { mode }, count, period, burst)?;
     let mut leases = LeaseConfig { nodes: 4, ..LeaseConfig::default() };
     if mode == "roomy" {
-        (leases.max_keys, leases.idle) = (1_000_000, Span::from_secs(10));
+        (leases.max_keys, leases.idle) = (1_000_000, TimeDelta::from_secs(10));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| error.to_string())?.block_on(async {
@@ -83,9 +83,9 @@ async fn tend(limiter: Arc<Limiter<Stack>>) {
         }
         for errand in limiter.store().due_tasks() {
             let limiter = Arc::clone(&limiter);
-            tokio::spawn(
-                async move { limiter.store().run_task(errand, PermitId(DecisionId::fresh().0)).await },
-            );
+            tokio::spawn(async move {
+                limiter.store().run_task(errand, PermitId(DecisionId::generate().0)).await
+            });
         }
     }
 }

@@ -5,19 +5,22 @@ use super::server::Redis;
 use crate::process::SERVER_CORE;
 use crate::report::{at_most, heading, note};
 use std::sync::Arc;
-use tollgate_core::{Algorithm, Charge, Cost, CounterKey, CounterStore, LimitSpec, Part, Quota, Scope};
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, LimitSpec, Rate, Scope, nonzero,
+};
 
 pub(super) fn measure(runtime: &tokio::runtime::Runtime, keys: u64) -> Result<(), String> {
     let floor = floor(keys)?;
     let redis = Redis::start(SERVER_CORE)?;
     let store = store(runtime, &redis)?;
-    let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_day(10)).build().map_err(|e| e.to_string())?;
+    let limit =
+        LimitSpec::new(Algorithm::Gcra, Rate::per_day(nonzero!(10))).build().map_err(|e| e.to_string())?;
     let kept = Arc::new((Scope::in_group("api|user|gcra|1d", "api|user"), limit));
     let charge = move |number: u64| {
         let (store, kept) = (store.clone(), Arc::clone(&kept));
         async move {
             let name = format!("{number:016}");
-            let key = CounterKey { scope: &kept.0, parts: &[Part::Text(&name)] };
+            let key = CounterKey { scope: &kept.0, parts: &[KeyPart::Text(&name)] };
             let answer = store.charge(&[Charge::new(key, &kept.1, Cost::ONE)]).await;
             answer.map(drop).map_err(|error| error.to_string())
         }

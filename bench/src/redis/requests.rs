@@ -6,7 +6,8 @@ use crate::traffic::mix;
 use std::sync::Arc;
 use std::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Part, Quota, Scope, Span,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Rate, Scope,
+    TimeDelta, nonzero,
 };
 use tollgate_store::RedisStore;
 
@@ -31,7 +32,7 @@ impl Kind {
     const fn admission(self) -> Admission {
         match self {
             Self::One | Self::Four => Admission::Admitted,
-            Self::DeniedOne | Self::DeniedFour => Admission::Refused,
+            Self::DeniedOne | Self::DeniedFour => Admission::Denied,
         }
     }
 }
@@ -58,10 +59,10 @@ impl Requests {
             })
         });
         let ample = [86_400, 3_600, 60, 1].map(|seconds| {
-            let quota = Quota::per(seconds, Span::from_secs(seconds));
+            let quota = Rate::per(seconds, TimeDelta::from_secs(seconds));
             LimitSpec::new(Algorithm::Gcra, quota).burst(1_000_000).build().expect("a limit")
         });
-        let tight = LimitSpec::new(Algorithm::Gcra, Quota::per_day(1)).build().expect("a limit");
+        let tight = LimitSpec::new(Algorithm::Gcra, Rate::per_day(nonzero!(1))).build().expect("a limit");
         let tenants = (0..tenants).map(|tenant| format!("{:016x}", mix(u64::from(tenant) + 1))).collect();
         Self(Arc::new(Inner { tenants, scopes, ample, tight }))
     }
@@ -74,10 +75,10 @@ impl Requests {
         tenant: usize,
     ) -> Result<Admission, String> {
         let Inner { tenants, scopes, ample, tight } = &*self.0;
-        let parts = [Part::Text(&tenants[tenant % tenants.len()])];
+        let parts = [KeyPart::Text(&tenants[tenant % tenants.len()])];
         let charge = |at: usize| {
             let key = CounterKey { scope: &scopes[kind as usize][at], parts: &parts };
-            let limit = if at == 0 && kind.admission() == Admission::Refused { tight } else { &ample[at] };
+            let limit = if at == 0 && kind.admission() == Admission::Denied { tight } else { &ample[at] };
             Charge::new(key, limit, Cost::ONE)
         };
         let charges = [charge(0), charge(1), charge(2), charge(3)];

@@ -28,8 +28,8 @@ async fn node(address: &str, rules: &Arc<Ruleset>) -> Node {
     tokio::spawn(Arc::clone(&control).run_sync(SyncConfig::default()));
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a store");
     let limiter = Limiter::new(Arc::clone(rules), store, Arc::new(clock))
-        .with_tenants(control.quota_table())
-        .with_emergencies(control.active_measures());
+        .with_quotas(control.quota_table())
+        .with_measures(control.active_measures());
     Node { control, limiter }
 }
 

@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, Notify, watch};
 use tollgate_core::Clock;
-use tollgate_engine::Emergencies;
+use tollgate_engine::ActiveMeasures;
 
 /// The database of operators' decisions, and the book that this node decides by.
 pub struct ControlPlane {
     pub(crate) db: Db,
     pub(crate) hasher: KeyHasher,
     pub(crate) quota_table: Arc<QuotaTable>,
-    pub(crate) measures: Arc<Emergencies>,
+    pub(crate) measures: Arc<ActiveMeasures>,
     /// What they were made of, for the snapshot, and to tell when they are others.
     pub(crate) measure_rows: std::sync::Mutex<Vec<crate::emergency::record::EmergencyRow>>,
     /// Goes up when the snapshot's emergencies or grants are no longer all there are.
@@ -132,7 +132,7 @@ impl ControlPlane {
         Arc::new(Self {
             db,
             quota_table: Arc::new(QuotaTable::new(hasher.clone())),
-            measures: Arc::new(Emergencies::new(words)),
+            measures: Arc::new(ActiveMeasures::new(words)),
             measure_rows: std::sync::Mutex::default(),
             snapshot_generation: AtomicU64::new(0),
             hasher,
@@ -167,7 +167,7 @@ impl ControlPlane {
 
     /// What the limiter looks at in an emergency.
     #[must_use]
-    pub fn active_measures(&self) -> Arc<Emergencies> {
+    pub fn active_measures(&self) -> Arc<ActiveMeasures> {
         Arc::clone(&self.measures)
     }
 

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tollgate_control::{ImpactReport, TrafficSample, replay};
 use tollgate_core::{Clock, Cost, ManualClock, Timestamp};
-use tollgate_engine::{Check, Counters, Limiter};
+use tollgate_engine::{Check, CounterSharing, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -49,7 +49,7 @@ fn play(rules: &Arc<Ruleset>, traffic: &[Asked]) -> (Vec<bool>, TrafficSample) {
         at += later * 1_000;
         clock.set(Timestamp::from_micros(at));
         let attributes = [("path", *path), ("api_key", *key)];
-        let check = Check::attributes("d", &attributes).costing(Cost::take(*cost));
+        let check = Check::attributes("d", &attributes).with_cost(Cost::new(*cost));
         said.push(pollster::block_on(limiter.check(&check)).is_allowed());
     }
     drop(limiter);
@@ -70,7 +70,7 @@ proptest! {
         let (live, new) = (rules(live.0, live.1, algorithm), rules(new.0, new.1, algorithm));
         let (before, sample) = play(&live, &traffic);
         let (after, _) = play(&new, &traffic);
-        let told = replay(&sample.requests(), &live, &new, None, Counters::Shared);
+        let told = replay(&sample.requests(), &live, &new, None, CounterSharing::Shared);
         let pairs: Vec<_> = before.iter().zip(&after).zip(&traffic).collect();
         let newly: Vec<_> = pairs.iter().filter(|((was, is), _)| **was && !**is).map(|(_, asked)| asked.1).collect();
         let allowed = pairs.iter().filter(|((was, is), _)| !**was && **is).count();
@@ -94,7 +94,7 @@ proptest! {
         let (_, sample) = play(&live, &traffic);
         let mut sample = sample.requests();
         sample.iter_mut().zip(&on).for_each(|(one, node)| one.node = *node);
-        let told = replay(&sample, &live, &new, None, Counters::OfEachNode);
+        let told = replay(&sample, &live, &new, None, CounterSharing::PerNode);
         let mut newly = 0;
         for node in 0..3 {
             // Those of others are a look, which costs nothing: so time passes as it did.
@@ -122,9 +122,9 @@ fn what_is_kept_on_each_node_is_counted_there() {
     let nothing = Ruleset::load(&[Source::new("t", "{domain: d, descriptors: []}")], &Options::default());
     let nothing = Arc::new(nothing.expect("rules"));
     for (candidate, counters, denied) in [
-        (of(""), Counters::Shared, 0.4),
-        (of(", mode: local"), Counters::Shared, 0.0),
-        (of(""), Counters::OfEachNode, 0.0),
+        (of(""), CounterSharing::Shared, 0.4),
+        (of(", mode: local"), CounterSharing::Shared, 0.0),
+        (of(""), CounterSharing::PerNode, 0.0),
     ] {
         assert_eq!(replay(&sample, &nothing, &candidate, None, counters).newly_denied_share, denied);
     }
@@ -133,7 +133,7 @@ fn what_is_kept_on_each_node_is_counted_there() {
 #[test]
 fn without_traffic_nothing_is_known() {
     let rules = rules(1, 1, "gcra");
-    assert_eq!(replay(&[], &rules, &rules, None, Counters::Shared), ImpactReport::default());
+    assert_eq!(replay(&[], &rules, &rules, None, CounterSharing::Shared), ImpactReport::default());
 }
 
 /// A rule whose permits nobody gives back in a rehearsal must not deny all of it.
@@ -148,7 +148,7 @@ fn permits_are_left_out() {
     }
     let nothing = Ruleset::load(&[Source::new("t", "{domain: d, descriptors: []}")], &Options::default());
     let nothing = Arc::new(nothing.expect("rules"));
-    let told = replay(&sample.requests(), &nothing, &live, None, Counters::Shared);
+    let told = replay(&sample.requests(), &nothing, &live, None, CounterSharing::Shared);
     assert_eq!((told.weight, told.newly_denied_share), (5, 0.0));
 }
 
@@ -173,7 +173,7 @@ fn a_sample_of_many_callers_tells_the_truth_about_all() {
     }
     let kept = sample.requests();
     assert!(kept.len() <= 2_048, "{}", kept.len());
-    let told = replay(&kept, &live, &new, None, Counters::Shared);
+    let told = replay(&kept, &live, &new, None, CounterSharing::Shared);
     let truth = 12_000.0 / 28_000.0;
     assert!((told.newly_denied_share - truth).abs() < 0.1, "{} for {truth}", told.newly_denied_share);
     assert!((told.tenants_affected_share - 0.5).abs() < 0.15, "{}", told.tenants_affected_share);

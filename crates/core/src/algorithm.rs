@@ -1,5 +1,12 @@
 //! The names of the algorithms, and what each can be told.
 
+pub(crate) mod bucket;
+pub(crate) mod concurrency;
+pub(crate) mod fixed_window;
+pub(crate) mod sliding_log;
+pub(crate) mod sliding_window;
+pub(crate) mod strict_window;
+
 use std::fmt;
 
 /// The eight algorithms.

@@ -9,7 +9,7 @@
 //! | `failing` | what is answered when the store is not |
 //! | `debts` | charging the shared counters, later, with what was let through without them |
 //! | `fallback` | the counters of this process that decide then |
-//! | `fallbacks` | how often that happened |
+//! | `fallback_counts` | how often that happened |
 //! | `held` | what a request holds while it is under way |
 //! | `permit_guard` | permits that are renewed while a request is in progress and released when the guard is dropped |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
@@ -22,51 +22,52 @@
 //! | `usage` | what is used of a caller's limits, and giving it back |
 //! | `observer` | who watches decisions |
 //! | `reconsider` | a second look at a denial: other shards of a split counter, extra quota |
-//! | `rehearse` | deciding a request that stands for many |
+//! | `replay` | deciding a request that stands for many |
 //! | `trace` | the trace that a request is part of |
 //! | `inline_limit` | limits that arrive with the request, apart from the rules |
 //! | `ids` | how a decision gets its name |
 
 mod by_rule;
+mod charge_record;
 mod check;
-mod debts;
 mod decision;
+mod decision_id;
 mod delay_queue;
 mod emergency;
-mod failing;
+mod fail_policy;
 mod fallback;
-mod fallbacks;
+mod fallback_counts;
 mod fold;
 mod grant;
-mod held;
-mod holding;
-mod ids;
 mod in_flight;
 mod inline_limit;
 mod limiter;
 mod observer;
 mod permit_guard;
+mod permits;
+mod quota_provider;
+mod reconcile;
 mod reconsider;
-mod rehearse;
-mod reserve;
-mod tenants;
+mod replay;
+mod reservation;
 mod trace;
 mod usage;
 
-pub use check::{Check, Request};
+pub use check::{Check, CheckInput};
 pub use decision::{
-    Answer, Decision, DescriptorStatus, LimitStatus, OWN_LIMIT, Origin, Ruling, RulingBy, Window,
+    DecidedBy, Decision, DecisionDetails, DecisionVerdict, DescriptorStatus, INLINE_LIMIT, LimitStatus,
+    Origin, Window,
 };
+pub use decision_id::DecisionId;
 pub use delay_queue::{DelayQueue, QueueFull};
-pub use emergency::{Act, Emergencies, Measure, Network, Target};
+pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Network};
 pub use grant::{Grant, Grants};
-pub use held::{Ending, GivingBack, Held};
-pub use ids::DecisionId;
 pub use limiter::Limiter;
-pub use observer::{Bites, Observer};
+pub use observer::{Enforced, Observer};
 pub use permit_guard::PermitGuard;
-pub use rehearse::{Counters, Stands};
-pub use reserve::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
-pub use tenants::{Agreed, Tenants};
-pub use trace::{Passed, Trace};
-pub use usage::{Left, Needs, Source, Usage, UsageError, Used};
+pub use permits::{HeldPermits, ReleaseFuture, ReleaseReason};
+pub use quota_provider::{CallerQuota, QuotaProvider};
+pub use replay::{CounterSharing, SampleWeight};
+pub use reservation::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
+pub use trace::{ForwardedRequest, TraceContext};
+pub use usage::{GrantBalance, LimitSource, LimitUsage, UnmatchedRule, Usage, UsageError};

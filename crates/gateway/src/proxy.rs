@@ -17,8 +17,8 @@ use http::StatusCode;
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
-use tollgate_engine::{Check, Decision, DelayQueue, Held, Limiter, Trace};
+use tollgate_core::{Clock, CounterStore, SystemClock, TimeDelta, Timestamp};
+use tollgate_engine::{Check, Decision, DelayQueue, HeldPermits, Limiter, TraceContext};
 use tollgate_http::identity::{AmbiguousIdentity, RequestView};
 use tollgate_http::response::DecisionSummary;
 use tollgate_http::server::LazyTimeout;
@@ -38,11 +38,11 @@ pub(crate) struct Proxy<S: CounterStore + 'static> {
 struct CheckedRequest<'p> {
     route: &'p Arc<Route>,
     decision: Option<Decision>,
-    held: Option<Held>,
+    held: Option<HeldPermits>,
     remote: IpAddr,
     is_trusted: bool,
     /// The request's own span, if it is part of a sampled trace.
-    trace: Option<Trace>,
+    trace: Option<TraceContext>,
 }
 
 /// Why a request could not be checked.
@@ -109,7 +109,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         if let (Some(held), Some(decision)) = (held, &decision) {
             let delay = decision.delay();
             let mut guard = self.limiter.guard(held, delay);
-            if delay > Span::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
+            if delay > TimeDelta::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
                 let detail = "the delay queue is full";
                 let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, detail);
                 return record.problem(&failure, None, out);
@@ -152,13 +152,13 @@ impl<S: CounterStore + 'static> Proxy<S> {
             None => (None, None),
             Some(domain) => {
                 let attributes = caller.attributes();
-                let within = trace.map(|trace| trace.within(now));
+                let within = trace.map(|trace| trace.child(now));
                 let check = Check::attributes(domain, &attributes)
-                    .asked_by("gateway")
-                    .traced(within.as_ref())
-                    .from_address(remote);
+                    .with_protocol("gateway")
+                    .with_trace(within.as_ref())
+                    .with_client_address(remote);
                 let (decision, held) = self.limiter.admit(&check).await;
-                self.limiter.took("gateway", 1, self.clock.now().since(now));
+                self.limiter.record_latency("gateway", 1, self.clock.now().since(now));
                 (Some(decision), held)
             }
         };

@@ -5,12 +5,12 @@ use crate::route::Route;
 use http::Method;
 use std::sync::Arc;
 use tollgate_core::CounterStore;
-use tollgate_engine::{Limiter, Passed, Trace};
+use tollgate_engine::{ForwardedRequest, Limiter, TraceContext};
 
 /// A span in progress.
 pub(crate) struct RequestSpan<S: CounterStore> {
     limiter: Arc<Limiter<S>>,
-    trace: Trace,
+    trace: TraceContext,
     method: Method,
     route: Arc<Route>,
     /// Response status; `None` if the client disconnected before it.
@@ -20,7 +20,7 @@ pub(crate) struct RequestSpan<S: CounterStore> {
 impl<S: CounterStore> RequestSpan<S> {
     pub(crate) fn new(
         limiter: &Arc<Limiter<S>>,
-        trace: Trace,
+        trace: TraceContext,
         method: &Method,
         route: &Arc<Route>,
     ) -> Box<Self> {
@@ -37,8 +37,12 @@ impl<S: CounterStore> RequestSpan<S> {
 impl<S: CounterStore> Drop for RequestSpan<S> {
     fn drop(&mut self) {
         let Self { trace, method, route, status, .. } = self;
-        let passed =
-            Passed { trace: *trace, method: method.as_str(), route: &route.config.path, status: *status };
-        self.limiter.passed(&passed);
+        let passed = ForwardedRequest {
+            trace: *trace,
+            method: method.as_str(),
+            route: &route.config.path,
+            status: *status,
+        };
+        self.limiter.record_forwarded(&passed);
     }
 }

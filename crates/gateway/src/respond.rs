@@ -19,7 +19,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, UPGRADE};
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, beginning};
+use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, secret_prefix};
 use tollgate_engine::Decision;
 use tollgate_http::date;
 use tollgate_http::headers::{HeaderLookup, HeaderSink};
@@ -205,7 +205,7 @@ fn entry(
         host: Some(asked.host().unwrap_or_default().to_owned()),
         // The query may contain secrets and is never logged; a path with a secret is masked.
         path: Some(match is_secret {
-            true => format!("{}…", beginning(asked.path)),
+            true => format!("{}…", secret_prefix(asked.path)),
             false => asked.path.to_owned(),
         }),
         ..AccessRecord::new(began, peer.address)

@@ -1,11 +1,11 @@
-//! W3C Trace Context: parses and formats `traceparent`. Only sampled traces are followed; any other value is ignored,
+//! W3C TraceContext Context: parses and formats `traceparent`. Only sampled traces are followed; any other value is ignored,
 //! and a proxy forwards it unchanged.
 
 use crate::headers::HeaderLookup;
 use crate::hex;
 use http::header::{HeaderName, HeaderValue};
 use tollgate_core::Timestamp;
-use tollgate_engine::{Limiter, Trace};
+use tollgate_engine::{Limiter, TraceContext};
 
 /// The field name, in HTTP and in gRPC metadata.
 pub static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -17,7 +17,7 @@ pub fn from_headers<S>(
     limiter: &Limiter<S>,
     fields: &impl HeaderLookup,
     now: impl FnOnce() -> Timestamp,
-) -> Option<Trace> {
+) -> Option<TraceContext> {
     if !limiter.is_traced() {
         return None;
     }
@@ -27,7 +27,7 @@ pub fn from_headers<S>(
 }
 
 /// Parses a `traceparent`. Returns a new span of its trace if the value is valid and the trace is sampled.
-pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
+pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<TraceContext> {
     // Version 00 has exactly these fields; later versions start with them.
     let (first, rest) = text.split_at_checked(55)?;
     if !(rest.is_empty() || rest[0] == b'-' && &first[..2] != b"00") {
@@ -40,7 +40,7 @@ pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
     let (id, parent) = (parse::<16>(&first[3..35])?, parse::<8>(&first[36..52])?);
     let [flags] = parse::<1>(&first[53..])?;
     let valid = version != 0xff && id != [0; 16] && parent != [0; 8];
-    (valid && flags & 1 == 1).then(|| Trace::new(id, parent, now()))
+    (valid && flags & 1 == 1).then(|| TraceContext::new(id, parent, now()))
 }
 
 /// Decodes hexadecimal digits, in lower case only as the standard requires.
@@ -59,7 +59,7 @@ fn parse<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
 
 /// Formats the `traceparent` for the next hop, with this span as the parent.
 #[must_use]
-pub fn format(trace: &Trace) -> HeaderValue {
+pub fn format(trace: &TraceContext) -> HeaderValue {
     let mut text = Vec::with_capacity(55);
     text.extend_from_slice(b"00-");
     hex::put(&mut text, &trace.id);

@@ -1,7 +1,7 @@
 //! Allocations of a response and of an identity lookup, both on the path of every request.
 
 use http::{HeaderMap, Method, Uri};
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::Window;
 use tollgate_http::identity::{IdentityConfig, IdentityResolver, RequestView};
 use tollgate_http::response::{DecisionSummary, LegacyHeaders, Policy, ResponseConfig};
@@ -14,7 +14,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 #[test]
 fn a_response_allocates_its_values_and_nothing_for_their_parts() {
     let rules = ["global", "per-tenant", "per-key", "per-endpoint"];
-    let window = Window::Span(Span::from_secs(60));
+    let window = Window::Rolling(TimeDelta::from_secs(60));
     let policies =
         || rules.map(|rule| Policy::new(rule, 1_000_000, window).with_remaining(123_456).with_reset(42));
     let settings = ResponseConfig::default();

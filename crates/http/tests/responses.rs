@@ -5,7 +5,7 @@ use http::HeaderMap;
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, Span, Timestamp};
+use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Window};
 use tollgate_http::response::{
     BodyFormat, DecisionSummary, Disposition, LegacyHeaders, Policy, ResponseConfig,
@@ -50,10 +50,10 @@ fn headers(settings: &ResponseConfig, facts: &DecisionSummary<'_>, now: Timestam
 
 fn window() -> impl Strategy<Value = Window> {
     prop_oneof![
-        (1_u64..10_000_000_000).prop_map(|micros| Window::Span(Span::from_micros(micros))),
+        (1_u64..10_000_000_000).prop_map(|micros| Window::Rolling(TimeDelta::from_micros(micros))),
         Just(Window::Calendar(CalendarUnit::Day)),
         Just(Window::Calendar(CalendarUnit::Month)),
-        Just(Window::Held),
+        Just(Window::Concurrent),
     ]
 }
 
@@ -79,7 +79,7 @@ proptest! {
             prop_assert_eq!(&member.0, &name);
             prop_assert_eq!(number(member, "q"), Some((*quota).min(MAX_INTEGER) as i64));
             prop_assert!(number(member, "w").is_none_or(|w| w > 0));
-            prop_assert_eq!(member.2.as_deref(), (*window == Window::Held).then_some("concurrent-requests"));
+            prop_assert_eq!(member.2.as_deref(), (*window == Window::Concurrent).then_some("concurrent-requests"));
         }
         let near = members(&headers, "ratelimit");
         prop_assert_eq!(near.len(), 1);
@@ -126,7 +126,9 @@ impl Rig {
 
     fn check(&self, keys: &[&str], cost: u64) -> Decision {
         let attributes: Vec<_> = keys.iter().map(|key| (*key, "x")).collect();
-        pollster::block_on(self.limiter.check(&Check::attributes("d", &attributes).costing(Cost::take(cost))))
+        pollster::block_on(
+            self.limiter.check(&Check::attributes("d", &attributes).with_cost(Cost::new(cost))),
+        )
     }
 }
 
@@ -145,7 +147,7 @@ proptest! {
     ) {
         let rig = Rig::new();
         for (pause, cost) in steps {
-            rig.clock.advance(Span::from_micros(pause));
+            rig.clock.advance(TimeDelta::from_micros(pause));
             let decision = rig.check(&keys, cost);
             let headers = fields(&decision);
             let near = &members(&headers, "ratelimit")[0];
@@ -154,11 +156,11 @@ proptest! {
             prop_assert_eq!(wait.is_some(), !decision.is_allowed());
             if let Some(wait) = wait {
                 prop_assert_eq!(reset as u64, wait, "{:?}", headers);
-                rig.clock.advance(Span::from_secs(wait));
+                rig.clock.advance(TimeDelta::from_secs(wait));
                 let again = rig.check(&keys, cost);
                 prop_assert!(again.is_allowed(), "{:?} then {:?}", headers, fields(&again));
             } else if left == 0 {
-                rig.clock.advance(Span::from_secs(reset as u64));
+                rig.clock.advance(TimeDelta::from_secs(reset as u64));
                 let peek = rig.check(&keys, 0);
                 let name = near.0.split('/').next().expect("a name").to_owned();
                 let policies = DecisionSummary::from_decision(&peek).policies;
@@ -244,7 +246,7 @@ proptest! {
         let decision = id.map(tollgate_engine::DecisionId);
         let facts = DecisionSummary { disposition, retry_after, denied_by, decision, ..DecisionSummary::from_policies(policies) };
         let nearest = facts.nearest().filter(|_| disposition == Disposition::Denied).map(|near| match near.window {
-            Window::Held => format!("At most {} at once. ", near.quota),
+            Window::Concurrent => format!("At most {} at once. ", near.quota),
             window => format!("At most {} in {window}. ", near.quota),
         });
         let reason = match disposition {

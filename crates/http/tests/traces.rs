@@ -5,14 +5,14 @@ use http::HeaderMap;
 use proptest::prelude::*;
 use std::sync::Arc;
 use tollgate_core::{Clock, ManualClock, Timestamp};
-use tollgate_engine::{Check, Decision, Limiter, Observer, Trace};
+use tollgate_engine::{Check, Decision, Limiter, Observer, TraceContext};
 use tollgate_http::traceparent::{self, TRACEPARENT, format, sampled};
 use tollgate_rules::{Options, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-fn read(text: &str) -> Option<Trace> {
+fn read(text: &str) -> Option<TraceContext> {
     sampled(text.as_bytes(), || Timestamp::from_secs(7))
 }
 
@@ -72,7 +72,7 @@ proptest! {
 fn only_a_sampled_trace_is_followed() {
     let trace = read(GOOD).expect("the standard's own example");
     assert_eq!((trace.id[0], trace.id[15], trace.parent[7]), (0x4b, 0x36, 0xb7));
-    assert_eq!(trace.began, Timestamp::from_secs(7));
+    assert_eq!(trace.started_at, Timestamp::from_secs(7));
     assert!(read("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what-comes-later").is_some());
     for other in [
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00",
@@ -94,14 +94,15 @@ fn the_next_hop_receives_our_span_as_its_parent() {
     let trace = read(GOOD).expect("a trace");
     let next = read(format(&trace).to_str().expect("text")).expect("a trace");
     assert_eq!((next.id, next.parent), (trace.id, trace.span));
-    let spans: std::collections::HashSet<_> = (0..10_000).map(|_| trace.within(trace.began).span).collect();
+    let spans: std::collections::HashSet<_> =
+        (0..10_000).map(|_| trace.child(trace.started_at).span).collect();
     assert_eq!((spans.len(), spans.contains(&[0; 8])), (10_000, false));
 }
 
 struct Follows(bool);
 
 impl Observer for Follows {
-    fn decided(&self, _: &Check<'_>, _: &Decision) {}
+    fn on_decision(&self, _: &Check<'_>, _: &Decision) {}
     fn follows_traces(&self) -> bool {
         self.0
     }

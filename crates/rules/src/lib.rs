@@ -15,7 +15,6 @@
 //! | [`tenant`](Tenant) | what is agreed with one caller in place of the rules' own limits |
 //! | [`ruleset`](Ruleset) | all of it, loaded and read |
 
-mod callers;
 mod compile;
 mod counter_shards;
 mod decode;
@@ -23,38 +22,40 @@ mod diagnostic;
 mod diff;
 mod draft;
 mod explain;
-mod keeping;
 mod lint;
-mod naming;
+mod matcher;
 mod network;
 mod outline;
+mod overrides;
 mod pattern;
+mod per_caller;
 mod period;
+mod placement;
 mod plan;
-mod read;
+mod reader;
 mod rule;
 mod ruleset;
 mod scope;
+mod sensitivity;
 mod suggest;
-mod syntax;
-mod tenant;
 mod tree;
 mod unit;
-mod walk;
+mod yaml;
 
-pub use callers::CallersRule;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
-pub use explain::{Clause, Explained, Explanation, Finding};
-pub use naming::{may_be_secret, tells_who};
-pub use outline::Outlined;
+pub use explain::{Clause, Explanation, RuleExplanation, RuleResult};
+pub use outline::OutlineNode;
+pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
 pub use pattern::Wildcards;
-pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
+pub use per_caller::PerCallerRule;
+pub use plan::{Attributes, Charges, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
 pub use rule::{
-    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, Soft, SoftAction,
+    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, SoftAction,
+    SoftLimit,
 };
 pub use ruleset::{Domain, Options, Ruleset, Source};
-pub use tenant::{Override, TENANT_KEY, Tenant, Unfit};
+pub use sensitivity::{identifies_caller, may_be_secret};
 pub use unit::Unit;
 
 /// The JSON schema of rule files, for editors.

@@ -4,15 +4,15 @@ use crate::Bug;
 use std::collections::VecDeque;
 use tollgate_core::conformance::Ledger;
 use tollgate_core::{
-    Admission, Charge, Cost, CounterKey, Enforcement, GiveBack, Limit, Outcomes, OwnedPart, Part, PermitId,
-    Scope, Timestamp,
+    Admission, Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, Outcomes, OwnedKeyPart, PermitId,
+    Scope, Timestamp, UnitReturn,
 };
 
 /// A charge in a message.
 #[derive(Clone, Debug)]
 pub(crate) struct SentCharge {
     scope: Scope,
-    parts: Vec<OwnedPart>,
+    parts: Vec<OwnedKeyPart>,
     limit: Limit,
     cost: Cost,
     enforcement: Enforcement,
@@ -30,7 +30,7 @@ impl SentCharge {
     pub(crate) fn charge(charge: &Charge<'_>) -> Self {
         Self {
             scope: charge.key.scope.clone(),
-            parts: charge.key.parts.iter().map(OwnedPart::from).collect(),
+            parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
             limit: charge.limit.clone(),
             cost: charge.cost,
             enforcement: charge.enforcement,
@@ -45,8 +45,8 @@ impl SentCharge {
 
 /// Calls `with` on the charges of a received message.
 fn arrived<T>(sent: &[SentCharge], with: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-    let parts: Vec<Vec<Part<'_>>> =
-        sent.iter().map(|sent| sent.parts.iter().map(OwnedPart::borrowed).collect()).collect();
+    let parts: Vec<Vec<KeyPart<'_>>> =
+        sent.iter().map(|sent| sent.parts.iter().map(OwnedKeyPart::as_part).collect()).collect();
     let charges: Vec<Charge<'_>> = sent
         .iter()
         .zip(&parts)
@@ -97,7 +97,7 @@ impl Authority {
                     if leases && self.bug == Some(Bug::SkipsDeduction) {
                         let back: Vec<SentCharge> = sent
                             .iter()
-                            .map(|sent| SentCharge { cost: sent.cost.reversed(), ..sent.clone() })
+                            .map(|sent| SentCharge { cost: sent.cost.negated(), ..sent.clone() })
                             .collect();
                         arrived(&back, |charges| self.ledger.debit(time, charges));
                     }
@@ -115,15 +115,15 @@ impl Authority {
                     for copy in 0..times {
                         let id = PermitId(id.0 ^ (copy << 120));
                         let units = what.cost.units();
-                        let back = GiveBack {
+                        let back = UnitReturn {
                             key: charges[0].key,
                             limit: &what.limit,
                             units,
-                            taken: *taken,
+                            taken_at: *taken,
                             full_at: *full_at,
                             id,
                         };
-                        self.ledger.give_back(time, &back);
+                        self.ledger.return_units(time, &back);
                     }
                 });
                 nothing(time)
@@ -148,8 +148,8 @@ impl Authority {
     /// Returns what remains of a counter.
     pub(crate) fn remaining(&mut self, key: CounterKey<'_>, limit: &Limit, now: u64) -> u64 {
         let time = self.time(now);
-        let outcomes = self.ledger.charge(time, &[Charge::new(key, limit, Cost::LOOK)]);
-        outcomes.each.first().map_or(0, |outcome| outcome.remaining)
+        let outcomes = self.ledger.charge(time, &[Charge::new(key, limit, Cost::PEEK)]);
+        outcomes.per_charge.first().map_or(0, |outcome| outcome.remaining)
     }
 
     /// Moves the clock by `by` microseconds.
@@ -159,5 +159,5 @@ impl Authority {
 }
 
 fn nothing(at: Timestamp) -> Outcomes {
-    Outcomes { admission: Admission::Admitted, at, each: Default::default() }
+    Outcomes { admission: Admission::Admitted, at, per_charge: Default::default() }
 }

@@ -45,21 +45,21 @@ impl CeilingCheck {
             while let Some((_, more)) = excused.next_if(|(from, _)| from <= when) {
                 spare += more;
             }
-            let outcome = limit.step(&mut state, Timestamp::from_micros(*when), Cost::take(*units));
+            let outcome = limit.step(&mut state, Timestamp::from_micros(*when), Cost::new(*units));
             if !outcome.verdict.is_allowed() {
                 let over = units - outcome.remaining;
                 if over > spare {
                     return Some(format!("{over} units over {limit} at {:.6}", *when as f64 / 1e6));
                 }
                 spare -= over;
-                let _ = limit.step(&mut state, Timestamp::from_micros(*when), Cost::take(outcome.remaining));
+                let _ = limit.step(&mut state, Timestamp::from_micros(*when), Cost::new(outcome.remaining));
             }
         }
         None
     }
 
     fn windows(&self, admitted: &[(u64, u64)], limit: &Limit, phase: u64) -> Option<String> {
-        let period = limit.quota().period.length().as_micros();
+        let period = limit.rate().period.length().as_micros();
         let (mut window, mut used) = (0, 0);
         let spare: u64 = self.excused.iter().map(|(_, units)| units).sum();
         for (when, units) in admitted {
@@ -77,7 +77,7 @@ impl CeilingCheck {
 
     /// Checks every span of one period, wherever it begins.
     fn spans(&self, admitted: &[(u64, u64)], limit: &Limit) -> Option<String> {
-        let period = limit.quota().period.length().as_micros();
+        let period = limit.rate().period.length().as_micros();
         let (mut from, mut used) = (0, 0);
         let spare: u64 = self.excused.iter().map(|(_, units)| units).sum();
         for (when, units) in admitted {

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tollgate_core::{Charge, Clock, Cost, CounterStore, GiveBack, Outcomes, Permit, StoreError, Timestamp};
+use tollgate_core::{Charge, Clock, Cost, CounterStore, Outcomes, Permit, StoreError, Timestamp, UnitReturn};
 use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, LeasedStore, MemoryConfig, MemoryStore};
@@ -90,9 +90,9 @@ impl CounterStore for Link {
         Ok(())
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        let what = Box::new(SentCharge::charge(&Charge::new(back.key, back.limit, Cost::take(back.units))));
-        self.send(Request::ReturnUnits { what, taken: back.taken, full_at: back.full_at, id: back.id })
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        let what = Box::new(SentCharge::charge(&Charge::new(back.key, back.limit, Cost::new(back.units))));
+        self.send(Request::ReturnUnits { what, taken: back.taken_at, full_at: back.full_at, id: back.id })
             .await
             .map(|_| ())
     }
@@ -119,7 +119,7 @@ pub(crate) fn process(
     let link = Link { world: world.clone(), node };
     let store = LeasedStore::new(link.clone(), link, clock.clone(), config.clone());
     let time: Arc<dyn Clock> = Arc::new(clock);
-    let fallback = MemoryStore::new(&MemoryConfig::with_bytes(MemoryConfig::LEAST), Arc::clone(&time));
+    let fallback = MemoryStore::new(&MemoryConfig::with_bytes(MemoryConfig::MIN_BYTES), Arc::clone(&time));
     let limiter = Limiter::new(Arc::clone(rules), store, time);
     Arc::new(match fallback {
         Ok(fallback) => limiter.with_fallback(fallback),

@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
 use tollgate_core::conformance::SplitMix64;
-use tollgate_core::{Cost, CounterKey, Limit, Part, PermitId};
+use tollgate_core::{Cost, CounterKey, KeyPart, Limit, PermitId};
 use tollgate_engine::{Check, Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
 
@@ -178,7 +178,7 @@ impl Run {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.parked));
         let now = self.world.lock().now;
         // Long enough for two window changes, and for a bucket to fill.
-        let quota = self.whole.quota();
+        let quota = self.whole.rate();
         let length = quota.period.length().as_micros();
         let fill = u128::from(self.whole.capacity()) * u128::from(length) / u128::from(quota.count.max(1));
         let period = length.max(u64::try_from(fill).unwrap_or(u64::MAX));
@@ -219,7 +219,7 @@ impl Run {
 
     fn key<T>(&mut self, with: impl FnOnce(CounterKey<'_>, &Limit, &mut Self) -> T) -> T {
         let rules = Arc::clone(&self.rules);
-        let (parts, whole) = ([Part::Text("alice")], self.whole.clone());
+        let (parts, whole) = ([KeyPart::Text("alice")], self.whole.clone());
         let key = CounterKey { scope: &rules.rules()[0].limits.limits[0].scope, parts: &parts };
         with(key, &whole, self)
     }
@@ -305,8 +305,10 @@ impl Run {
                 world.note(|| format!("node {node}: crashes and restarts"));
                 drop(world);
                 self.tasks.retain(|_, (whose, _)| *whose != node);
-                let share =
-                    self.rules.rules()[0].limits.limits[0].share.as_ref().map_or(0, |share| share.capacity());
+                let share = self.rules.rules()[0].limits.limits[0]
+                    .node_share
+                    .as_ref()
+                    .map_or(0, |share| share.capacity());
                 if self.scenario.fallback {
                     // The new process does not know what the old one admitted from its share.
                     self.ceiling.excuse(now, share);
@@ -334,9 +336,9 @@ impl Run {
     /// Excuses what a clock jump adds: the units of that time, and outstanding units that it may void.
     fn excuse_jump(&mut self, now: u64, by: i64) {
         let limit = &self.whole;
-        let period = limit.quota().period.length().as_micros();
+        let period = limit.rate().period.length().as_micros();
         let ahead = by.unsigned_abs();
-        let units = limit.quota().count.saturating_mul(ahead) / period + 1 + limit.capacity();
+        let units = limit.rate().count.saturating_mul(ahead) / period + 1 + limit.capacity();
         self.ceiling.excuse(now, units);
     }
 
@@ -347,7 +349,7 @@ impl Run {
             node,
             Box::pin(async move {
                 let attributes = [("user", "alice")];
-                let check = Check::attributes("sim", &attributes).costing(Cost::take(units));
+                let check = Check::attributes("sim", &attributes).with_cost(Cost::new(units));
                 let decision = limiter.check(&check).await;
                 let decided = node::decided();
                 let (allowed, origin) = (decision.is_allowed(), decision.origin);

@@ -1,7 +1,7 @@
 //! Scenarios: the rule, the nodes, their traffic, the network and the faults that a seed determines.
 
 use crate::world::Network;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 use tollgate_core::conformance::SplitMix64;
 use tollgate_store::LeaseConfig;
 
@@ -74,11 +74,11 @@ impl Scenario {
             nodes,
             leases: LeaseConfig {
                 share: *rng.pick(&[0.25, 0.25, 0.05, 0.5, 1.0]),
-                ttl: Span::from_millis(*rng.pick(&[10_000, 1_000, 300])),
-                horizon: Span::from_millis(*rng.pick(&[2_000, 200, 50])),
-                idle: Span::from_millis(*rng.pick(&[2_000, 300, 50])),
+                ttl: TimeDelta::from_millis(*rng.pick(&[10_000, 1_000, 300])),
+                horizon: TimeDelta::from_millis(*rng.pick(&[2_000, 200, 50])),
+                idle: TimeDelta::from_millis(*rng.pick(&[2_000, 300, 50])),
                 hot: Some(*rng.pick(&[10, 100])),
-                cool: Span::from_millis(*rng.pick(&[5_000, 300])),
+                cool: TimeDelta::from_millis(*rng.pick(&[5_000, 300])),
                 nodes: nodes as u32,
                 ..LeaseConfig::default()
             },

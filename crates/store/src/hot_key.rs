@@ -6,7 +6,7 @@
 //! that is asked about, but not which keys there are to ask about.
 
 use std::sync::{Mutex, PoisonError};
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Counters of a part.
 const WAYS: usize = 64;
@@ -30,7 +30,7 @@ struct SketchShard {
 
 impl HotKeys {
     /// How long is counted.
-    pub const WINDOW: Span = Span::from_millis(500);
+    pub const WINDOW: TimeDelta = TimeDelta::from_millis(500);
 
     /// Calls a key hot from this many units a second on.
     #[must_use]

@@ -14,7 +14,7 @@ use crate::error::ControlError;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 /// A token that has just been made.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl ControlPlane {
         &self,
         name: &str,
         role: Role,
-        lasts: Option<Span>,
+        lasts: Option<TimeDelta>,
         actor: &Actor,
     ) -> Result<NewToken, ControlError> {
         let (id, salt, secret) = (random::<8>()?, random::<16>()?, random::<32>()?);

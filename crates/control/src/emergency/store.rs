@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use tollgate_engine::{Act, Measure, Target};
+use tollgate_engine::{Measure, MeasureAction, MeasureTarget};
 use tollgate_rules::Ruleset;
 
 /// The most that are on at once.
@@ -63,28 +63,28 @@ fn measure_from_row(row: &EmergencyRow) -> Result<Measure, ControlError> {
     let (id, action, kind, target, _, factor, _, _, _, expires_at, _) = row;
     let broken = |what: &dyn fmt::Display| ControlError::Corrupt(format!("emergency {id}: {what}"));
     let act = match action_from_name(action)? {
-        EmergencyAction::Block => Act::Block,
-        EmergencyAction::Exempt => Act::Exempt,
-        EmergencyAction::DisableRule => Act::DisableRule,
-        EmergencyAction::AllowAll => Act::AllowAll,
-        EmergencyAction::ShadowAll => Act::ShadowAll,
+        EmergencyAction::Block => MeasureAction::Block,
+        EmergencyAction::Exempt => MeasureAction::Exempt,
+        EmergencyAction::DisableRule => MeasureAction::DisableRule,
+        EmergencyAction::AllowAll => MeasureAction::AllowAll,
+        EmergencyAction::ShadowAll => MeasureAction::ShadowAll,
         EmergencyAction::Tighten => {
             let factor = factor.and_then(|factor| u32::try_from(factor).ok());
-            Act::Tighten(factor.ok_or_else(|| broken(&"it has no factor"))?)
+            MeasureAction::Tighten(factor.ok_or_else(|| broken(&"it has no factor"))?)
         }
     };
     let target = match action_from_name(kind)? {
-        TargetKind::All => Target::All,
-        TargetKind::ApiKey => {
-            Target::ApiKey(KeyHash::parse(target).ok_or_else(|| broken(&"no hash of a key"))?.table_hash())
-        }
-        TargetKind::Tenant => Target::Tenant(target.as_str().into()),
-        TargetKind::Address => Target::Address(target.parse().map_err(|why: String| broken(&why))?),
-        TargetKind::Endpoint => Target::Endpoint(target.as_str().into()),
-        TargetKind::Rule => Target::Rule(target.as_str().into()),
+        TargetKind::All => MeasureTarget::All,
+        TargetKind::ApiKey => MeasureTarget::ApiKey(
+            KeyHash::parse(target).ok_or_else(|| broken(&"no hash of a key"))?.table_hash(),
+        ),
+        TargetKind::Tenant => MeasureTarget::Tenant(target.as_str().into()),
+        TargetKind::Address => MeasureTarget::Address(target.parse().map_err(|why: String| broken(&why))?),
+        TargetKind::Endpoint => MeasureTarget::Endpoint(target.as_str().into()),
+        TargetKind::Rule => MeasureTarget::Rule(target.as_str().into()),
     };
     let until = timestamp(*expires_at);
-    Ok(Measure { name: format!("emergency:{id}").into(), act, target, until })
+    Ok(Measure { name: format!("emergency:{id}").into(), action: act, target, expires_at: until })
 }
 
 fn audit_json(emergency: &EmergencyRecord) -> String {

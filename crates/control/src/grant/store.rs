@@ -10,7 +10,7 @@ use crate::error::{ControlError, ValidationError, check_text, invalid};
 use crate::grant::table::ReplicatedGrant;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
-use tollgate_core::Quota as CoreQuota;
+use tollgate_core::Rate as CoreQuota;
 use tollgate_rules::Ruleset;
 use utoipa::ToSchema;
 
@@ -253,7 +253,7 @@ fn record_from_row(row: GrantRow) -> GrantRecord {
 fn validate(draft: &GrantSpec, rules: &Ruleset) -> Result<(), ValidationError> {
     let rule = draft.rule.as_deref().unwrap_or("default");
     check_text("rule", rule, 1, 512)?;
-    if rules.callers_rules_called(rule).is_empty() {
+    if rules.find_per_caller_rules(rule).is_empty() {
         let why = match &draft.rule {
             Some(_) => {
                 "no rule with a counter for each `api_key` is called so; write its name, its path, or `default`"
@@ -262,8 +262,8 @@ fn validate(draft: &GrantSpec, rules: &Ruleset) -> Result<(), ValidationError> {
         };
         return Err(invalid("rule", why));
     }
-    if draft.units == 0 || draft.units > CoreQuota::LARGEST {
-        return Err(invalid("units", format!("write 1 to {}", CoreQuota::LARGEST)));
+    if draft.units == 0 || draft.units > CoreQuota::MAX_COUNT {
+        return Err(invalid("units", format!("write 1 to {}", CoreQuota::MAX_COUNT)));
     }
     if !(1..=MAX_TTL).contains(&draft.ttl_seconds.unwrap_or(DEFAULT_TTL)) {
         return Err(invalid("ttl_seconds", format!("write 1 to {MAX_TTL}")));

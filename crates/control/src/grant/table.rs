@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tollgate_core::{Clock, Span};
+use tollgate_core::{Clock, TimeDelta};
 use tollgate_engine::{Grant, Grants};
 use tollgate_rules::Ruleset;
 
@@ -81,7 +81,7 @@ impl GrantTable {
             }
         };
         let now = clock.now();
-        grants.iter().any(|grant| now < grant.until).then_some(grants)
+        grants.iter().any(|grant| now < grant.expires_at).then_some(grants)
     }
 }
 
@@ -102,8 +102,8 @@ fn put(by_word: &mut HashMap<u64, CompiledGrants>, grants: Vec<(u64, ReplicatedG
 
 impl ReplicatedGrant {
     fn compile(&self, rules: &Ruleset) -> Option<Arc<Grant>> {
-        let lasts = Span::from_millis(u64::try_from(self.lasts).unwrap_or(1));
-        let covered = rules.callers_rules_called(&self.rule);
+        let lasts = TimeDelta::from_millis(u64::try_from(self.lasts).unwrap_or(1));
+        let covered = rules.find_per_caller_rules(&self.rule);
         Grant::new(&self.id, self.units, covered, lasts, timestamp(self.until)).ok().map(Arc::new)
     }
 }

@@ -3,17 +3,17 @@
 use crate::auth::key_hash::prefix;
 use crate::auth::pseudonym;
 use std::hash::BuildHasher;
-use tollgate_engine::{Check, Request};
-use tollgate_rules::{TENANT_KEY, tells_who};
+use tollgate_engine::{Check, CheckInput};
+use tollgate_rules::{CALLER_KEY, identifies_caller};
 
 /// The key and the value that tell who asks; nothing, where a request says nothing at all.
 #[inline]
 pub(crate) fn of<'a>(check: &Check<'a>) -> Option<(&'a str, &'a str)> {
-    let named = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| *key == TENANT_KEY);
-    let telling = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| tells_who(key));
-    let found = match check.request {
-        Request::Attributes(all) => named(all).or_else(|| telling(all)).or_else(|| all.first()),
-        Request::Descriptors(all) => {
+    let named = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| *key == CALLER_KEY);
+    let telling = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| identifies_caller(key));
+    let found = match check.input {
+        CheckInput::Attributes(all) => named(all).or_else(|| telling(all)).or_else(|| all.first()),
+        CheckInput::Descriptors(all) => {
             let first = || all.iter().find_map(|one| telling(one.entries));
             let any = || all.iter().find_map(|one| one.entries.first());
             all.iter().find_map(|one| named(one.entries)).or_else(first).or_else(any)

@@ -60,7 +60,7 @@ impl From<Cost> for EncodedCost {
 
 impl From<EncodedCost> for Cost {
     fn from(EncodedCost(units, back): EncodedCost) -> Self {
-        if back { Self::refund(units) } else { Self::take(units) }
+        if back { Self::refund(units) } else { Self::new(units) }
     }
 }
 

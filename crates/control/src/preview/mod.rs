@@ -25,7 +25,7 @@ use crate::preview::report::{ChangeKind, PreviewReport, RuleDiagnostic, RuleDiff
 use crate::preview::sample::TrafficSample;
 use std::sync::Arc;
 use tokio::sync::Mutex;
-use tollgate_engine::Counters;
+use tollgate_engine::CounterSharing;
 use tollgate_rules::{Options, Ruleset, Source};
 
 /// Reads candidate rules, compares them with the active ones, and replays the last traffic through both.
@@ -37,13 +37,13 @@ pub(crate) struct Preview {
     /// What the others remember.
     peers: Arc<PeerSampleCollector>,
     /// Which counters nodes have of their own.
-    counters: Counters,
+    counters: CounterSharing,
     /// One replay at a time: each takes memory.
     replaying: Mutex<()>,
 }
 
 impl Preview {
-    pub(crate) fn new(control: Arc<ControlPlane>, options: Options, counters: Counters) -> Arc<Self> {
+    pub(crate) fn new(control: Arc<ControlPlane>, options: Options, counters: CounterSharing) -> Arc<Self> {
         let sample = Arc::new(TrafficSample::new(Arc::clone(&control.clock), control.hasher.seed()));
         let peers = Arc::new(PeerSampleCollector::new(Arc::clone(&control)));
         Arc::new(Self { control, options, sample, peers, counters, replaying: Mutex::default() })

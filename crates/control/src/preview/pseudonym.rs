@@ -11,7 +11,7 @@ use crate::auth::pseudonym::{MARK, pseudonymize, table_hash};
 use crate::preview::sampled_request::SampledRequest;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use tollgate_rules::{CostFrom, Ruleset, Wildcards, may_be_secret, tells_who};
+use tollgate_rules::{CostFrom, Ruleset, Wildcards, identifies_caller, may_be_secret};
 
 /// The longest number that is taken for a cost.
 const MAX_COST_BYTES: usize = 7;
@@ -46,14 +46,14 @@ impl<'a> Pseudonymizer<'a> {
             true => self.costs.contains(key) && number(),
             false => address() || number(),
         };
-        value.contains(MARK) || tells_who(key) && !stays()
+        value.contains(MARK) || identifies_caller(key) && !stays()
     }
 
     fn pseudonym(&mut self, value: &str) -> String {
         if let Some(known) = self.known.get(value) {
             return known.clone();
         }
-        let disguised = self.wildcards.disguise(value, &pseudonymize(self.hasher, value));
+        let disguised = self.wildcards.mask(value, &pseudonymize(self.hasher, value));
         self.known.insert(value.to_owned(), disguised.clone());
         disguised
     }
@@ -91,7 +91,8 @@ impl KnownValues {
         own: impl Iterator<Item = &'a SampledRequest>,
         rules: &'a [&'a Ruleset],
     ) -> Self {
-        let named = rules.iter().flat_map(|rules| rules.domains()).flat_map(tollgate_rules::Domain::words);
+        let named =
+            rules.iter().flat_map(|rules| rules.domains()).flat_map(tollgate_rules::Domain::literal_values);
         let all: HashSet<&str> =
             own.flat_map(SampledRequest::entries).map(|(_, value)| value).chain(named).collect();
         Self(all.into_iter().map(|value| (hasher.hash(value).table_hash(), value.into())).collect())

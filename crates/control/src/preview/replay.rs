@@ -12,9 +12,9 @@ use crate::quota::table::QuotaTable;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
-use tollgate_engine::{Counters, Limiter, Stands, Tenants};
-use tollgate_rules::{Ruleset, Tenant};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::{CounterSharing, Limiter, QuotaProvider, SampleWeight};
+use tollgate_rules::{CallerOverrides, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 use utoipa::ToSchema;
 
@@ -27,7 +27,7 @@ const COUNTERS: usize = 32 << 20;
 /// Callers that are named.
 const MAX_TOP: usize = 10;
 /// Thinned requests are spread over this at most.
-const SPREAD: Span = Span::from_secs(10);
+const SPREAD: TimeDelta = TimeDelta::from_secs(10);
 
 /// What other rules would have done.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
@@ -95,7 +95,7 @@ pub fn replay(
     live: &Arc<Ruleset>,
     candidate: &Arc<Ruleset>,
     book: Option<&Arc<QuotaTable>>,
-    counters: Counters,
+    counters: CounterSharing,
 ) -> ImpactReport {
     let (Some(first), Some(last)) = (sample.first(), sample.last()) else { return ImpactReport::default() };
     let clock = Arc::new(ManualClock::at(first.at));
@@ -103,7 +103,7 @@ pub fn replay(
         let store = MemoryStore::new(&MemoryConfig::with_bytes(COUNTERS), Arc::clone(&clock)).ok()?;
         let limiter = Limiter::new(Arc::clone(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
         Some(match book {
-            Some(book) => limiter.with_tenants(Arc::new(CompiledQuotas::new(book))),
+            Some(book) => limiter.with_quotas(Arc::new(CompiledQuotas::new(book))),
             None => limiter,
         })
     };
@@ -115,30 +115,34 @@ pub fn replay(
     for (at, place, own) in check(sample) {
         clock.set(at);
         let one = &sample[place];
-        let stands = Stands { own, all: own.saturating_mul(one.callers), node: one.node, counters };
-        let (before, after) =
-            one.with(|check| (live.rehearse(check, stands), candidate.rehearse(check, stands)));
+        let stands = SampleWeight {
+            per_caller: own,
+            shared: own.saturating_mul(one.callers),
+            node: one.node,
+            sharing: counters,
+        };
+        let (before, after) = one.with(|check| (live.replay(check, stands), candidate.replay(check, stands)));
         let (Some(before), Some(after)) = (before, after) else { continue };
         let tally = tallies
             .entry(one.caller)
             .or_insert_with(|| Tally { masked: one.with(caller::masked), ..Tally::default() });
         tally.callers = tally.callers.max(one.callers);
-        weight += stands.all;
-        tally.weight += stands.all;
+        weight += stands.shared;
+        tally.weight += stands.shared;
         if !before.is_allowed() {
-            tally.before_denied += stands.all;
+            tally.before_denied += stands.shared;
         }
         if !after.is_allowed() {
-            tally.after_denied += stands.all;
+            tally.after_denied += stands.shared;
         }
         match (before.is_allowed(), after.is_allowed()) {
             (true, false) => {
-                denied += stands.all;
-                tally.newly_denied += stands.all;
+                denied += stands.shared;
+                tally.newly_denied += stands.shared;
                 let rule = after.denied_by_name().unwrap_or("").to_owned();
-                *tally.rules.entry(rule).or_default() += stands.all;
+                *tally.rules.entry(rule).or_default() += stands.shared;
             }
-            (false, true) => allowed += stands.all,
+            (false, true) => allowed += stands.shared,
             _ => {}
         }
     }
@@ -203,7 +207,7 @@ fn share(part: u64, whole: u64) -> f64 {
 /// What is agreed with callers, compiled once a rehearsal: the book's own copy is for the rules that act.
 struct CompiledQuotas {
     table: Arc<QuotaTable>,
-    known: Mutex<HashMap<String, Option<Arc<Tenant>>>>,
+    known: Mutex<HashMap<String, Option<Arc<CallerOverrides>>>>,
 }
 
 impl CompiledQuotas {
@@ -212,10 +216,10 @@ impl CompiledQuotas {
     }
 }
 
-impl Tenants for CompiledQuotas {
-    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> tollgate_engine::Agreed {
+impl QuotaProvider for CompiledQuotas {
+    fn lookup(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> tollgate_engine::CallerQuota {
         if self.table.is_empty() {
-            return tollgate_engine::Agreed::default();
+            return tollgate_engine::CallerQuota::default();
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let tenant = known
@@ -223,6 +227,6 @@ impl Tenants for CompiledQuotas {
             .or_insert_with(|| self.table.compile(caller, rules, clock))
             .clone();
         // What is granted once is not what rules are judged by.
-        tollgate_engine::Agreed { tenant, grants: None }
+        tollgate_engine::CallerQuota { overrides: tenant, grants: None }
     }
 }

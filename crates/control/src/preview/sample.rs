@@ -229,7 +229,7 @@ impl TrafficSample {
 
 impl Observer for TrafficSample {
     #[inline]
-    fn decided(&self, check: &Check<'_>, _: &Decision) {
+    fn on_decision(&self, check: &Check<'_>, _: &Decision) {
         let Some(caller) = caller::number(&self.hasher, check) else { return };
         let left = COUNTDOWN.get();
         if left == 0 {

@@ -24,12 +24,12 @@ thread_local! {
 
 /// Whether one in so many.
 pub(crate) fn keep_one_in(many: u32) -> bool {
-    DICE.with(|dice| {
-        let mut word = dice.get();
+    DICE.with(|rng| {
+        let mut word = rng.get();
         word ^= word << 13;
         word ^= word >> 7;
         word ^= word << 17;
-        dice.set(word);
+        rng.set(word);
         ((word >> 32) * u64::from(many)) >> 32 == 0
     })
 }

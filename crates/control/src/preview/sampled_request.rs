@@ -1,7 +1,7 @@
 //! A request of the last traffic, as it is kept: what it asked, when, and how many it stands for.
 
 use tollgate_core::{Cost, Timestamp};
-use tollgate_engine::{Check, Request};
+use tollgate_engine::{Check, CheckInput};
 use tollgate_rules::{Descriptor, Unit};
 
 /// Bytes of a request; longer ones are not kept.
@@ -42,16 +42,16 @@ impl SampledRequest {
     pub(crate) fn new(check: &Check<'_>, at: Timestamp, caller: u64, own: u64) -> Option<Self> {
         let entries =
             |all: &[(&str, &str)]| all.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
-        let long: usize = match check.request {
-            Request::Attributes(all) => length(all),
-            Request::Descriptors(all) => all.iter().map(|one| length(one.entries)).sum(),
+        let long: usize = match check.input {
+            CheckInput::Attributes(all) => length(all),
+            CheckInput::Descriptors(all) => all.iter().map(|one| length(one.entries)).sum(),
         };
         if long > MAX_BYTES {
             return None;
         }
-        let form = match check.request {
-            Request::Attributes(all) => SampledInput::Attributes(entries(all)),
-            Request::Descriptors(all) => SampledInput::Descriptors(
+        let form = match check.input {
+            CheckInput::Attributes(all) => SampledInput::Attributes(entries(all)),
+            CheckInput::Descriptors(all) => SampledInput::Descriptors(
                 all.iter().map(|one| (entries(one.entries), one.hits, one.limit)).collect(),
             ),
         };
@@ -79,9 +79,9 @@ impl SampledRequest {
     /// Whether it charged nothing: whoever only looks is denied nothing, so says nothing about whom rules would deny.
     pub(crate) fn is_peek(&self) -> bool {
         match &self.input {
-            SampledInput::Attributes(_) => self.cost == Cost::LOOK,
+            SampledInput::Attributes(_) => self.cost == Cost::PEEK,
             SampledInput::Descriptors(all) => {
-                all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::LOOK)
+                all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::PEEK)
             }
         }
     }
@@ -104,7 +104,7 @@ impl SampledRequest {
         match &self.input {
             SampledInput::Attributes(entries) => {
                 let entries = of(entries);
-                ask(&Check::attributes(&self.domain, &entries).costing(self.cost))
+                ask(&Check::attributes(&self.domain, &entries).with_cost(self.cost))
             }
             SampledInput::Descriptors(all) => {
                 let entries: Vec<_> = all.iter().map(|(entries, ..)| of(entries)).collect();
@@ -112,7 +112,7 @@ impl SampledRequest {
                 let all: Vec<_> = all
                     .map(|(entries, (_, hits, limit))| Descriptor { entries, hits: *hits, limit: *limit })
                     .collect();
-                ask(&Check::descriptors(&self.domain, &all).costing(self.cost))
+                ask(&Check::descriptors(&self.domain, &all).with_cost(self.cost))
             }
         }
     }

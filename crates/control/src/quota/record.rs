@@ -107,7 +107,7 @@ impl QuotaSpec {
         }
         if let Some(tier) = &self.tier {
             check_text("tier", tier, 1, 64)?;
-            if !BUILT_IN_TIERS.contains(&tier.as_str()) && !rules.names_tier(tier) {
+            if !BUILT_IN_TIERS.contains(&tier.as_str()) && !rules.has_tier(tier) {
                 let usual = BUILT_IN_TIERS.join(", ");
                 return problem(
                     "tier",
@@ -123,9 +123,9 @@ impl QuotaSpec {
             check_text(&format!("overrides[{i}].unit"), &own.unit, 1, 64)?;
         }
         let overrides: Vec<Override> = self.overrides.iter().map(QuotaOverride::to_rule).collect();
-        if let Some(unfit) = rules.tenant(self.tier.as_deref(), &overrides).1.into_iter().next() {
+        if let Some(unfit) = rules.compile_overrides(self.tier.as_deref(), &overrides).1.into_iter().next() {
             let field = if unfit.field == "period" { "unit" } else { unfit.field };
-            return problem(&format!("overrides[{}].{field}", unfit.at), unfit.why);
+            return problem(&format!("overrides[{}].{field}", unfit.index), unfit.reason);
         }
         let effective_at =
             self.effective_at.as_deref().map(|at| parse_time("effective_at", at)).transpose()?;

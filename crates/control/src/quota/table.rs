@@ -19,8 +19,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use tollgate_core::Clock;
-use tollgate_engine::{Agreed, Tenants};
-use tollgate_rules::{Override, Ruleset, Tenant};
+use tollgate_engine::{CallerQuota, QuotaProvider};
+use tollgate_rules::{CallerOverrides, Override, Ruleset};
 
 /// So many that requests wait for microseconds while the table of a part grows, also where there are ten million.
 const SHARDS: usize = 1 << SHARD_BITS;
@@ -86,7 +86,7 @@ struct CompiledTerms {
     key: Arc<TermsKey>,
     before: Option<(u32, Arc<CompiledTerms>)>,
     /// For the rules that were last asked about.
-    compiled: ArcSwapOption<(String, Arc<Tenant>)>,
+    compiled: ArcSwapOption<(String, Arc<CallerOverrides>)>,
 }
 
 impl TermsKey {
@@ -98,14 +98,14 @@ impl TermsKey {
 }
 
 impl CompiledTerms {
-    fn compile_for(&self, rules: &Ruleset) -> Arc<Tenant> {
+    fn compile_for(&self, rules: &Ruleset) -> Arc<CallerOverrides> {
         let kept = self.compiled.load();
         if let Some(kept) = kept.as_ref().filter(|kept| kept.0 == rules.revision()) {
             return Arc::clone(&kept.1);
         }
-        let (tenant, unfit) = rules.tenant(self.key.tier.as_deref(), &self.key.overrides);
+        let (tenant, unfit) = rules.compile_overrides(self.key.tier.as_deref(), &self.key.overrides);
         for unfit in unfit {
-            tracing::warn!(rules = rules.revision(), "an override of a quota does not act: {}", unfit.why);
+            tracing::warn!(rules = rules.revision(), "an override of a quota does not act: {}", unfit.reason);
         }
         let tenant = Arc::new(tenant);
         self.compiled.store(Some(Arc::new((rules.revision().to_owned(), Arc::clone(&tenant)))));
@@ -261,11 +261,16 @@ impl QuotaTable {
     }
 
     /// What is agreed with a caller, against rules that do not act.
-    pub(crate) fn compile(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Option<Arc<Tenant>> {
+    pub(crate) fn compile(
+        &self,
+        caller: &str,
+        rules: &Ruleset,
+        clock: &dyn Clock,
+    ) -> Option<Arc<CallerOverrides>> {
         // Of a caller whom another node has told of, what is known is the word alone.
         let word = pseudonym::table_hash(caller).unwrap_or_else(|| self.hasher.hash(caller).table_hash());
         let said = Arc::clone(&self.active(word, clock)?.key);
-        Some(Arc::new(rules.tenant(said.tier.as_deref(), &said.overrides).0))
+        Some(Arc::new(rules.compile_overrides(said.tier.as_deref(), &said.overrides).0))
     }
 
     /// The terms as others have them already, or new ones.
@@ -293,15 +298,15 @@ impl QuotaTable {
     }
 }
 
-impl Tenants for QuotaTable {
+impl QuotaProvider for QuotaTable {
     #[inline]
-    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> Agreed {
+    fn lookup(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> CallerQuota {
         if self.is_empty() && self.grants.is_empty() {
-            return Agreed::default();
+            return CallerQuota::default();
         }
         let word = self.hasher.hash(caller).table_hash();
-        Agreed {
-            tenant: self.active(word, clock).map(|terms| terms.compile_for(rules)),
+        CallerQuota {
+            overrides: self.active(word, clock).map(|terms| terms.compile_for(rules)),
             grants: self.grants.lookup(word, rules, clock),
         }
     }

@@ -78,7 +78,7 @@ impl ControlPlane {
             }
             self.measures_revision.store(newest, Ordering::Relaxed);
         }
-        self.measures.tidy(self.clock.now());
+        self.measures.remove_expired(self.clock.now());
         if seen == 0 && newest > 0 {
             self.quota_table.reserve(with_read_timeout(self.estimate_count()).await?);
         }

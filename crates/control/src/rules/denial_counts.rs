@@ -86,7 +86,7 @@ impl DenialCounts {
 
 impl Observer for DenialCounts {
     #[inline]
-    fn decided(&self, check: &Check<'_>, decision: &Decision) {
+    fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
         // What a store that is away makes of requests is no fault of the rules.
         if !decision.is_allowed() && matches!(decision.origin, Origin::Store | Origin::Local) {
             self.count(check);

@@ -9,7 +9,7 @@ use crate::rules::revision::{RuleFile, RuleRevision};
 use arc_swap::ArcSwap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use tollgate_engine::Counters;
+use tollgate_engine::CounterSharing;
 use tollgate_rules::{Diagnostics, Options, Ruleset, Source};
 
 /// Where a node takes its rules from.
@@ -98,7 +98,7 @@ impl RuleManager {
         options: Options,
         from: RulesFrom,
         guardrails: Guardrails,
-        counters: Counters,
+        counters: CounterSharing,
         files: impl FnOnce() -> Result<Vec<Source>, E>,
     ) -> Result<Arc<Self>, RuleLoadError<E>> {
         let published = control.published();

@@ -3,14 +3,14 @@
 use crate::{draft, open, rules, somebody};
 use serde_json::json;
 use tollgate_control::{AuditVerification, ControlError, Db, Precondition, Role, TokenCheck};
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String) {
     let (control, clock) = open(&address).await;
     assert!(!control.has_tokens().await.expect("an answer"));
     let made = control.create_token("ada", Role::Operator, None, &somebody()).await.expect("a token");
     let brief = control
-        .create_token("bob", Role::Viewer, Some(Span::from_secs(60)), &somebody())
+        .create_token("bob", Role::Viewer, Some(TimeDelta::from_secs(60)), &somebody())
         .await
         .expect("a token");
     for _ in 0..2 {
@@ -28,7 +28,7 @@ pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String
         control.authenticate(&brief.secret).await.expect("an answer").expect("somebody").role,
         Role::Viewer
     );
-    clock.advance(Span::from_secs(60));
+    clock.advance(TimeDelta::from_secs(60));
     assert_eq!(control.authenticate(&brief.secret).await.expect("an answer"), None, "it has expired");
     // Revoked by another process: acts here at once.
     let (other, _) = open(&address).await;
@@ -48,7 +48,7 @@ pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String
 pub(crate) async fn a_look_tells_right_tokens_from_wrong_ones(address: String) {
     let (control, clock) = open(&address).await;
     let made = control.create_token("ada", Role::Operator, None, &somebody()).await.expect("a token");
-    let (minute, me) = (Some(Span::from_secs(60)), somebody());
+    let (minute, me) = (Some(TimeDelta::from_secs(60)), somebody());
     let brief = control.create_token("bob", Role::Viewer, minute, &me).await.expect("a token");
     let claim = async |token: &str| control.precheck_token(token).await.expect("an answer");
     let forged = format!("{}{}", &made.secret[..20], &brief.secret[20..]);
@@ -60,7 +60,7 @@ pub(crate) async fn a_look_tells_right_tokens_from_wrong_ones(address: String) {
     ] {
         assert!(matches!(claim(wrong).await, TokenCheck::Invalid), "{wrong}");
     }
-    clock.advance(Span::from_secs(60));
+    clock.advance(TimeDelta::from_secs(60));
     assert!(matches!(claim(&brief.secret).await, TokenCheck::Expired), "its holder is no guesser");
 
     // A token of before digests were kept: proven once, it is told at a look.

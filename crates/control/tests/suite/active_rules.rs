@@ -4,7 +4,7 @@ use crate::{START, draft, open, rules, somebody};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_control::{ControlPlane, Precondition};
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter};
 use tollgate_rules::Descriptor;
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -14,7 +14,7 @@ pub(crate) type Memory = MemoryStore<Arc<ManualClock>>;
 pub(crate) fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(clock) as _;
-    Limiter::new(rules(), store, time).with_tenants(control.quota_table())
+    Limiter::new(rules(), store, time).with_quotas(control.quota_table())
 }
 
 /// How many requests in a row pass, up to twenty.
@@ -92,9 +92,9 @@ pub(crate) async fn times_act_without_a_write(address: String) {
     let revision = control.revision();
     let limit = async || {
         let decision = limiter.check(&Check::attributes("d", &[("api_key", "timed")])).await;
-        decision.limit(&decision.limits[0]).expect("a limit").limit.quota().count
+        decision.limit(&decision.limits[0]).expect("a limit").limit.rate().count
     };
-    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + Span::from_secs(seconds));
+    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + TimeDelta::from_secs(seconds));
     assert_eq!(limit().await, 3);
     at(3_599);
     assert_eq!(limit().await, 3);
@@ -115,10 +115,10 @@ pub(crate) async fn a_changed_number_keeps_what_was_used(address: String) {
     let own = |count: u64| json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "minute"}]});
     put(&control, "used", &own(10)).await;
     assert_eq!(passes(&limiter, &request).await, 0, "a larger number does not give back what was used");
-    clock.advance(Span::from_secs(30));
+    clock.advance(TimeDelta::from_secs(30));
     assert_eq!(passes(&limiter, &request).await, 5, "what comes back from now on is of the larger number");
     put(&control, "used", &own(2)).await;
     assert_eq!(passes(&limiter, &request).await, 0);
-    clock.advance(Span::from_secs(30));
+    clock.advance(TimeDelta::from_secs(30));
     assert_eq!(passes(&limiter, &request).await, 1, "and of the smaller one");
 }

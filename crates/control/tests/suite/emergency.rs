@@ -7,8 +7,8 @@ use std::time::Duration;
 use tollgate_control::{
     ControlError, ControlPlane, EmergencyRecord, EmergencySpec, SyncConfig, ValidationError,
 };
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
-use tollgate_engine::{Check, Limiter, Tenants};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::{Check, Limiter, QuotaProvider};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 type Memory = MemoryStore<Arc<ManualClock>>;
@@ -17,8 +17,8 @@ fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> 
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(clock) as _;
     Limiter::new(rules(), store, time)
-        .with_tenants(control.quota_table())
-        .with_emergencies(control.active_measures())
+        .with_quotas(control.quota_table())
+        .with_measures(control.active_measures())
 }
 
 async fn declare(control: &ControlPlane, sent: &Value) -> Result<EmergencyRecord, ValidationError> {
@@ -46,7 +46,7 @@ pub(crate) async fn measures_act_until_they_end(address: String) {
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
     assert_eq!(blocked(&limiter, "somebody-else"), None);
     let revision = control.revision();
-    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + Span::from_secs(seconds));
+    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + TimeDelta::from_secs(seconds));
     at(3_599);
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
     let renewed = control.renew_emergency(&declared.id, Some(600), &somebody()).await.expect("a database");
@@ -60,7 +60,7 @@ pub(crate) async fn measures_act_until_they_end(address: String) {
     let late = control.renew_emergency(&declared.id, None, &somebody()).await;
     assert!(matches!(late, Err(ControlError::NotFound(_))), "{late:?}");
     control.catch_up().await.expect("an answer");
-    assert!(!control.active_measures().are_on(), "a request looks at nothing any more");
+    assert!(!control.active_measures().any_active(), "a request looks at nothing any more");
     // Ended before its time.
     let again = declare(&control, &block("attacker-with-a-key")).await.expect("a measure");
     assert!(blocked(&limiter, "attacker-with-a-key").is_some());
@@ -123,11 +123,12 @@ pub(crate) async fn measures_act_on_every_node(address: String) {
     assert_eq!(first, two.emergencies().await.expect("an answer"));
     two.end_emergency(&first[0].id, &somebody()).await.expect("an end");
     one.end_emergency(&first[1].id, &somebody()).await.expect("an end");
-    until("none on either", || !one.active_measures().are_on() && !two.active_measures().are_on()).await;
+    until("none on either", || !one.active_measures().any_active() && !two.active_measures().any_active())
+        .await;
     following.iter().for_each(tokio::task::JoinHandle::abort);
     // A node that starts later knows what is on.
     declare(&one, &json!({"action": "shadow_all", "reason": "bad rules"})).await.expect("a measure");
-    assert!(open(&address).await.0.active_measures().are_on());
+    assert!(open(&address).await.0.active_measures().any_active());
 }
 
 /// Clocks of nodes differ by some milliseconds at least, and a word goes around faster than that.
@@ -135,7 +136,7 @@ pub(crate) async fn what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahea
     let mut nodes = Vec::new();
     for ahead in [10, 0, 20] {
         let (node, clock) = open(&address).await;
-        clock.advance(Span::from_secs(ahead));
+        clock.advance(TimeDelta::from_secs(ahead));
         nodes.push((node, clock));
     }
     let sent = serde_json::from_value(json!({"units": 4, "reason": "a mistake"})).expect("a draft");
@@ -145,7 +146,7 @@ pub(crate) async fn what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahea
         let mut usable = Vec::new();
         for (node, clock) in &nodes {
             node.catch_up().await.expect("an answer");
-            usable.push(node.quota_table().find("key", &rules(), &**clock).grants.is_some());
+            usable.push(node.quota_table().lookup("key", &rules(), &**clock).grants.is_some());
         }
         usable
     };
@@ -178,7 +179,7 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     // A look at all there is, twice: nothing comes back.
     one.catch_up().await.expect("an answer");
     assert_eq!(passes().await, 0);
-    clock.advance(Span::from_secs(60));
+    clock.advance(TimeDelta::from_secs(60));
     assert_eq!(passes().await, 3, "the limit goes on as ever");
     let usage = limiter.usage(None, &attributes, None).await.expect("usage");
     assert_eq!((usage.grants[0].units, usage.grants[0].remaining), (4, Some(0)));
@@ -220,7 +221,7 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     assert!(
         three
             .quota_table()
-            .find("a-good-customer", &rules(), &*clock)
+            .lookup("a-good-customer", &rules(), &*clock)
             .grants
             .is_none_or(|grants| { grants.iter().all(|grant| *grant.id != *wrong) })
     );

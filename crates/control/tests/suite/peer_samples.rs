@@ -10,7 +10,7 @@ use tollgate_control::{
     RuleManager, RulesFrom, SyncConfig,
 };
 use tollgate_core::{Clock, ManualClock, Timestamp};
-use tollgate_engine::{Check, Counters, Limiter};
+use tollgate_engine::{Check, CounterSharing, Limiter};
 use tollgate_rules::{Options, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -37,7 +37,7 @@ struct Node {
 }
 
 impl Node {
-    async fn start(address: &str, name: &str, counters: Counters) -> Self {
+    async fn start(address: &str, name: &str, counters: CounterSharing) -> Self {
         let (control, clock) = open(address).await;
         let files = || Ok::<_, String>(vec![Source::new("d.yaml", rules("1000/hour"))]);
         let (options, rails) = (Options::default(), Guardrails::default());
@@ -86,8 +86,8 @@ fn denied(told: &ImpactReport) -> f64 {
 }
 
 pub(crate) async fn what_all_nodes_remember_is_rehearsed_on(address: String) {
-    let one = Node::start(&address, "one", Counters::Shared).await;
-    let two = Node::start(&address, "two", Counters::Shared).await;
+    let one = Node::start(&address, "one", CounterSharing::Shared).await;
+    let two = Node::start(&address, "two", CounterSharing::Shared).await;
     // Neither has seen so many that ten would be too few.
     one.asked(8, &[("api_key", KEY), ("path", "/")]);
     two.asked(8, &[("api_key", KEY), ("path", "/")]);
@@ -126,8 +126,8 @@ pub(crate) async fn what_all_nodes_remember_is_rehearsed_on(address: String) {
 
 /// With counters in memory eight requests on each of two nodes are sixteen that pass ten an hour.
 pub(crate) async fn counters_of_each_node_are_rehearsed_apart(address: String) {
-    let one = Node::start(&address, "one", Counters::OfEachNode).await;
-    let two = Node::start(&address, "two", Counters::OfEachNode).await;
+    let one = Node::start(&address, "one", CounterSharing::PerNode).await;
+    let two = Node::start(&address, "two", CounterSharing::PerNode).await;
     one.asked(8, &[("api_key", KEY)]);
     two.asked(12, &[("api_key", KEY)]);
     let told = one.check("10/hour").await;
@@ -154,8 +154,8 @@ async fn written(db: &Db) -> (i64, Vec<String>) {
 }
 
 pub(crate) async fn no_key_is_written_for_others(address: String) {
-    let one = Node::start(&address, "one", Counters::Shared).await;
-    let two = Node::start(&address, "two", Counters::Shared).await;
+    let one = Node::start(&address, "one", CounterSharing::Shared).await;
+    let two = Node::start(&address, "two", CounterSharing::Shared).await;
     // One that never answers: so what the other told stays for a while.
     let (mute, _) = open(&address).await;
     mute.heartbeat(&json!({"name": "mute"})).await.expect("a database");
@@ -193,8 +193,8 @@ pub(crate) async fn no_key_is_written_for_others(address: String) {
 }
 
 pub(crate) async fn agreements_act_on_callers_whom_another_node_has_seen(address: String) {
-    let one = Node::start(&address, "one", Counters::Shared).await;
-    let two = Node::start(&address, "two", Counters::Shared).await;
+    let one = Node::start(&address, "one", CounterSharing::Shared).await;
+    let two = Node::start(&address, "two", CounterSharing::Shared).await;
     two.asked(5, &[("api_key", KEY)]);
     two.asked(5, &[("api_key", "sk_live_of_somebody_else")]);
     let agreed = draft(&json!({"tier": "pro"}));
@@ -213,7 +213,7 @@ fn without_the_database_own_traffic_is_rehearsed_on() {
     let address = server.database("away");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        let one = Node::start(&address, "one", Counters::Shared).await;
+        let one = Node::start(&address, "one", CounterSharing::Shared).await;
         one.asked(5, &[("api_key", KEY)]);
         server.stop("QUIT");
         let told = one.check("1/hour").await;

@@ -5,7 +5,7 @@ use crate::bulk::{as_line, export, import};
 use crate::{START, open, somebody};
 use serde_json::{Value, json};
 use tollgate_control::{ControlPlane, Precondition};
-use tollgate_core::{ManualClock, Span, Timestamp};
+use tollgate_core::{ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter};
 
 /// So many a minute from so many hours on.
@@ -15,13 +15,13 @@ fn later(count: u64, hours: &str) -> Value {
 }
 
 fn at(clock: &ManualClock, hours: u64, minutes: u64) {
-    clock.set(Timestamp::from_secs(START) + Span::from_secs(hours * 3_600 + minutes * 60));
+    clock.set(Timestamp::from_secs(START) + TimeDelta::from_secs(hours * 3_600 + minutes * 60));
 }
 
 /// What a caller may do in a minute: three by the rule, five on the tier `pro`.
 async fn limit(limiter: &Limiter<Memory>, key: &str) -> u64 {
     let decision = limiter.check(&Check::attributes("d", &[("api_key", key)])).await;
-    decision.limit(&decision.limits[0]).expect("a limit").limit.quota().count
+    decision.limit(&decision.limits[0]).expect("a limit").limit.rate().count
 }
 
 /// What is told of a caller: the tier that acts until then, if anything does.

@@ -3,7 +3,7 @@
 use crate::{draft, open, rules, somebody};
 use serde_json::json;
 use tollgate_control::{ControlError, Cursor, Precondition, QuotaFilter};
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 pub(crate) async fn what_is_put_is_read_until_it_is_deleted(address: String) {
     let (control, _) = open(&address).await;
@@ -157,7 +157,7 @@ pub(crate) async fn what_was_deleted_goes_a_week_later(address: String) {
     late.catch_up().await.expect("an answer");
     one.delete_quota("gone", Precondition::Any, &somebody()).await.expect("a deletion");
     assert_eq!(one.purge().await.expect("an answer"), 0, "others may not have heard of it");
-    let week = Span::from_secs(7 * 86_400 + 1);
+    let week = TimeDelta::from_secs(7 * 86_400 + 1);
     clock.advance(week);
     assert_eq!(one.purge().await.expect("an answer"), 1);
     assert_eq!(one.purge().await.expect("an answer"), 0);

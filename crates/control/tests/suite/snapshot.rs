@@ -6,8 +6,8 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{ControlPlane, Precondition};
-use tollgate_core::{ManualClock, Span, Timestamp};
-use tollgate_engine::Tenants;
+use tollgate_core::{ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::QuotaProvider;
 
 /// What the tables were before version 5.
 const BEFORE: &str = "
@@ -31,7 +31,7 @@ const WRITE: &str =
 const WAITS: &str = "SELECT COUNT(*) FROM pg_locks WHERE NOT granted";
 
 async fn now_and_then(clock: &ManualClock) {
-    clock.advance(Span::from_secs(1));
+    clock.advance(TimeDelta::from_secs(1));
     tokio::time::sleep(Duration::from_millis(10)).await;
 }
 
@@ -66,7 +66,7 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     assert!(file.is_file(), "it was tried again");
     // Nothing changes for days; that nothing does is kept too.
     let before = std::fs::metadata(&quotas).and_then(|about| about.modified()).expect("a file");
-    clock.advance(Span::from_secs(6 * 86_400));
+    clock.advance(TimeDelta::from_secs(6 * 86_400));
     one.catch_up().await.expect("an answer");
     until("the quotas again", || {
         std::fs::metadata(&quotas).and_then(|about| about.modified()).is_ok_and(|at| at != before)
@@ -83,8 +83,8 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     assert!(restored && two.is_loaded());
     assert!(two.staleness_millis() < 60_000, "{}", two.staleness_millis());
     let has = |key: &str| {
-        let agreed = two.quota_table().find(key, &rules(), &*clock);
-        (agreed.tenant.is_some(), agreed.grants.is_some())
+        let agreed = two.quota_table().lookup(key, &rules(), &*clock);
+        (agreed.overrides.is_some(), agreed.grants.is_some())
     };
     assert_eq!((has("key"), has("other")), ((false, true), (true, false)), "as last known");
     server.start_again();

@@ -57,8 +57,8 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Timestamp, beginning};
-use tollgate_rules::{TENANT_KEY, may_be_secret};
+use tollgate_core::{Timestamp, secret_prefix};
+use tollgate_rules::{CALLER_KEY, may_be_secret};
 
 /// The head of a request, and the peer that sent it.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +136,7 @@ pub struct ResolvedCaller<'r> {
 impl std::fmt::Debug for ResolvedCaller<'_> {
     /// Masks values that may be secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown = |value: &str| format!("{}…", beginning(value));
+        let shown = |value: &str| format!("{}…", secret_prefix(value));
         let pairs = self.pairs.iter();
         let pairs = pairs.map(|(name, value)| {
             (name, if may_be_secret(name) { Cow::Owned(shown(value)) } else { Cow::Borrowed(&**value) })
@@ -326,7 +326,7 @@ impl IdentityResolver {
         }
         if let Some(key) = self.key.read(request.headers, self.jwt.is_some())? {
             // Already bounded, and no other attribute can have this name.
-            caller.pairs.push((TENANT_KEY, key));
+            caller.pairs.push((CALLER_KEY, key));
         }
         for mapped in self.headers.iter().filter(|mapped| is_trusted || !mapped.only_trusted) {
             if let Some(value) = request.headers.last(&mapped.header) {

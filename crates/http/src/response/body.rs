@@ -113,7 +113,7 @@ fn message(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     if let Some(nearest) = facts.nearest().filter(|_| is_over) {
         json.raw("At most ").number(nearest.quota);
         match nearest.window {
-            Window::Held => json.raw(" at once. "),
+            Window::Concurrent => json.raw(" at once. "),
             window => json.raw(" in ").display(window).raw(". "),
         };
     }

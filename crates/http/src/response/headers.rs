@@ -79,7 +79,7 @@ fn draft_11(facts: &DecisionSummary<'_>, nearest: &Policy<'_>, headers: &mut imp
         if let Some(seconds) = policy.seconds() {
             line.text(";w=").number(seconds);
         }
-        if policy.window == Window::Held {
+        if policy.window == Window::Concurrent {
             line.text(";qu=\"concurrent-requests\"");
         }
     }

@@ -3,10 +3,10 @@
 //!
 //! ```
 //! use tollgate_http::response::{ResponseConfig, DecisionSummary, Policy, Disposition};
-//! use tollgate_core::{Span, Timestamp};
+//! use tollgate_core::{TimeDelta, Timestamp};
 //! use tollgate_engine::Window;
 //!
-//! let minute = Policy::new("per-key", 100, Window::Span(Span::from_secs(60))).with_remaining(0).with_reset(12).denied();
+//! let minute = Policy::new("per-key", 100, Window::Rolling(TimeDelta::from_secs(60))).with_remaining(0).with_reset(12).denied();
 //! let facts = DecisionSummary { disposition: Disposition::Denied, retry_after: 12, ..DecisionSummary::from_policies([minute]) };
 //! let response = ResponseConfig::default().respond(&facts, Timestamp::ZERO);
 //! assert_eq!(response.status(), 429);

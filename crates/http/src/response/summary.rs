@@ -6,8 +6,8 @@
 
 use http::StatusCode;
 use smallvec::SmallVec;
-use tollgate_core::{Algorithm, Limit, Span, Verdict};
-use tollgate_engine::{Decision, DecisionId, LimitStatus, Origin, RulingBy, Window};
+use tollgate_core::{Algorithm, Limit, TimeDelta, Verdict};
+use tollgate_engine::{DecidedBy, Decision, DecisionId, LimitStatus, Origin, Window};
 use tollgate_rules::{Action, Class, RuleLimit};
 
 /// The result of a check, as the response reports it.
@@ -85,9 +85,9 @@ impl<'a> Policy<'a> {
     /// length varies, and for permits, which have no window.
     pub(crate) fn seconds(&self) -> Option<u64> {
         match self.window {
-            Window::Span(span) => Some(span.ceil_secs().max(1)),
+            Window::Rolling(span) => Some(span.ceil_secs().max(1)),
             Window::Calendar(tollgate_core::CalendarUnit::Day) => Some(86_400),
-            Window::Calendar(_) | Window::Held => None,
+            Window::Calendar(_) | Window::Concurrent => None,
         }
     }
 
@@ -138,7 +138,7 @@ impl<'a> DecisionSummary<'a> {
     /// Creates the summary of an engine's decision.
     #[must_use]
     pub fn from_decision(decision: &'a Decision) -> Self {
-        let name = |by: Option<RulingBy>| by.map(|by| decision.name(by));
+        let name = |by: Option<DecidedBy>| by.map(|by| decision.name(by));
         let mut facts = Self {
             decision: Some(decision.id),
             degraded_by: name(decision.degraded_by),
@@ -157,7 +157,7 @@ impl<'a> DecisionSummary<'a> {
         }
         let mut seen: SmallVec<[&RuleLimit; 4]> = SmallVec::new();
         for status in &decision.limits {
-            let is_reported = status.role.is_live() && status.outcome.verdict != Verdict::Unanswered;
+            let is_reported = status.role.is_live() && status.outcome.verdict != Verdict::Unknown;
             let Some(limit) = decision.limit(status).filter(|_| is_reported) else { continue };
             let policy = facts.policy(decision, status, &limit.limit);
             // Two descriptors may match the same limit: the tighter counter is reported.
@@ -191,7 +191,7 @@ impl<'a> DecisionSummary<'a> {
             remaining: outcome.remaining,
             reset,
             is_over: outcome.verdict.is_denied() && !degrades,
-            ..Policy::new(decision.limit_name(status), limit.quota().count, Window::of(limit))
+            ..Policy::new(decision.limit_name(status), limit.rate().count, Window::from_limit(limit))
         }
     }
 
@@ -214,24 +214,24 @@ impl<'a> DecisionSummary<'a> {
     }
 }
 
-fn guards(decision: &Decision, by: RulingBy) -> bool {
+fn guards(decision: &Decision, by: DecidedBy) -> bool {
     match by {
-        RulingBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
-        RulingBy::Own => false,
+        DecidedBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
+        DecidedBy::Inline => false,
         // A caller that operators blocked counts as abusive.
-        RulingBy::Emergency => true,
+        DecidedBy::Emergency => true,
     }
 }
 
 /// Returns the time until an exhausted limit has a unit again. A bucket gains one per interval; the other algorithms
 /// only report when the window resets.
-fn next_unit(limit: &Limit, full: Span) -> Span {
+fn next_unit(limit: &Limit, full: TimeDelta) -> TimeDelta {
     match limit.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-            let (count, period) = (u128::from(limit.quota().count), limit.quota().period.length());
+            let (count, period) = (u128::from(limit.rate().count), limit.rate().period.length());
             let others = u128::from(limit.capacity().saturating_sub(1)) * u128::from(period.as_micros());
             let others = u64::try_from(others.checked_div(count).unwrap_or(0)).unwrap_or(u64::MAX);
-            Span::from_micros(full.as_micros().saturating_sub(others).max(1))
+            TimeDelta::from_micros(full.as_micros().saturating_sub(others).max(1))
         }
         _ => full,
     }
@@ -240,11 +240,11 @@ fn next_unit(limit: &Limit, full: Span) -> Span {
 /// Returns the seconds until a retry, rounded up. For a request that can never pass it is the longest matched window.
 fn retry_after(decision: &Decision) -> u64 {
     let longest = decision.limits.iter().map(|status| {
-        match decision.limit(status).map(|facts| Window::of(&facts.limit)) {
-            Some(Window::Span(span)) => span.ceil_secs(),
+        match decision.limit(status).map(|facts| Window::from_limit(&facts.limit)) {
+            Some(Window::Rolling(span)) => span.ceil_secs(),
             _ => status.outcome.reset_after.ceil_secs(),
         }
     });
-    let wait = decision.retry_after().map(Span::ceil_secs);
+    let wait = decision.retry_after().map(TimeDelta::ceil_secs);
     wait.or_else(|| longest.max()).unwrap_or(1).max(1)
 }

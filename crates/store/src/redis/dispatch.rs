@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use tollgate_core::{AfterLoss, Clock, StoreError};
+use tollgate_core::{Clock, LossPolicy, StoreError};
 
 /// Why a part was not answered.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl From<StoreError> for DispatchError {
 }
 
 /// Between two tries of a server that refused.
-const PAUSE: Duration = Duration::from_millis(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Sends a part to its server and waits for the answer, until the deadline.
 pub(super) async fn send_with_retry(
@@ -47,7 +47,7 @@ pub(super) async fn send_with_retry(
     loop {
         let node = match redirect.take() {
             Some(node) => node,
-            None => match timeout_at(until, topology.shard_of(slot)).await {
+            None => match timeout_at(until, topology.shard_for_slot(slot)).await {
                 Ok(Some(node)) => node,
                 _ => {
                     return Err(
@@ -61,7 +61,7 @@ pub(super) async fn send_with_retry(
             return Err(unavailable(&node, "too many failures; it is left alone for a while").into());
         };
         let (reply, answer) = oneshot::channel();
-        let job = Job { command: work.clone(), request, slot, asking: std::mem::take(&mut asking), reply };
+        let job = Job { command: work.clone(), request, slot, is_asking: std::mem::take(&mut asking), reply };
         if node.send(job).is_err() {
             node.errors.count(ErrorKind::Busy);
             node.record_failure(ticket, ErrorKind::Busy, shared.clock.now());
@@ -78,7 +78,7 @@ pub(super) async fn send_with_retry(
             Err(_) => {
                 node.errors.count(ErrorKind::Timeout);
                 node.record_failure(ticket, ErrorKind::Timeout, shared.clock.now());
-                topology.suspect();
+                topology.mark_stale();
                 return Err(StoreError::Timeout.into());
             }
         };
@@ -87,11 +87,12 @@ pub(super) async fn send_with_retry(
         match why {
             Failure::Moved(address) => {
                 node.record_success(ticket);
-                topology.suspect();
-                let target = topology.at(&whole(&address, &node.address));
+                topology.mark_stale();
+                let target = topology.shard_at(&complete_address(&address, &node.address));
                 // A server without slots so far may be the heir of one that failed: whoever cares waits to hear.
-                let cares = request.charges.iter().any(|want| want.after_loss == AfterLoss::UsedUp);
-                if cares && timeout_at(until, topology.serves(&target)).await.is_err() {
+                let cares =
+                    request.charges.iter().any(|want| want.loss_policy == LossPolicy::AssumeExhausted);
+                if cares && timeout_at(until, topology.wait_for_slots(&target)).await.is_err() {
                     return Err(StoreError::Timeout.into());
                 }
                 redirect = Some(target);
@@ -99,16 +100,16 @@ pub(super) async fn send_with_retry(
             Failure::Ask(address) => {
                 node.record_success(ticket);
                 asking = true;
-                redirect = Some(topology.at(&whole(&address, &node.address)));
+                redirect = Some(topology.shard_at(&complete_address(&address, &node.address)));
             }
-            Failure::Elsewhen(now) => {
+            Failure::ClockMismatch(now) => {
                 node.record_success(ticket);
-                request.near = Some(now);
+                request.server_time = Some(now);
             }
             Failure::Unsent(why) => {
                 node.errors.count(ErrorKind::Connection);
                 node.record_failure(ticket, ErrorKind::Connection, shared.clock.now());
-                topology.suspect();
+                topology.mark_stale();
                 unsent += 1;
                 if unsent > 1 {
                     return Err(unavailable(&node, &why).into());
@@ -117,18 +118,18 @@ pub(super) async fn send_with_retry(
             Failure::Lost(why) => {
                 node.errors.count(ErrorKind::Connection);
                 node.record_failure(ticket, ErrorKind::Connection, shared.clock.now());
-                topology.suspect();
+                topology.mark_stale();
                 return Err(unavailable(&node, &why).into());
             }
-            Failure::Refused(why) => {
-                node.errors.count(ErrorKind::Refused);
-                topology.suspect();
-                if !passes(&why) || Instant::now() + PAUSE >= until {
-                    node.record_failure(ticket, ErrorKind::Refused, shared.clock.now());
+            Failure::Rejected(why) => {
+                node.errors.count(ErrorKind::Rejected);
+                topology.mark_stale();
+                if !is_transient(&why) || Instant::now() + RETRY_PAUSE >= until {
+                    node.record_failure(ticket, ErrorKind::Rejected, shared.clock.now());
                     return Err(unavailable(&node, &why).into());
                 }
                 drop(ticket);
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
         if Instant::now() >= until {
@@ -138,7 +139,7 @@ pub(super) async fn send_with_retry(
 }
 
 /// Whether a refusal may be over in a moment.
-fn passes(why: &str) -> bool {
+fn is_transient(why: &str) -> bool {
     ["LOADING", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MASTERDOWN", "BUSY"]
         .iter()
         .any(|code| why.starts_with(code))
@@ -149,7 +150,7 @@ fn unavailable(node: &Shard, why: &str) -> StoreError {
 }
 
 /// An address with the host of the server that named it, where it names none.
-fn whole(address: &str, from: &str) -> String {
+fn complete_address(address: &str, from: &str) -> String {
     match address.strip_prefix(':') {
         Some(port) => format!("{}:{port}", from.rsplit_once(':').map_or(from, |(host, _)| host)),
         None => address.to_owned(),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::auth::key_hash::KeyHasher;
 use proptest::prelude::*;
-use tollgate_engine::{Check, Request};
+use tollgate_engine::{Check, CheckInput};
 use tollgate_rules::{Descriptor, Ruleset, Wildcards};
 
 const NOW: Timestamp = Timestamp::from_secs(1_000_000);
@@ -23,14 +23,14 @@ fn slice(requests: Vec<SampledRequest>) -> Vec<SampleSlice> {
 
 fn request(key: &str, path: &str, cost: u64) -> SampledRequest {
     let pairs = [("api_key", key), ("path", path)];
-    let check = Check::attributes("d", &pairs).costing(Cost::take(cost));
+    let check = Check::attributes("d", &pairs).with_cost(Cost::new(cost));
     SampledRequest { callers: 4, ..SampledRequest::new(&check, NOW, 77, 2).expect("a short request") }
 }
 
 fn shown(one: &SampledRequest) -> String {
-    let form = one.with(|check| match check.request {
-        Request::Attributes(all) => format!("{all:?}"),
-        Request::Descriptors(all) => format!("{all:?}"),
+    let form = one.with(|check| match check.input {
+        CheckInput::Attributes(all) => format!("{all:?}"),
+        CheckInput::Descriptors(all) => format!("{all:?}"),
     });
     format!("{:?} {} {} {} {} {:?} {form}", one.at, one.caller, one.own, one.callers, one.domain, one.cost)
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use tollgate_core::{ManualClock, Timestamp};
-use tollgate_engine::{Limiter, Request};
+use tollgate_engine::{CheckInput, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -46,7 +46,7 @@ fn light_traffic_is_sampled_completely() {
     assert!(kept.iter().all(|one| one.own == 1 && one.callers == 1));
     assert!(kept.is_sorted_by_key(|one| one.at));
     kept[7].with(|check| {
-        let Request::Attributes(attributes) = check.request else { panic!("attributes were asked about") };
+        let CheckInput::Attributes(attributes) = check.input else { panic!("attributes were asked about") };
         assert_eq!((check.domain, attributes), ("d", &[("path", "/"), ("api_key", "key-7")][..]));
     });
     // After five minutes it is forgotten.
