@@ -17,8 +17,8 @@ const MAX_REASON: usize = 512;
 
 /// Decodes and validates the API key in a path.
 pub(crate) fn api_key(text: &str) -> Result<String, Problem> {
-    let key =
-        decode(text).ok_or_else(|| Problem::bad("the API key in the path is not valid percent-encoded UTF-8"))?;
+    let key = decode(text)
+        .ok_or_else(|| Problem::bad("the API key in the path is not valid percent-encoded UTF-8"))?;
     if key.is_empty() || key.len() > MAX_KEY || key.chars().any(char::is_control) {
         let detail = format!("must have 1 to {MAX_KEY} bytes and no control characters");
         return Err(Problem::bad(detail).in_field("api_key"));

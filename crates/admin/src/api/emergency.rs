@@ -66,7 +66,9 @@ async fn declare_by_id(
     Json(mut draft): Json<EmergencySpec>,
 ) -> ApiResult {
     if draft.target.is_some() {
-        return Err(Problem::bad("must be absent; the path already names the target").in_field("target").into());
+        return Err(Problem::bad("must be absent; the path already names the target")
+            .in_field("target")
+            .into());
     }
     draft.target = Some(EmergencyTarget { kind: TargetKind::ApiKey, value: caller.key()?.to_owned() });
     let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;

@@ -49,7 +49,9 @@ async fn list(
     _: Viewer,
     StrictQuery(ListParameters { tier, prefix, cursor }): StrictQuery<ListParameters>,
 ) -> ApiResult {
-    let invalid = || Problem::bad("must be the `next_cursor` of a previous page; omit it to start over").in_field("cursor");
+    let invalid = || {
+        Problem::bad("must be the `next_cursor` of a previous page; omit it to start over").in_field("cursor")
+    };
     let after = cursor.map(|cursor| Cursor::parse(&cursor).ok_or_else(invalid)).transpose()?;
     let page = admin.control()?.quotas(&QuotaFilter { tier, prefix, after }).await?;
     Ok(json_response(StatusCode::OK, &page))
@@ -196,9 +198,7 @@ fn expected(headers: &HeaderMap) -> Result<Precondition, Problem> {
                     .in_field("If-Match")
             })
         }
-        _ => {
-            Err(Problem::bad("conflicts with If-Match; send `If-Match: ETAG` or `If-None-Match: *`")
-                .in_field("If-None-Match"))
-        }
+        _ => Err(Problem::bad("conflicts with If-Match; send `If-Match: ETAG` or `If-None-Match: *`")
+            .in_field("If-None-Match")),
     }
 }

@@ -303,7 +303,8 @@ fn publish_problem(error: PublishError) -> Response {
             (StatusCode::CONFLICT, "Confirmation required", detail, json!(report))
         }
         PublishError::FromFiles => {
-            let detail = "this node loads its rules from files (--rules-from files); edit those files".to_owned();
+            let detail =
+                "this node loads its rules from files (--rules-from files); edit those files".to_owned();
             (StatusCode::CONFLICT, "Rules come from files", detail, Value::Null)
         }
         PublishError::Conflict(rev) => {

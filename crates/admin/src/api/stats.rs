@@ -185,9 +185,7 @@ impl EventSubscriber {
     fn new(peer: IpAddr, events: tokio::sync::broadcast::Receiver<Event>) -> Result<Self, Problem> {
         let (network, mut all) = (prefix(peer), subscribe());
         if all.values().sum::<usize>() >= MAX_SUBSCRIBERS {
-            return Err(busy(
-                "too many live pages are open; close some, or poll /admin/v1/stats",
-            ));
+            return Err(busy("too many live pages are open; close some, or poll /admin/v1/stats"));
         }
         let here = all.entry(network).or_default();
         if *here >= SUBSCRIBERS {
@@ -236,7 +234,11 @@ fn event_text(received: Result<Event, RecvError>) -> Option<Bytes> {
     extensions(("x-role" = json!("viewer"))))]
 async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) -> ApiResult {
     let events = admin.telemetry()?.subscribe().ok_or_else(|| {
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Shutting down", "this node is shutting down; connect to another node")
+        Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "Shutting down",
+            "this node is shutting down; connect to another node",
+        )
     })?;
     let listener = EventSubscriber::new(auth::peer(&head), events)?;
     let head = Arc::new(head);

@@ -95,7 +95,9 @@ impl FromRequestParts<Arc<AdminState>> for UsageOf {
         let (mut values, mut attributes) =
             query::with_attributes(parts.uri.query().unwrap_or_default(), &["domain"])?;
         if attributes.iter().any(|(name, _)| name == TENANT_KEY) {
-            return Err(Problem::bad("must be absent; the path already contains the API key").in_field("attr.api_key").into());
+            return Err(Problem::bad("must be absent; the path already contains the API key")
+                .in_field("attr.api_key")
+                .into());
         }
         attributes.insert(0, (TENANT_KEY.to_owned(), caller.key()?.to_owned()));
         let domain = values.pop().flatten();

@@ -91,8 +91,12 @@ async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Pri
         Role::Operator | Role::Admin => authenticate(admin, head).await?,
     };
     if principal.role < needed {
-        let detail =
-            format!("`{}` has the role {}; this requires the role {}", principal.name, principal.role.name(), needed.name());
+        let detail = format!(
+            "`{}` has the role {}; this requires the role {}",
+            principal.name,
+            principal.role.name(),
+            needed.name()
+        );
         return Err(Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail));
     }
     if let Some(slot) = head.extensions.get::<Arc<ConnectionSlot>>() {
@@ -141,7 +145,9 @@ fn certified(admin: &AdminState, head: &Parts) -> Option<Result<Principal, Probl
     let role = |name: &String| Some(Principal { name: name.clone(), role: *admin.roles.get(name)? });
     let found = names.iter().find_map(role).ok_or_else(|| {
         let shown: String = names.join(", ").chars().take(200).collect();
-        let detail = format!("no name of the client certificate has a role; add one of them to `admin_roles`: {shown}");
+        let detail = format!(
+            "no name of the client certificate has a role; add one of them to `admin_roles`: {shown}"
+        );
         Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail)
     });
     (!names.is_empty()).then_some(found)
@@ -164,9 +170,9 @@ fn credentials<'h>(admin: &AdminState, head: &'h Parts) -> Result<Credentials<'h
             let (scheme, token) = given.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        return token
-            .map(Credentials::Token)
-            .ok_or_else(|| auth_problem("malformed Authorization header; send `Authorization: Bearer TOKEN`"));
+        return token.map(Credentials::Token).ok_or_else(|| {
+            auth_problem("malformed Authorization header; send `Authorization: Bearer TOKEN`")
+        });
     }
     if let Some(found) = certified(admin, head) {
         return Ok(Credentials::Certificate(found));
@@ -201,7 +207,9 @@ async fn authenticate(admin: &AdminState, head: &Parts) -> Result<Principal, Pro
         }
         Credentials::None => {}
     }
-    Err(auth_problem("missing token; send `Authorization: Bearer TOKEN` and create tokens with `tollgate token create`"))
+    Err(auth_problem(
+        "missing token; send `Authorization: Bearer TOKEN` and create tokens with `tollgate token create`",
+    ))
 }
 
 fn loopback(role: Role) -> Principal {

@@ -73,10 +73,20 @@ async fn log_in(
     authenticate_token(&admin, &head, token).await.map_err(|problem| problem.in_field("token"))?;
     // `tg_ID_SECRET`: the token has just been verified, so it has this form.
     let id = token.split('_').nth(1).unwrap_or_default();
-    let no_randomness = || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "No randomness", "the system's random generator failed; retry");
+    let no_randomness = || {
+        Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "No randomness",
+            "the system's random generator failed; retry",
+        )
+    };
     admin.sessions.end(&head);
     let cookie = admin.sessions.begin(id).ok_or_else(no_randomness)?;
-    Ok(done(&format!("{COOKIE_NAME}={cookie}; Max-Age={}{}", TTL.as_micros() / 1_000_000, cookie_attributes(&head))))
+    Ok(done(&format!(
+        "{COOKIE_NAME}={cookie}; Max-Age={}{}",
+        TTL.as_micros() / 1_000_000,
+        cookie_attributes(&head)
+    )))
 }
 
 /// Logs a browser out.

@@ -130,8 +130,9 @@ mod tests {
         let attempts = FailedAuthThrottle::default();
         #[allow(clippy::disallowed_methods)]
         let start = Instant::now();
-        let fail =
-            |from: &str, at: Duration| attempts.begin(address(from)).expect("not throttled").record(start + at);
+        let fail = |from: &str, at: Duration| {
+            attempts.begin(address(from)).expect("not throttled").record(start + at)
+        };
         let waits: Vec<_> = (0..14).map(|_| fail("2001:db8::1", Duration::ZERO)).collect();
         assert!(waits[..5].iter().all(Duration::is_zero), "{waits:?}");
         assert!(waits[5] > Duration::ZERO && waits[5..].is_sorted() && waits[13] == MAX_DELAY, "{waits:?}");

@@ -63,7 +63,8 @@ impl ConnectionTable {
         let evictable = |connection: &TrackedConnection| {
             connection.class < EvictionClass::Authorized || connection.active_requests == 0
         };
-        let all = self.connections.iter().filter(|(_, connection)| candidate(connection) && evictable(connection));
+        let all =
+            self.connections.iter().filter(|(_, connection)| candidate(connection) && evictable(connection));
         let first = all
             .min_by_key(|(_, connection)| (connection.class, connection.last_active))
             .map(|(number, _)| *number);
@@ -230,7 +231,10 @@ mod tests {
             }
         };
         admit(1);
-        assert!(!stays(&silent[0]) && silent[1..].iter().all(|one| stays(one)), "the oldest silent connection");
+        assert!(
+            !stays(&silent[0]) && silent[1..].iter().all(|one| stays(one)),
+            "the oldest silent connection"
+        );
         admit(silent.len() - 1);
         assert!(!silent.iter().any(|one| stays(one)) && stays(&unauthorized));
         admit(1);

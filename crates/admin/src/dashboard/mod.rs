@@ -36,7 +36,8 @@ fn page(files: Files<'_>, head: &Parts) -> Response {
         _ => (&path[1..], "public, max-age=31536000, immutable"),
     };
     if !matches!(head.method, Method::GET | Method::HEAD) {
-        let mut rejected = typed(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "method not allowed; use GET\n");
+        let mut rejected =
+            typed(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "method not allowed; use GET\n");
         rejected.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return rejected;
     }
@@ -44,9 +45,7 @@ fn page(files: Files<'_>, head: &Parts) -> Response {
     let (status, kind, bytes, caching) = match bytes {
         Some(bytes) => (StatusCode::OK, kind(name), bytes, caching),
         None if path == "/" => (StatusCode::OK, kind(name), NOT_BUILT.as_bytes(), "no-store"),
-        None => {
-            (StatusCode::NOT_FOUND, "text/plain; charset=utf-8", &b"no such file\n"[..], "no-store")
-        }
+        None => (StatusCode::NOT_FOUND, "text/plain; charset=utf-8", &b"no such file\n"[..], "no-store"),
     };
     let mut response = typed(status, kind, bytes);
     let mut set =
