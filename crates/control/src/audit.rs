@@ -2,7 +2,7 @@
 //! entry's hash covers the previous entry.
 //!
 //! Altering, removing or inserting an entry breaks every later hash; truncating the log contradicts the head.
-//! Somebody who can rewrite both the whole table and the head can forge the log: ship the last hash elsewhere to
+//! An attacker who can rewrite both the whole table and the head can forge the log: ship the last hash elsewhere to
 //! detect that too.
 
 use crate::control_plane::ControlPlane;
@@ -158,14 +158,14 @@ macro_rules! record {
 pub(crate) use record;
 
 impl ControlPlane {
-    /// Returns at most `most` entries before sequence number `before`, newest first.
+    /// Returns at most `limit` entries before sequence number `before`, newest first.
     ///
     /// # Errors
     /// [`ControlError`] if the database is unavailable.
-    pub async fn audit(&self, before: Option<i64>, most: i64) -> Result<Vec<AuditEntry>, ControlError> {
+    pub async fn audit(&self, before: Option<i64>, limit: i64) -> Result<Vec<AuditEntry>, ControlError> {
         let before = before.unwrap_or(i64::MAX);
         let rows: Vec<AuditRow> = on!(&self.db, pool => {
-            sqlx::query_as(SELECT_BEFORE).bind(before).bind(most).fetch_all(pool).await?
+            sqlx::query_as(SELECT_BEFORE).bind(before).bind(limit).fetch_all(pool).await?
         });
         rows.into_iter().map(AuditEntry::from_row).collect()
     }

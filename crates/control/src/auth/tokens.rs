@@ -114,7 +114,7 @@ impl ControlPlane {
         Ok(rows.into_iter().map(token).collect())
     }
 
-    /// Returns whether any token is valid now, so that somebody can log in with one.
+    /// Returns whether any token is valid now, so that a login is possible.
     ///
     /// # Errors
     /// [`ControlError`] if the database is unavailable.
@@ -147,7 +147,7 @@ impl ControlPlane {
             let revoke = "UPDATE tokens SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL";
             let done = sqlx::query(revoke).bind(id.to_owned()).bind(now).execute(&mut *tx).await?;
             if done.rows_affected() == 0 {
-                return Err(ControlError::NotFound("token with this id that is not revoked already"));
+                return Err(ControlError::NotFound("unrevoked token with this id"));
             }
             let changed = ChangeRecord {
                 action: "token.revoke",

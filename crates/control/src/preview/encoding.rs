@@ -16,7 +16,7 @@ use tollgate_rules::Unit;
 /// Format version; increases when nodes of another version could not read the text.
 const VERSION: u32 = 1;
 /// Maximum number of a caller's requests that one sampled request may represent.
-const MAX_PREFIX_REQUESTS: u64 = 1 << 24;
+const MAX_OWN_REQUESTS: u64 = 1 << 24;
 /// Bytes of memory that one byte of text may expand to.
 const MAX_EXPANSION: usize = 4;
 
@@ -230,7 +230,7 @@ impl SampleDecoder {
                 SampledInput::Descriptors(all.into_iter().map(one).collect::<Result<_, String>>()?)
             }
         };
-        let (own, callers) = (own.clamp(1, MAX_PREFIX_REQUESTS), callers.clamp(1, MAX_SHIFT + 1));
+        let (own, callers) = (own.clamp(1, MAX_OWN_REQUESTS), callers.clamp(1, MAX_SHIFT + 1));
         let at = Timestamp::from_micros(at);
         let mut one = SampledRequest {
             at,

@@ -9,7 +9,7 @@ use crate::preview::sample_slice::{SampleSlice, is_in, keep_one_in};
 use crate::preview::sampled_request::SampledRequest;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Upper bound of a mask: at most one in 2^20 callers is selected.
+/// Upper bound of a mask, which selects one in 2^20 callers.
 pub(crate) const MAX_SHIFT: u64 = (1 << 20) - 1;
 /// A caller with at least this many requests, and more than one in this many of a node's requests, is large.
 const LARGE: u64 = 32;

@@ -19,9 +19,9 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 use utoipa::ToSchema;
 
 /// Maximum number of checks per rule set.
-const MAX_WILDCARD_CHECKS: usize = 200_000;
+const MAX_CHECKS: usize = 200_000;
 /// Maximum number of checks for one sampled request.
-const MOST_PIECES: usize = 64;
+const MAX_PIECES: usize = 64;
 /// Memory for the counters of each rule set, in bytes.
 const COUNTERS: usize = 32 << 20;
 /// Number of callers listed.
@@ -160,8 +160,8 @@ pub fn replay(
 /// time order.
 fn check(sample: &[SampledRequest]) -> Vec<(Timestamp, usize, u64)> {
     let thinned = sample.iter().filter(|one| one.own > 1).count().max(1);
-    let more = MAX_WILDCARD_CHECKS.saturating_sub(sample.len()) / thinned;
-    let max_pieces = (1 + more).min(MOST_PIECES) as u64;
+    let more = MAX_CHECKS.saturating_sub(sample.len()) / thinned;
+    let max_pieces = (1 + more).min(MAX_PIECES) as u64;
     // A caller's requests to one node do not affect the spread of its requests to another.
     let mut next: HashMap<(u32, u64), Timestamp> = HashMap::new();
     let mut checks = Vec::with_capacity(sample.len());

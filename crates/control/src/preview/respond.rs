@@ -18,7 +18,7 @@ const FILE_POLL: Duration = Duration::from_millis(500);
 /// Maximum number of requests served in a row, before the pause that follows.
 const AT_ONCE: i64 = 4;
 const PAUSE: Duration = Duration::from_millis(250);
-/// Maximum age of a request, in milliseconds by the database's clock; nobody waits for an older one.
+/// Maximum age of a request, in milliseconds by the database's clock; no node waits for an older one.
 const MAX_REQUEST_AGE_MS: i64 = 10_000;
 
 const SELECT_REQUESTS: [&str; 2] = at_now!(

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 #[serde(deny_unknown_fields)]
 #[schema(as = Override)]
 pub struct QuotaOverride {
-    /// The rule: its name, its path, or `default`.
+    /// The rule whose limit is replaced; `default` is the rule on `api_key` alone.
     #[schema(min_length = 1, max_length = 512)]
     pub descriptor: String,
     /// Units allowed per period; 0 blocks all.
