@@ -111,9 +111,7 @@ fn certificates_say_who_answers_and_who_asks() {
 
     // Other authorities of operators act without a restart; a file that says nothing changes nothing.
     folder.write("operators.pem", "nothing");
-    eventually("a word about it", || {
-        node.server.log().contains("client CA reload failed").then_some(())
-    });
+    eventually("a word about it", || node.server.log().contains("client CA reload failed").then_some(()));
     assert_eq!(ask(Some("otto"), "GET").0, "200");
     std::fs::copy(folder.join("stranger.pem"), folder.join("operators.pem")).expect("a copy");
     eventually("the other authority", || (ask(Some("mallory"), "GET").0 == "200").then_some(()));
