@@ -98,6 +98,6 @@ fn an_import_that_fails_at_its_end_says_how_many_lines_act() {
     let url = format!("http://{}", node.admin);
     let imported = run(&["quota", "import", file.to_str().expect("a plain path"), "--admin", &url]);
     assert_ne!(imported.code, Some(0));
-    assert!(imported.err.contains("The first 4000 good lines act"), "{}", imported.err);
+    assert!(imported.err.contains("the first 4000 valid lines took effect"), "{}", imported.err);
     assert_eq!(run(&["quota", "get", "key-3999", "--admin", &url]).code, Some(0));
 }

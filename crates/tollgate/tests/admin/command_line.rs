@@ -57,7 +57,7 @@ fn quotas_are_set_shown_listed_and_deleted() {
     assert_eq!(serde_json::from_str::<Value>(&deleted.out).expect("JSON"), json!({"deleted": true}));
     let gone = quota(&["get", "abc/1 x"]);
     ended(&gone, 1);
-    assert!(gone.err.contains("Not found: nothing is agreed"), "{}", gone.err);
+    assert!(gone.err.contains("Not found: this caller has no quota"), "{}", gone.err);
     let wrong = quota(&["set", "k", "--limit", "nope=1/hour"]);
     ended(&wrong, 1);
     assert!(wrong.err.contains("(at overrides[0].descriptor)"), "{}", wrong.err);
@@ -115,7 +115,7 @@ fn a_database_that_is_not_there_is_not_made() {
             let refused = run(&[args, &["--db", &db]].concat());
             ended(&refused, 1);
             assert!(
-                refused.err.contains("there is no such database: ") && refused.out.is_empty(),
+                refused.err.contains("no such database: ") && refused.out.is_empty(),
                 "{}{}",
                 refused.err,
                 refused.out
@@ -140,7 +140,7 @@ fn a_database_that_does_not_answer_is_named() {
     let refused = run(&["token", "list", "--db", "postgres://me:PLANTED@127.0.0.1:1/limits"]);
     ended(&refused, 1);
     let said = &refused.err;
-    assert!(said.contains("PostgreSQL at postgres://me@127.0.0.1:1/limits does not answer"), "{said}");
+    assert!(said.contains("cannot reach PostgreSQL at postgres://me@127.0.0.1:1/limits"), "{said}");
     assert_eq!(said.matches("refused").count(), 1, "{said}");
     assert!(!said.contains("PLANTED") && !said.contains("pool timed out"), "{said}");
 }
