@@ -1,4 +1,4 @@
-//! A charge that outlives its request: what a reservation took, or what this node let through while the store was away.
+//! Charge record: a charge that outlives its request, of a reservation, a permit, or a pending reconciliation.
 
 use tollgate_core::{
     Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Mode, OwnedKeyPart, Scope,

@@ -1,4 +1,4 @@
-//! What operators decide in an emergency: shut somebody out, tighten, exempt, switch a rule off, or get out of the way.
+//! Emergency measures: block, tighten, exempt, disable a rule, allow all, shadow all.
 //!
 //! While nothing is on, a request pays for one look at a flag. What is on is looked up by the values of the request, so a
 //! thousand measures cost what ten do. Each has an end of its own, which is compared with the clock at each decision: it
@@ -167,7 +167,7 @@ impl Default for ActiveMeasures {
 
 impl std::fmt::Debug for ActiveMeasures {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Emergencies").field("on", &self.any_active()).finish_non_exhaustive()
+        f.debug_struct("ActiveMeasures").field("any", &self.any_active()).finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is answered when the store is not: the policy of the rules that matched, never an error.
+//! Fail policy: decides requests while the store is unavailable, using each matched rule's `on_error`. Never an error.
 //!
 //! Only the charges that the store could not decide are judged by policy; where one shard is dead, the others' limits
 //! still bite. Of those: one rule that fails closed turns the request away; rules that fail to local are decided by

@@ -1,4 +1,4 @@
-//! How many outcomes become one answer: the most restrictive wins.
+//! Folds the outcomes of a request into one decision: the most restrictive wins.
 //!
 //! Pure: a plan and its outcomes in, an answer out, written in place: it is the largest thing on the path of a request.
 //! A denial is named after the rule of the highest `priority`, then after the one that lasts longest; the time to come

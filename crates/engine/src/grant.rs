@@ -1,4 +1,4 @@
-//! Extra quota, once: asked when a limit is over, and only then.
+//! Grants: extra units for a caller, charged only when a limit denies.
 //!
 //! A grant is a counter of its own in the same store, which holds the units granted and never gives any back while the
 //! grant lasts (a strict window as long as its life: never more than its units in any window of that length). A request

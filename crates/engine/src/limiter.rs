@@ -1,4 +1,4 @@
-//! The one decision path: every check, admission and reservation is planned once, charged once and folded once.
+//! The decision path: every check, admission and reservation is planned once, charged once and folded once.
 //!
 //! `Limiter::check` is a future that a caller awaits. Where the store answers without waiting (`CounterStore::try_charge`),
 //! the future is ready in its first poll; where it does not, the same future awaits the same charges. Synchronous twins of

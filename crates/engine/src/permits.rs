@@ -1,4 +1,4 @@
-//! What a request holds while it is under way: permits, and what it took for a turn that it is still waiting for.
+//! Concurrency permits and delay-queue entries held by a request in flight.
 //!
 //! For those who stand in a request's way and see it end (a gateway, a layer): they give back what it holds when it has
 //! been answered, has failed, or its caller has left. Nothing is remembered here, unlike reservations: who drops a
@@ -30,7 +30,7 @@ pub struct HeldPermits {
 
 impl std::fmt::Debug for HeldPermits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Held").field("id", &self.id).field("counters", &self.charges.len()).finish()
+        f.debug_struct("HeldPermits").field("id", &self.id).field("counters", &self.charges.len()).finish()
     }
 }
 

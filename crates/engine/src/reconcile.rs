@@ -1,4 +1,4 @@
-//! What this node let through while the store was away, to be charged to the shared counters when it is back.
+//! Reconciliation: charges the shared counters with what this node allowed while the store was unavailable.
 //!
 //! Without it every outage would hand out a fresh burst at its end. Whoever owes pays before he is served: a check charges
 //! its counters' debts first, and if that cannot be done the store is as good as away for them; the rest is paid in the

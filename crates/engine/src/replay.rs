@@ -1,4 +1,4 @@
-//! Deciding a request that stands for many: for rehearsals, on counters that nobody else uses.
+//! Replay of a sampled request that represents many, for impact previews, on counters of its own.
 
 use crate::check::Check;
 use crate::decision::{Decision, DecisionDetails};

@@ -1,4 +1,4 @@
-//! Charging an estimate now and the truth later: for work whose cost is known only when it is done (LLM tokens).
+//! Reservations: charge an estimate now and settle the actual cost later (LLM tokens).
 //!
 //! A reservation takes its estimate like any check. Settling it moves each counter by the difference: more is debited
 //! (it has happened), less is given back, as far as time has not given it back already. Cancelling gives everything back. Either frees the permits. One that is

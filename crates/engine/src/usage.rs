@@ -1,4 +1,4 @@
-//! What is used of a caller's limits, read from the counters without charging; and giving it back.
+//! Usage of a caller's limits, read from the counters without charging; and usage resets.
 //!
 //! Only rules with counters of the caller's own are told of: another's quota is nobody's to give back. Some need more than
 //! the caller's key to be met (an endpoint, say): they are named, with what they need.

@@ -1,4 +1,4 @@
-//! Why a rule matches a request, or does not, clause by clause.
+//! Rule explanation: why a rule matches a request, or does not, clause by clause.
 //!
 //! Each clause is a key of the rule's path, asked on its own, so that somebody who expected a match sees the one that
 //! failed. The walk itself is not instrumented: it stays as fast as it is, and this asks the tree again.

@@ -1,4 +1,4 @@
-//! Two walks over one tree: what a request meets.
+//! Rule matcher: finds the limits that a request matches, by attributes or by descriptors.
 //!
 //! A bag of attributes meets every path whose keys it has, parents and children alike. An RLS descriptor meets the one
 //! node at which its last entry ends. Both take, at each level and for each key, the exact value before wildcards in

@@ -1,4 +1,4 @@
-//! What is agreed with one caller apart from the rules: a tier, and limits of its own in place of some rules'.
+//! Overrides: a caller's tier and the limits that replace some rules' limits.
 //!
 //! An agreement names rules by words that people keep in a database, so it is compiled against a rule set before it acts,
 //! and again when the rules change. It keeps the rule's algorithm, and where it keeps the period too it keeps the counter:

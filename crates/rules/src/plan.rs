@@ -1,4 +1,4 @@
-//! What a request is matched to: the limits to charge, with the counter of each.
+//! Plan: the limits that a request matched, each with its counter, ready to charge.
 //!
 //! A plan borrows the rule set and the request and holds its few entries inline: on the usual path nothing is allocated.
 

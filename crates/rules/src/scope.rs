@@ -1,4 +1,4 @@
-//! The names of counters: domain, path, algorithm, period, and nothing that an operator changes while traffic flows.
+//! Counter scopes: domain, path, algorithm, period, and nothing that an operator changes while traffic flows.
 //!
 //! `api|user|endpoint=POST /orders|gcra|1m`. Parts are separated by `|`, a key from its value by `=` (exact) or `~` (one
 //! counter for a pattern), and these marks are escaped inside parts, so no two paths share a name. The count, the burst

@@ -1,4 +1,4 @@
-//! One key's lease: what is in hand, what is known of the authority's counter, and what to ask for next. No I/O.
+//! Lease of one key: available units, the last known state of the authority's counter, and the next refill. No I/O.
 
 use super::config::LeaseConfig;
 use super::units::LeasedUnits;

@@ -1,4 +1,4 @@
-//! What is done beside the traffic: units are asked for before they run out, and given back when nobody uses them.
+//! Background lease tasks: refill before units run out, return what is idle.
 //!
 //! Whoever runs the process drives it: `task_ready` waits until there is something to do, `due_tasks` tells what, `run_task` does one.
 //! No runtime is assumed, so a simulation drives the same code in its own time.

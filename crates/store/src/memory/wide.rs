@@ -1,4 +1,4 @@
-//! Counters whose state does not fit a word: strict windows, logs, permits, wide buckets.
+//! Wide counters: state that does not fit a table slot (logs, permits, strict windows, wide buckets).
 //!
 //! Shards of a map under a mutex each. A request locks all shards it needs, in order, before it charges any: what lives
 //! aside is taken or not under those locks. Bytes are counted over all shards and bounded.

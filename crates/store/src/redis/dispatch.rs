@@ -1,4 +1,5 @@
-//! One part of a request: sent to the server that has its slot, and sent again while that is safe and there is time.
+//! Dispatch of a shard request: sends it to the shard that has its slot, and retries while that is safe and there is
+//! time.
 //!
 //! | answer | what happens |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! One script call: the requests it decides, as an argument and back as answers.
+//! Script call: the requests that one call decides, encoded as its argument and decoded from its reply.
 
 use super::decode_state;
 use super::key_encoding::Name;

@@ -1,4 +1,4 @@
-//! One server: its lanes, its breaker, and how it is doing.
+//! Shard: one Redis server with its pipelines, its breaker and its status.
 
 use super::config::{Kind, RedisConfig};
 use super::pipeline::{Connect, Job, Pipeline};

@@ -1,4 +1,4 @@
-//! Which server has which slot, kept up to date in the background.
+//! Cluster topology: which shard has which slot, refreshed in the background.
 //!
 //! A single Redis and a primary behind sentinels are one node with every slot. A cluster is asked for its slots when the
 //! store starts, and again whenever an answer shows that they have changed; no check waits for that longer than its own
