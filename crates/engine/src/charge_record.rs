@@ -40,7 +40,7 @@ impl ChargeRecord {
 
     /// A charge on the same counter.
     pub(crate) fn charge<'a>(&'a self, parts: &'a [KeyPart<'a>], cost: Cost) -> Charge<'a> {
-        let (after_loss, mode) = (self.loss_policy, self.mode);
-        Charge { loss_policy: after_loss, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
+        let (loss_policy, mode) = (self.loss_policy, self.mode);
+        Charge { loss_policy, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
     }
 }

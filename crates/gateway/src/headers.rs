@@ -132,7 +132,7 @@ pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
             // We are the last of those whom the list names.
             Some(ForwardedKind::For) if forward != ForwardedHeader::Forwarded => extend(&mut lists[0], value),
             Some(ForwardedKind::Forwarded) if forward != ForwardedHeader::XForwarded => {
-                extend(&mut lists[1], value)
+                extend(&mut lists[1], value);
             }
             other => {
                 told_proto |= other == Some(ForwardedKind::Proto);

@@ -35,7 +35,7 @@ impl ScopePath {
         match &element.test {
             ValueTest::Any | ValueTest::Like(_) => key(&mut path.group, &element.key),
             ValueTest::Exact(text) if may_be_secret(&element.key) => {
-                value(&mut path.name, '=', &hidden(text))
+                value(&mut path.name, '=', &hidden(text));
             }
             ValueTest::Exact(text) => value(&mut path.name, '=', text),
             ValueTest::Shared(pattern) => value(&mut path.name, '~', pattern.text()),

@@ -102,7 +102,7 @@ impl Level {
                 index.exact.insert(value.clone(), node);
             }
             ValueTest::Like(pattern) | ValueTest::Shared(pattern) => {
-                index.patterns.push(pattern.clone(), node)
+                index.patterns.push(pattern.clone(), node);
             }
             ValueTest::Network(prefix) => index.networks.push((*prefix, node)),
         }

@@ -85,9 +85,9 @@ impl<C: Clock> MemoryStore<C> {
         if bytes < MemoryConfig::MIN_BYTES {
             return Err(MemoryError::TooSmall { given: bytes });
         }
-        let aside = config.wide_bytes.unwrap_or(bytes / 8);
-        if aside > bytes / 2 {
-            return Err(MemoryError::WideTooLarge { wide: aside, bytes });
+        let wide = config.wide_bytes.unwrap_or(bytes / 8);
+        if wide > bytes / 2 {
+            return Err(MemoryError::WideTooLarge { wide, bytes });
         }
         // 64Ki shared counters, or a thirty-second of a small store.
         let shared = (bytes / 32).min(1 << 20);
@@ -96,7 +96,7 @@ impl<C: Clock> MemoryStore<C> {
             let mapped = MmapLines::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
             Ok(Table::new(mapped, lines, mark))
         };
-        let keys = table(bytes - aside - shared, packed_counters::PROTECTED_PRESSURE)?;
+        let keys = table(bytes - wide - shared, packed_counters::PROTECTED_PRESSURE)?;
         let pages = Pages::new(config.huge_pages, keys.lines());
         Ok(Self {
             clock,
@@ -107,7 +107,7 @@ impl<C: Clock> MemoryStore<C> {
                 counts: Counts::default(),
                 shared_counts: Counts::default(),
             },
-            wide: WideCounters::new(aside),
+            wide: WideCounters::new(wide),
             pages,
             bytes,
         })
