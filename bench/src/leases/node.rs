@@ -84,7 +84,7 @@ async fn tend(limiter: Arc<Limiter<Stack>>) {
         for errand in limiter.store().due_tasks() {
             let limiter = Arc::clone(&limiter);
             tokio::spawn(async move {
-                limiter.store().run_task(errand, PermitId(DecisionId::generate().0)).await
+                limiter.store().run_task(errand, PermitId(DecisionId::generate().0)).await;
             });
         }
     }

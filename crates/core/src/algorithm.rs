@@ -1,4 +1,4 @@
-//! The names of the algorithms, and what each can be told.
+//! The rate limiting algorithms: their names, and the options that each supports.
 
 pub(crate) mod bucket;
 pub(crate) mod concurrency;

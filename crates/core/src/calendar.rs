@@ -1,4 +1,4 @@
-//! Days and months as people count them, in a time zone.
+//! Calendar periods: days and months in a time zone.
 //!
 //! A day in a zone with daylight saving has 23, 24 or 25 hours, so its bounds come from the zone's rules, not from a
 //! division. The bounds found last are remembered in one atomic word: the usual check costs a load and two compares.

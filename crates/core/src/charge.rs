@@ -1,4 +1,4 @@
-//! The seam between deciding and counting: a request as a list of charges, and what came of each.
+//! Charges, the interface between engine and store: a request is a list of charges, and each has an outcome.
 
 use crate::algorithm::concurrency::PermitId;
 use crate::cost::Cost;

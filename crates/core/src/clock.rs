@@ -1,4 +1,4 @@
-//! The only module that reads time. Everything else takes `now`.
+//! Clocks: the only module that reads time. Everything else takes `now`.
 //!
 //! `SystemClock` is anchored to the wall clock once and then runs on the monotonic one: a stepped wall clock (NTP, a
 //! leap second, an operator) moves no window while the process lives. Reading the wall clock for every decision was

@@ -1,4 +1,4 @@
-//! What every counter store must do, as a suite that each of them runs.
+//! Conformance suite that every counter store must pass.
 //!
 //! A store is driven beside a [`Ledger`], a plain map stepped by [`Limit::step`](crate::Limit::step), and every field of
 //! every outcome is compared. Time comes from a [`ManualClock`] that the suite moves: `make` hands it to the store,

@@ -1,4 +1,4 @@
-//! What a request costs: how many units of a limit it takes.
+//! Cost: the number of units of a limit that a request takes.
 
 /// Units that a request takes from a limit. Zero only looks; a negative cost gives back, down to an unused limit.
 ///

@@ -1,4 +1,4 @@
-//! The name of a counter: the scope that a rule gives it, and the values that a request brings.
+//! Counter keys: the scope from the rule, and the values from the request.
 //!
 //! Parts are kept apart, never joined: `[a=b_c]` and `[a_b=c]` are two counters. Each store encodes them as it needs
 //! (a seeded hash in memory, escaped text in Redis). A value that may be a secret says so, so that whoever writes it down

@@ -1,4 +1,4 @@
-//! Units taken ahead, to be spent later: until when?
+//! Escrow: until when units that were deducted ahead may be spent.
 //!
 //! A bucket's units are slots of time. Taking a unit moves the TAT on by one interval; that interval is the unit's slot,
 //! and no two units share any of it. A unit that is spent while its whole slot still lies ahead breaks nothing: whoever

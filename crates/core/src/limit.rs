@@ -1,4 +1,4 @@
-//! A limit: a quota and the algorithm that holds it, validated once, then only stepped.
+//! A limit: a rate and the algorithm that enforces it, validated once, then only stepped.
 //!
 //! `step` is pure: the state, the time and the cost go in, an outcome and the new state come out. A denial changes
 //! nothing (but for a state that a clock set back has left in the future, which is mended). Memory runs it as it stands

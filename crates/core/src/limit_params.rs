@@ -1,4 +1,5 @@
-//! A limit as plain numbers, for a store whose steps run elsewhere (a script in Redis) and must be bit-equal to ours.
+//! Limit parameters: a limit as plain numbers, for a store that steps it elsewhere (a Redis script) with bit-equal
+//! outcomes.
 
 use crate::algorithm::fixed_window::Counting;
 use crate::limit::{Limit, Shape};

@@ -1,4 +1,4 @@
-//! What a limit is made from, and why it cannot be made.
+//! Limit specification: the options of a limit, and their validation.
 //!
 //! Whatever has no meaning for an algorithm is refused, never ignored: a rule must not say what its limit does not do.
 

@@ -1,4 +1,4 @@
-//! What a limit says to one charge.
+//! Outcome: a limit's result for one charge.
 
 use crate::time::TimeDelta;
 

@@ -1,4 +1,4 @@
-//! A state in one 64-bit word, with a tag byte that tells a stranger when the word expires.
+//! Packs limit state into 64 bits plus a tag from which expiry can be read without knowing the limit.
 //!
 //! A table of counters must know which slots are free without knowing whose they are: rules come and go, slots stay.
 //! So the word carries its own time at its top, and the tag says how to read it:

@@ -1,4 +1,4 @@
-//! A quota: how many units in which period.
+//! Rate: a count of units per period.
 
 use crate::calendar::Calendar;
 use crate::time::TimeDelta;

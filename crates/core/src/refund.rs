@@ -1,4 +1,4 @@
-//! How much of an old charge may still be given back.
+//! Refunds: how much of an old charge may still be undone.
 //!
 //! Time gives quota back by itself. Giving the same units back a second time would mint: a bucket that has refilled, then
 //! been spent by others, must not be refilled again by a late refund. What is returned here is safe whatever happened in

@@ -1,4 +1,4 @@
-//! What a limit remembers of one key.
+//! Counter state: what a limit stores for one key.
 
 use crate::algorithm::bucket::Tat;
 use crate::algorithm::concurrency::Permits;

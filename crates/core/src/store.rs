@@ -1,4 +1,4 @@
-//! Where counters live, as the engine sees it. Memory, Redis and every decorator implement this one trait.
+//! The counter store interface. Memory, Redis and every decorator implement this one trait.
 
 use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
 use crate::outcome::Outcome;

@@ -1,4 +1,4 @@
-//! Points and lengths of time, in microseconds.
+//! Timestamps and time deltas, in microseconds.
 //!
 //! Microseconds because that is what every authority can tell (Redis `TIME` has no more), so that memory and Redis
 //! answer bit-equally. A `Timestamp` fits in 52 bits (until the year 2112), which leaves 12 bits of a word for the

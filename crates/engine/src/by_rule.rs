@@ -1,3 +1,5 @@
+//! Counters by rule name, found without a lock, with a bounded number of names.
+//!
 //! Figures by rule, for those who watch: found by the rule's name without a lock, and of a bounded number of names whatever rules
 //! come and go. What is beyond that is counted together.
 

@@ -1,4 +1,4 @@
-//! A charge that outlives its request: what a reservation took, or what this node let through while the store was away.
+//! Charge record: a charge that outlives its request, of a reservation, a permit, or a pending reconciliation.
 
 use tollgate_core::{
     Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Mode, OwnedKeyPart, Scope,
@@ -40,7 +40,7 @@ impl ChargeRecord {
 
     /// A charge on the same counter.
     pub(crate) fn charge<'a>(&'a self, parts: &'a [KeyPart<'a>], cost: Cost) -> Charge<'a> {
-        let (after_loss, mode) = (self.loss_policy, self.mode);
-        Charge { loss_policy: after_loss, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
+        let (loss_policy, mode) = (self.loss_policy, self.mode);
+        Charge { loss_policy, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
     }
 }

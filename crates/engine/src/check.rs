@@ -1,4 +1,4 @@
-//! What is asked of the limiter.
+//! The input of a check: a request's domain, attributes or descriptors, and cost.
 
 use crate::trace::TraceContext;
 use std::net::IpAddr;

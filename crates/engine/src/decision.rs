@@ -1,4 +1,5 @@
-//! What the limiter answers. A decision holds the rule set that it was made by, so that it can always name its rules.
+//! Decision: the complete answer to a check. It holds the rule set it was made with, so that it can always name its
+//! rules.
 
 use crate::check::{Check, CheckInput};
 use crate::decision_id::DecisionId;

@@ -1,4 +1,4 @@
-//! How a decision gets its name.
+//! Decision IDs: generation and text form.
 //!
 //! 64 random bits drawn once a thread, and a count: unique without a shared cache line, unguessable enough not to be
 //! walked. A UUID for each decision was rejected: it costs more than the decision.

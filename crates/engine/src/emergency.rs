@@ -1,4 +1,4 @@
-//! What operators decide in an emergency: shut somebody out, tighten, exempt, switch a rule off, or get out of the way.
+//! Emergency measures: block, tighten, exempt, disable a rule, allow all, shadow all.
 //!
 //! While nothing is on, a request pays for one look at a flag. What is on is looked up by the values of the request, so a
 //! thousand measures cost what ten do. Each has an end of its own, which is compared with the clock at each decision: it
@@ -167,7 +167,7 @@ impl Default for ActiveMeasures {
 
 impl std::fmt::Debug for ActiveMeasures {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Emergencies").field("on", &self.any_active()).finish_non_exhaustive()
+        f.debug_struct("ActiveMeasures").field("any", &self.any_active()).finish_non_exhaustive()
     }
 }
 
@@ -360,7 +360,7 @@ impl MeasureEffect {
             let names = |measure: &&Arc<Measure>| matches!(&measure.target, MeasureTarget::Rule(rule) if **rule == **name);
             disabled.iter().find(names)
         };
-        plan.limits.retain(|hit| match is_off(hit.rule) {
+        plan.limits.retain(|matched| match is_off(matched.rule) {
             Some(measure) => {
                 felt = Some(Arc::clone(measure));
                 false
@@ -375,9 +375,9 @@ impl MeasureEffect {
         if let Some(measure) = &self.tighten
             && let MeasureAction::Tighten(factor) = measure.action
         {
-            for hit in plan.limits.iter_mut().filter(|hit| hit.limit.role.is_live()) {
-                hit.limit = LimitOrigin::Inline(Box::new(
-                    hit.limit.map_limits(|limit| limit.scaled_permille(factor)),
+            for matched in plan.limits.iter_mut().filter(|matched| matched.limit.role.is_live()) {
+                matched.limit = LimitOrigin::Inline(Box::new(
+                    matched.limit.map_limits(|limit| limit.scaled_permille(factor)),
                 ));
                 felt = Some(Arc::clone(measure));
             }
@@ -387,23 +387,23 @@ impl MeasureEffect {
 
     /// Says what becomes of the request, after its counters have.
     #[cold]
-    pub(crate) fn override_verdict(&mut self, answer: &mut DecisionDetails) {
+    pub(crate) fn override_verdict(&mut self, details: &mut DecisionDetails) {
         if let Some(measure) = &self.outright {
-            answer.origin = Origin::Emergency;
+            details.origin = Origin::Emergency;
             if measure.action == MeasureAction::Block {
                 let left: TimeDelta = measure.expires_at.since(self.at);
-                answer.verdict = DecisionVerdict::Denied { retry_after: Some(left) };
-                answer.denied_by = Some(DecidedBy::Emergency);
+                details.verdict = DecisionVerdict::Denied { retry_after: Some(left) };
+                details.denied_by = Some(DecidedBy::Emergency);
             }
-        } else if self.applied.is_some() && answer.origin == Origin::Unmatched {
+        } else if self.applied.is_some() && details.origin == Origin::Unmatched {
             // Every rule that it meets is off.
-            answer.origin = Origin::Emergency;
+            details.origin = Origin::Emergency;
         }
         if let Some(measure) = &self.shadow
-            && (self.is_exempt || !answer.is_allowed())
+            && (self.is_exempt || !details.is_allowed())
         {
-            answer.verdict = DecisionVerdict::Allowed { delay: answer.delay() };
-            answer.denied_by = None;
+            details.verdict = DecisionVerdict::Allowed { delay: details.delay() };
+            details.denied_by = None;
             self.applied = Some(Arc::clone(measure));
         }
     }

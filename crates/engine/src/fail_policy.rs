@@ -1,4 +1,4 @@
-//! What is answered when the store is not: the policy of the rules that matched, never an error.
+//! Fail policy: decides requests while the store is unavailable, using each matched rule's `on_error`. Never an error.
 //!
 //! Only the charges that the store could not decide are judged by policy; where one shard is dead, the others' limits
 //! still bite. Of those: one rule that fails closed turns the request away; rules that fail to local are decided by
@@ -36,75 +36,79 @@ impl<S: CounterStore> Limiter<S> {
         plan: &Plan<'_>,
         permit: PermitId,
         error: StoreError,
-        answer: &mut DecisionDetails,
+        details: &mut DecisionDetails,
     ) {
         let mut charges = Charges::new();
         plan.charges(permit, &mut charges);
         let charges = &*charges;
-        let mut stranded = UndecidedRequest {
+        let mut undecided = UndecidedRequest {
             plan,
             charges,
             per_charge: SmallVec::from_elem(Outcome::UNKNOWN, charges.len()),
             failed: SmallVec::from_elem(true, charges.len()),
         };
         if let StoreError::Partial { failed, .. } = error
-            && self.charge_reachable(&mut stranded, &failed).await == Admission::Denied
+            && self.charge_reachable(&mut undecided, &failed).await == Admission::Denied
         {
-            fold(plan, &stranded.outcomes(Admission::Denied), answer);
+            fold(plan, &undecided.outcomes(Admission::Denied), details);
             return;
         }
         // Counted under the rule that turns it away, else under the first that could not be asked about.
-        let deciding = (0..charges.len()).find(|at| stranded.failed[*at] && stranded.decides(*at));
+        let deciding = (0..charges.len()).find(|at| undecided.failed[*at] && undecided.decides(*at));
         let mut owed_to = deciding.and_then(|at| plan.limits[at].rule);
-        let closed = stranded.failed_with(FailPolicy::Closed).next().map(|at| &plan.limits[at]);
-        if let Some(hit) = closed {
-            owed_to = hit.rule;
-            self.refund_taken(&stranded).await;
-            push_unknown(plan, answer);
-            answer.verdict = DecisionVerdict::Denied { retry_after: Some(RETRY_AFTER) };
-            answer.origin = Origin::FailClosed;
-            answer.denied_by = Some(decided_by(hit));
-        } else if self.charge_locally(&mut stranded) == Admission::Denied {
-            self.refund_taken(&stranded).await;
-            fold(plan, &stranded.outcomes(Admission::Denied), answer);
-            answer.origin = Origin::Local;
+        let closed = undecided.failed_with(FailPolicy::Closed).next().map(|at| &plan.limits[at]);
+        if let Some(matched) = closed {
+            owed_to = matched.rule;
+            self.refund_taken(&undecided).await;
+            push_unknown(plan, details);
+            details.verdict = DecisionVerdict::Denied { retry_after: Some(RETRY_AFTER) };
+            details.origin = Origin::FailClosed;
+            details.denied_by = Some(decided_by(matched));
+        } else if self.charge_locally(&mut undecided) == Admission::Denied {
+            self.refund_taken(&undecided).await;
+            fold(plan, &undecided.outcomes(Admission::Denied), details);
+            details.origin = Origin::Local;
         } else {
-            fold(plan, &stranded.outcomes(Admission::Admitted), answer);
-            let open = (0..charges.len()).any(|at| stranded.decides(at) && stranded.failed[at]);
-            let local = deciding.is_some_and(|at| !stranded.failed[at]);
-            answer.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
+            fold(plan, &undecided.outcomes(Admission::Admitted), details);
+            let open = (0..charges.len()).any(|at| undecided.decides(at) && undecided.failed[at]);
+            let local = deciding.is_some_and(|at| !undecided.failed[at]);
+            details.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
         }
         // What only rules in shadow could not be asked about would have passed anyway.
         if deciding.is_some() {
-            self.fallback_counts.record(owed_to.map_or("", |rule| &rule.name), answer.origin);
+            self.fallback_counts.record(owed_to.map_or("", |rule| &rule.name), details.origin);
         }
     }
 
     /// Charges what the store can still decide.
-    async fn charge_reachable(&self, stranded: &mut UndecidedRequest<'_, '_>, failed: &[usize]) -> Admission {
+    async fn charge_reachable(
+        &self,
+        undecided: &mut UndecidedRequest<'_, '_>,
+        failed: &[usize],
+    ) -> Admission {
         let rest: SmallVec<[usize; 8]> =
-            (0..stranded.charges.len()).filter(|at| !failed.contains(at)).collect();
+            (0..undecided.charges.len()).filter(|at| !failed.contains(at)).collect();
         if rest.is_empty() {
             return Admission::Admitted;
         }
-        let charges: SmallVec<[Charge<'_>; 8]> = rest.iter().map(|at| stranded.charges[*at]).collect();
+        let charges: SmallVec<[Charge<'_>; 8]> = rest.iter().map(|at| undecided.charges[*at]).collect();
         let Ok(outcomes) = self.store.charge(&charges).await else { return Admission::Admitted };
         for (at, outcome) in rest.into_iter().zip(outcomes.per_charge) {
-            stranded.per_charge[at] = outcome;
-            stranded.failed[at] = false;
+            undecided.per_charge[at] = outcome;
+            undecided.failed[at] = false;
         }
         outcomes.admission
     }
 
     /// Charges what fails to local on this process's own counters, and notes what it so takes of the shared ones.
-    fn charge_locally(&self, stranded: &mut UndecidedRequest<'_, '_>) -> Admission {
+    fn charge_locally(&self, undecided: &mut UndecidedRequest<'_, '_>) -> Admission {
         let Some(fallback) = &self.fallback else { return Admission::Admitted };
-        let local: SmallVec<[usize; 8]> = stranded.failed_with(FailPolicy::Local).collect();
+        let local: SmallVec<[usize; 8]> = undecided.failed_with(FailPolicy::Local).collect();
         let charges: SmallVec<[Charge<'_>; 8]> = local
             .iter()
             .map(|at| {
-                let (hit, charge) = (&stranded.plan.limits[*at], stranded.charges[*at]);
-                Charge { limit: hit.limit.node_share.as_deref().unwrap_or(charge.limit), ..charge }
+                let (matched, charge) = (&undecided.plan.limits[*at], undecided.charges[*at]);
+                Charge { limit: matched.limit.node_share.as_deref().unwrap_or(charge.limit), ..charge }
             })
             .collect();
         let mut outcomes = Outcomes::default();
@@ -112,13 +116,13 @@ impl<S: CounterStore> Limiter<S> {
             return Admission::Admitted;
         }
         for (at, outcome) in local.into_iter().zip(outcomes.per_charge) {
-            stranded.per_charge[at] = outcome;
-            stranded.failed[at] = false;
+            undecided.per_charge[at] = outcome;
+            undecided.failed[at] = false;
             let taken = outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed();
             // A permit is released where it was taken: the shared counter never held it.
-            let is_permit = stranded.charges[at].limit.algorithm() == Algorithm::Concurrency;
-            if taken && !is_permit && !stranded.plan.limits[at].limit.prepaid {
-                self.pending.add(&stranded.charges[at]);
+            let is_permit = undecided.charges[at].limit.algorithm() == Algorithm::Concurrency;
+            if taken && !is_permit && !undecided.plan.limits[at].limit.prepaid {
+                self.pending.add(&undecided.charges[at]);
             }
         }
         outcomes.admission
@@ -126,8 +130,8 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Gives back what the store has taken from a request that is turned away. What cannot be given back comes back with
     /// time.
-    async fn refund_taken(&self, stranded: &UndecidedRequest<'_, '_>) {
-        let taken = stranded.charges.iter().zip(&stranded.per_charge).zip(&stranded.failed).filter(
+    async fn refund_taken(&self, undecided: &UndecidedRequest<'_, '_>) {
+        let taken = undecided.charges.iter().zip(&undecided.per_charge).zip(&undecided.failed).filter(
             |((charge, outcome), failed)| {
                 !**failed && outcome.verdict.is_allowed() && charge.enforcement != Enforcement::Independent
             },

@@ -1,4 +1,4 @@
-//! How often decisions were made without the store, by rule: an operator's sign that a fail policy is at work.
+//! Fallback counts: decisions made without the store, by rule and origin.
 
 use crate::by_rule::ByRule;
 use crate::decision::Origin;

@@ -1,4 +1,4 @@
-//! How many outcomes become one answer: the most restrictive wins.
+//! Folds the outcomes of a request into one decision: the most restrictive wins.
 //!
 //! Pure: a plan and its outcomes in, an answer out, written in place: it is the largest thing on the path of a request.
 //! A denial is named after the rule of the highest `priority`, then after the one that lasts longest; the time to come
@@ -10,13 +10,13 @@ use crate::decision::{
 use tollgate_core::{Admission, Outcome, Outcomes, TimeDelta, Verdict};
 use tollgate_rules::{Action, LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
 
-pub(crate) fn decided_by(hit: &MatchedLimit<'_>) -> DecidedBy {
-    hit.rule.map_or(DecidedBy::Inline, |rule| DecidedBy::Rule(rule.id))
+pub(crate) fn decided_by(matched: &MatchedLimit<'_>) -> DecidedBy {
+    matched.rule.map_or(DecidedBy::Inline, |rule| DecidedBy::Rule(rule.id))
 }
 
 /// Whether a denial by this hit turns the request away; a quota's does so only together with all others.
-pub(crate) fn decides(hit: &MatchedLimit<'_>) -> bool {
-    hit.limit.role.is_enforced(hit.rule.map_or(Action::Reject, |rule| rule.action))
+pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
+    matched.limit.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
 }
 
 #[inline]
@@ -24,33 +24,33 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
     folded.origin = Origin::Store;
     let mut delay = TimeDelta::ZERO;
     let mut denials = false;
-    for (hit, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
+    for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
         let mut outcome = *outcome;
-        if hit.limit.shards.is_some() {
-            outcome.remaining = hit.remaining_of_whole(&outcome);
+        if matched.limit.shards.is_some() {
+            outcome.remaining = matched.remaining_of_whole(&outcome);
         }
-        push_status(folded, hit, outcome);
+        push_status(folded, matched, outcome);
         match outcome.verdict {
             Verdict::Allowed { delay: TimeDelta::ZERO } | Verdict::Unknown => {}
-            Verdict::Allowed { delay: own } if decides(hit) => delay = delay.max(own),
+            Verdict::Allowed { delay: own } if decides(matched) => delay = delay.max(own),
             Verdict::Allowed { .. } => {}
             Verdict::Denied { .. } => {
                 denials = true;
-                if hit.limit.role == Role::Live && !decides(hit) {
-                    folded.degraded_by.get_or_insert(decided_by(hit));
+                if matched.limit.role == Role::Live && !decides(matched) {
+                    folded.degraded_by.get_or_insert(decided_by(matched));
                 }
             }
         }
-        if let Some(soft) = hit.limit.soft
-            && hit.limit.role == Role::Live
+        if let Some(soft) = matched.limit.soft
+            && matched.limit.role == Role::Live
             && outcome.verdict != Verdict::Unknown
-            && hit.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.threshold
+            && matched.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.threshold
         {
             let mark = match soft.action {
                 SoftAction::Warn => &mut folded.warned_by,
                 SoftAction::Degrade => &mut folded.degraded_by,
             };
-            mark.get_or_insert(decided_by(hit));
+            mark.get_or_insert(decided_by(matched));
         }
     }
     folded.verdict = DecisionVerdict::Allowed { delay };
@@ -61,17 +61,17 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
 
 /// The limits that were met, where nobody answers for any.
 #[cold]
-pub(crate) fn push_unknown(plan: &Plan<'_>, answer: &mut DecisionDetails) {
-    plan.limits.iter().for_each(|hit| push_status(answer, hit, Outcome::UNKNOWN));
+pub(crate) fn push_unknown(plan: &Plan<'_>, details: &mut DecisionDetails) {
+    plan.limits.iter().for_each(|matched| push_status(details, matched, Outcome::UNKNOWN));
 }
 
 /// Names the denial, and says when to come back.
 #[cold]
 fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     let pairs = plan.limits.iter().zip(&outcomes.per_charge);
-    let denying = pairs.filter(|(hit, outcome)| decides(hit) && outcome.verdict.is_denied());
+    let denying = pairs.filter(|(matched, outcome)| decides(matched) && outcome.verdict.is_denied());
     let named = denying.clone().reduce(|best, next| if rank(next) > rank(best) { next } else { best });
-    folded.denied_by = named.map(|(hit, _)| decided_by(hit));
+    folded.denied_by = named.map(|(matched, _)| decided_by(matched));
     let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
         Verdict::Denied { retry_after } => Some(retry_after),
         Verdict::Allowed { .. } | Verdict::Unknown => None,
@@ -82,20 +82,20 @@ fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
 }
 
 #[inline]
-fn push_status(folded: &mut DecisionDetails, hit: &MatchedLimit<'_>, outcome: Outcome) {
-    let limit = match &hit.limit {
+fn push_status(folded: &mut DecisionDetails, matched: &MatchedLimit<'_>, outcome: Outcome) {
+    let limit = match &matched.limit {
         LimitOrigin::Rule(limit) => LimitRef::Rule(limit.id),
         LimitOrigin::Inline(_) | LimitOrigin::Override(_) => {
-            folded.inline_limits.push(RuleLimit::clone(&hit.limit));
+            folded.inline_limits.push(RuleLimit::clone(&matched.limit));
             LimitRef::Inline(u16::try_from(folded.inline_limits.len() - 1).unwrap_or(u16::MAX))
         }
     };
     folded.limits.push(LimitStatus {
         outcome,
-        rule: hit.rule.map(|rule| rule.id),
+        rule: matched.rule.map(|rule| rule.id),
         limit,
-        descriptor: hit.descriptor,
-        role: hit.limit.role,
+        descriptor: matched.descriptor,
+        role: matched.limit.role,
     });
 }
 
@@ -106,11 +106,11 @@ pub(crate) fn is_denied(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
         return true;
     }
     let (mut quotas, mut over) = (0, 0);
-    for (hit, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
-        if !decides(hit) {
+    for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
+        if !decides(matched) {
             continue;
         }
-        match hit.limit.role {
+        match matched.limit.role {
             Role::Quota => {
                 quotas += 1;
                 over += usize::from(outcome.verdict.is_denied());
@@ -122,17 +122,17 @@ pub(crate) fn is_denied(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
     quotas > 0 && quotas == over
 }
 
-fn rank((hit, outcome): (&MatchedLimit<'_>, &Outcome)) -> (i32, TimeDelta) {
+fn rank((matched, outcome): (&MatchedLimit<'_>, &Outcome)) -> (i32, TimeDelta) {
     let lasts = match outcome.verdict {
         Verdict::Denied { retry_after } => retry_after.unwrap_or(TimeDelta::MAX),
         Verdict::Allowed { .. } | Verdict::Unknown => TimeDelta::ZERO,
     };
-    (hit.rule.map_or(0, |rule| rule.priority), lasts)
+    (matched.rule.map_or(0, |rule| rule.priority), lasts)
 }
 
 /// One status for each descriptor of the request.
-pub(crate) fn descriptors(plan: &Plan<'_>, answer: &mut DecisionDetails) {
+pub(crate) fn descriptors(plan: &Plan<'_>, details: &mut DecisionDetails) {
     for (matched, rule) in &plan.matches {
-        answer.descriptors.push(DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id) });
+        details.descriptors.push(DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id) });
     }
 }

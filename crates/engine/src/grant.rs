@@ -1,4 +1,4 @@
-//! Extra quota, once: asked when a limit is over, and only then.
+//! Grants: extra units for a caller, charged only when a limit denies.
 //!
 //! A grant is a counter of its own in the same store, which holds the units granted and never gives any back while the
 //! grant lasts (a strict window as long as its life: never more than its units in any window of that length). A request
@@ -74,8 +74,8 @@ impl Grant {
     }
 
     fn covers(&self, plan: &Plan<'_>, at: usize) -> bool {
-        let hit = &plan.limits[at];
-        let Some(rule) = hit.rule.filter(|rule| self.rules.contains(&rule.id)) else { return false };
+        let matched = &plan.limits[at];
+        let Some(rule) = matched.rule.filter(|rule| self.rules.contains(&rule.id)) else { return false };
         let length = |at: usize| plan.limits[at].limit.limit.rate().period.length();
         let spends = |at: usize| {
             let limit = &plan.limits[at].limit;
@@ -84,7 +84,7 @@ impl Grant {
         let others = (0..plan.limits.len()).filter(|other| {
             let own = &plan.limits[*other];
             own.rule.is_some_and(|own| own.id == rule.id)
-                && own.descriptor == hit.descriptor
+                && own.descriptor == matched.descriptor
                 && spends(*other)
         });
         spends(at) && others.map(length).max() == Some(length(at))

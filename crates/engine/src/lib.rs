@@ -1,31 +1,28 @@
 //! The limiter: rules × store → one [`Decision`] for each request. Knows no SQL and no protocol.
 //!
-//! | file | answers |
+//! | module | contents |
 //! |---|---|
-//! | `limiter` | how a check runs, start to end |
-//! | `check` | what is asked |
-//! | `decision` | what is answered |
-//! | `fold` | how many outcomes become one answer |
-//! | `failing` | what is answered when the store is not |
-//! | `debts` | charging the shared counters, later, with what was let through without them |
-//! | `fallback` | the counters of this process that decide then |
-//! | `fallback_counts` | how often that happened |
-//! | `held` | what a request holds while it is under way |
-//! | `permit_guard` | permits that are renewed while a request is in progress and released when the guard is dropped |
+//! | `limiter` | the decision path |
+//! | `check` | the input of a check |
+//! | `decision`, `decision_id` | the complete answer to a check, and its ID |
+//! | `fold` | outcomes folded into one decision |
+//! | `fail_policy` | decisions while the store is unavailable |
+//! | `fallback`, `fallback_counts` | local counters that decide then, and how often they did |
+//! | `reconcile` | charging the shared counters afterwards |
+//! | `permits`, `permit_guard` | permits of a request in flight; a guard that renews and releases them |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
-//! | `in_flight` | how many permits are held, by rule |
-//! | `holding` | a charge that outlives its request |
-//! | `reserve` | charging an estimate now and the truth later |
-//! | `tenants` | what is agreed with single callers |
-//! | `grant` | extra quota, once, in place of a limit that is over |
-//! | `emergency` | what operators decide in an emergency |
-//! | `usage` | what is used of a caller's limits, and giving it back |
-//! | `observer` | who watches decisions |
-//! | `reconsider` | a second look at a denial: other shards of a split counter, extra quota |
-//! | `replay` | deciding a request that stands for many |
-//! | `trace` | the trace that a request is part of |
-//! | `inline_limit` | limits that arrive with the request, apart from the rules |
-//! | `ids` | how a decision gets its name |
+//! | `in_flight`, `by_rule` | permits held, by rule; bounded counters by rule name |
+//! | `charge_record` | a charge that outlives its request |
+//! | `reservation` | charging an estimate now and settling later |
+//! | `quota_provider` | lookup of a caller's quota |
+//! | `grant` | extra units, charged when a limit denies |
+//! | `emergency` | emergency measures |
+//! | `usage` | usage of a caller's limits, and resets |
+//! | `observer` | the observer interface |
+//! | `reconsider` | second attempt after a denial: other shards of a split counter, grants |
+//! | `replay` | deciding a sampled request that represents many |
+//! | `trace` | trace context of a request |
+//! | `inline_limit` | limits that arrive with the request |
 
 mod by_rule;
 mod charge_record;

@@ -1,4 +1,4 @@
-//! The one decision path: every check, admission and reservation is planned once, charged once and folded once.
+//! The decision path: every check, admission and reservation is planned once, charged once and folded once.
 //!
 //! `Limiter::check` is a future that a caller awaits. Where the store answers without waiting (`CounterStore::try_charge`),
 //! the future is ready in its first poll; where it does not, the same future awaits the same charges. Synchronous twins of
@@ -164,7 +164,7 @@ impl<S: CounterStore> Limiter<S> {
         let rules = self.rules.load();
         let CallerQuota { overrides: tenant, grants } = self.quota_for(check, &rules);
         let mut effect = self.effect_of(check);
-        let mut answer = DecisionDetails::unmatched();
+        let mut details = DecisionDetails::unmatched();
         {
             let permit = PermitId(id.0);
             let mut plan = Plan::default();
@@ -173,25 +173,26 @@ impl<S: CounterStore> Limiter<S> {
                 effect.apply_to(&mut plan);
             }
             if !plan.limits.is_empty() {
-                match self.try_charge(&plan, permit, grants.is_some(), &mut answer) {
+                match self.try_charge(&plan, permit, grants.is_some(), &mut details) {
                     Tried::Decided => {}
                     // Boxed, for it is large, and every check would carry it.
                     tried => {
-                        Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), &mut answer)).await;
+                        Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), &mut details))
+                            .await;
                     }
                 }
             }
-            fold::descriptors(&plan, &mut answer);
+            fold::descriptors(&plan, &mut details);
             if let Some(effect) = &mut effect {
-                effect.override_verdict(&mut answer);
+                effect.override_verdict(&mut details);
             }
-            if self.shadow.load(Ordering::Relaxed) && !answer.is_allowed() {
-                answer.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
-                answer.denied_by = None;
+            if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
+                details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
+                details.denied_by = None;
             }
-            keep(&plan, &answer);
+            keep(&plan, &details);
         }
-        let decision = Decision { id, details: answer, rules, overrides: tenant, grants, effect };
+        let decision = Decision { id, details, rules, overrides: tenant, grants, effect };
         self.notify_observers(check, &decision);
         decision
     }
@@ -203,13 +204,14 @@ impl<S: CounterStore> Limiter<S> {
         plan: &Plan<'_>,
         permit: PermitId,
         has_grants: bool,
-        answer: &mut DecisionDetails,
+        details: &mut DecisionDetails,
     ) -> Tried {
         if self.pending.any_pending() {
             return Tried::Declined;
         }
         // One limit needs no list; and one call, which is then inlined.
-        let (one, mut many) = (plan.limits.first().map(|hit| [plan.charge(hit, permit)]), Charges::new());
+        let (one, mut many) =
+            (plan.limits.first().map(|matched| [plan.charge(matched, permit)]), Charges::new());
         let charges = match &one {
             Some(one) if plan.limits.len() == 1 => &one[..],
             _ => {
@@ -224,7 +226,7 @@ impl<S: CounterStore> Limiter<S> {
         if (has_grants || plan.is_split) && fold::is_denied(plan, &outcomes) {
             return Tried::Denied(Box::new(outcomes));
         }
-        fold::fold(plan, &outcomes, answer);
+        fold::fold(plan, &outcomes, details);
         Tried::Decided
     }
 
@@ -235,7 +237,7 @@ impl<S: CounterStore> Limiter<S> {
         permit: PermitId,
         tried: Tried,
         grants: Option<&Grants>,
-        answer: &mut DecisionDetails,
+        details: &mut DecisionDetails,
     ) {
         let charged = match tried {
             Tried::Denied(outcomes) => Ok(*outcomes),
@@ -250,16 +252,16 @@ impl<S: CounterStore> Limiter<S> {
         };
         let mut outcomes = match charged {
             Ok(outcomes) => outcomes,
-            Err(error) => return self.apply_fail_policy(plan, permit, error, answer).await,
+            Err(error) => return self.apply_fail_policy(plan, permit, error, details).await,
         };
         let mut paid = None;
         if (grants.is_some() || plan.is_split) && fold::is_denied(plan, &outcomes) {
             paid = self.reconsider(plan, permit, grants, &mut outcomes).await;
         }
-        fold::fold(plan, &outcomes, answer);
+        fold::fold(plan, &outcomes, details);
         if paid.is_some() {
-            answer.origin = Origin::Grant;
-            answer.granted = paid;
+            details.origin = Origin::Grant;
+            details.granted = paid;
         }
     }
 }

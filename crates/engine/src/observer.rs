@@ -1,3 +1,5 @@
+//! The observer interface, called on the request thread after each decision. Implementations must not block.
+//!
 //! Who watches decisions: counts them, logs them, remembers some. They are told after a decision is made and before it is
 //! answered, on the thread of the request: an observer is quick, never waits, and keeps what it needs in memory of its own.
 

@@ -1,4 +1,4 @@
-//! What a request holds while it is under way: permits, and what it took for a turn that it is still waiting for.
+//! Concurrency permits and delay-queue entries held by a request in flight.
 //!
 //! For those who stand in a request's way and see it end (a gateway, a layer): they give back what it holds when it has
 //! been answered, has failed, or its caller has left. Nothing is remembered here, unlike reservations: who drops a
@@ -30,7 +30,7 @@ pub struct HeldPermits {
 
 impl std::fmt::Debug for HeldPermits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Held").field("id", &self.id).field("counters", &self.charges.len()).finish()
+        f.debug_struct("HeldPermits").field("id", &self.id).field("counters", &self.charges.len()).finish()
     }
 }
 
@@ -65,8 +65,9 @@ impl<S: CounterStore> Limiter<S> {
     pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<HeldPermits>) {
         let (id, asked) = (DecisionId::generate(), self.clock.now());
         let mut held = None;
-        let keep =
-            |plan: &Plan<'_>, answer: &DecisionDetails| held = self.hold(plan, answer, PermitId(id.0), asked);
+        let keep = |plan: &Plan<'_>, details: &DecisionDetails| {
+            held = self.hold(plan, details, PermitId(id.0), asked);
+        };
         let decision = self.decide(check, id, keep).await;
         (decision, held)
     }
@@ -75,21 +76,21 @@ impl<S: CounterStore> Limiter<S> {
     fn hold(
         &self,
         plan: &Plan<'_>,
-        answer: &DecisionDetails,
+        details: &DecisionDetails,
         id: PermitId,
         asked: Timestamp,
     ) -> Option<HeldPermits> {
-        let is_permit = |(hit, status): &(&MatchedLimit<'_>, &LimitStatus)| {
-            hit.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
+        let is_permit = |(matched, status): &(&MatchedLimit<'_>, &LimitStatus)| {
+            matched.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
         };
-        let permits = plan.limits.iter().zip(&answer.limits).filter(is_permit);
-        if !answer.is_allowed() || (answer.delay() == TimeDelta::ZERO && permits.clone().next().is_none()) {
+        let permits = plan.limits.iter().zip(&details.limits).filter(is_permit);
+        if !details.is_allowed() || (details.delay() == TimeDelta::ZERO && permits.clone().next().is_none()) {
             return None;
         }
-        let rules = permits.filter_map(|(hit, _)| hit.rule.map(|rule| rule.name.as_str()));
+        let rules = permits.filter_map(|(matched, _)| matched.rule.map(|rule| rule.name.as_str()));
         Some(HeldPermits {
             id,
-            charges: reserved_charges(plan, answer, asked),
+            charges: reserved_charges(plan, details, asked),
             _in_flight: self.in_flight.enter(rules),
         })
     }
@@ -104,8 +105,8 @@ impl<S: CounterStore> Limiter<S> {
             .permits()
             .zip(&parts)
             .map(|(reserved, parts)| {
-                let holding = &reserved.record;
-                Permit { key: holding.key(parts), limit: &holding.limit, id: held.id }
+                let record = &reserved.record;
+                Permit { key: record.key(parts), limit: &record.limit, id: held.id }
             })
             .collect();
         if permits.is_empty() {
@@ -162,9 +163,9 @@ impl<S: CounterStore> Limiter<S> {
             .permits()
             .zip(&parts)
             .map(|(reserved, parts)| {
-                let holding = &reserved.record;
-                let cost = tollgate_core::Cost::new(holding.units);
-                Charge { permit: held.id, ..holding.charge(parts, cost) }
+                let record = &reserved.record;
+                let cost = tollgate_core::Cost::new(record.units);
+                Charge { permit: held.id, ..record.charge(parts, cost) }
             })
             .collect();
         if charges.is_empty() { Ok(()) } else { self.store.charge(&charges).await.map(|_| ()) }

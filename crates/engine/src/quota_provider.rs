@@ -1,4 +1,4 @@
-//! What is agreed with single callers, asked on the way of a request: an answer from memory, never from a database.
+//! Quota lookup interface: a caller's quota, from memory, never from a database.
 //!
 //! The limiter knows only this trait; who keeps the agreements, and how they change, is another room's affair. A limiter
 //! without any pays for one look at an empty place.

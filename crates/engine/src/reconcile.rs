@@ -1,4 +1,4 @@
-//! What this node let through while the store was away, to be charged to the shared counters when it is back.
+//! Reconciliation: charges the shared counters with what this node allowed while the store was unavailable.
 //!
 //! Without it every outage would hand out a fresh burst at its end. Whoever owes pays before he is served: a check charges
 //! its counters' debts first, and if that cannot be done the store is as good as away for them; the rest is paid in the
@@ -56,31 +56,31 @@ impl PendingCharges {
 
     /// Notes what a charge on a local counter took of the shared one.
     pub(crate) fn add(&self, charge: &Charge<'_>) {
-        let mut book = self.table();
-        book.add(counter_id(charge), ChargeRecord::from_charge(charge));
+        let mut table = self.table();
+        table.add(counter_id(charge), ChargeRecord::from_charge(charge));
         self.any.store(true, Ordering::Release);
     }
 
     /// Takes what some of these counters owe, to be paid. An error tells which are being paid by somebody else.
     fn start<'a>(&'a self, names: &[CounterId]) -> Result<ReconcileGuard<'a>, Vec<usize>> {
-        let mut book = self.table();
-        let busy = |at: &usize| book.in_progress.contains(&names[*at]);
+        let mut table = self.table();
+        let busy = |at: &usize| table.in_progress.contains(&names[*at]);
         let busy: Vec<usize> = (0..names.len()).filter(busy).collect();
         if !busy.is_empty() {
             return Err(busy);
         }
-        let list: Vec<_> = names.iter().filter_map(|name| book.pending.remove_entry(name)).collect();
-        book.in_progress.extend(list.iter().map(|(name, _)| *name));
+        let list: Vec<_> = names.iter().filter_map(|name| table.pending.remove_entry(name)).collect();
+        table.in_progress.extend(list.iter().map(|(name, _)| *name));
         Ok(ReconcileGuard { pending: self, charges: list })
     }
 }
 
 impl PendingTable {
-    fn add(&mut self, name: CounterId, debt: ChargeRecord) {
+    fn add(&mut self, name: CounterId, charge_record: ChargeRecord) {
         if let Some(known) = self.pending.get_mut(&name) {
-            known.units = known.units.saturating_add(debt.units).min(2 * known.limit.capacity());
+            known.units = known.units.saturating_add(charge_record.units).min(2 * known.limit.capacity());
         } else if self.pending.len() < MAX_PENDING {
-            self.pending.insert(name, debt);
+            self.pending.insert(name, charge_record);
         }
     }
 }
@@ -88,23 +88,25 @@ impl PendingTable {
 impl ReconcileGuard<'_> {
     async fn debit(mut self, store: &impl CounterStore) -> Result<(), StoreError> {
         {
-            let parts: Vec<_> = self.charges.iter().map(|(_, debt)| debt.parts()).collect();
+            let parts: Vec<_> = self.charges.iter().map(|(_, charge_record)| charge_record.parts()).collect();
             let charges: Vec<_> = self
                 .charges
                 .iter()
                 .zip(&parts)
-                .map(|((_, debt), parts)| debt.charge(parts, Cost::new(debt.units)))
+                .map(|((_, charge_record), parts)| {
+                    charge_record.charge(parts, Cost::new(charge_record.units))
+                })
                 .collect();
             store.debit(&charges).await?;
         }
-        let mut book = self.pending.table();
+        let mut table = self.pending.table();
         for (name, _) in self.charges.drain(..) {
-            book.in_progress.remove(&name);
+            table.in_progress.remove(&name);
         }
-        if book.pending.is_empty() && book.in_progress.is_empty() {
+        if table.pending.is_empty() && table.in_progress.is_empty() {
             self.pending.any.store(false, Ordering::Release);
         }
-        drop(book);
+        drop(table);
         Ok(())
     }
 }
@@ -112,10 +114,10 @@ impl ReconcileGuard<'_> {
 impl Drop for ReconcileGuard<'_> {
     fn drop(&mut self) {
         if !self.charges.is_empty() {
-            let mut book = self.pending.table();
-            for (name, debt) in self.charges.drain(..) {
-                book.in_progress.remove(&name);
-                book.add(name, debt);
+            let mut table = self.pending.table();
+            for (name, charge_record) in self.charges.drain(..) {
+                table.in_progress.remove(&name);
+                table.add(name, charge_record);
             }
         }
     }
@@ -130,8 +132,8 @@ impl<S: CounterStore> Limiter<S> {
         }
         let owing: Vec<CounterId> = self.pending.table().pending.keys().copied().collect();
         for batch in owing.chunks(BATCH) {
-            let Ok(paying) = self.pending.start(batch) else { continue };
-            if !paying.charges.is_empty() && paying.debit(&self.store).await.is_err() {
+            let Ok(guard) = self.pending.start(batch) else { continue };
+            if !guard.charges.is_empty() && guard.debit(&self.store).await.is_err() {
                 return true;
             }
         }
@@ -145,10 +147,10 @@ impl<S: CounterStore> Limiter<S> {
         }
         let names: Vec<CounterId> = charges.iter().map(counter_id).collect();
         let (failed, why) = match self.pending.start(&names) {
-            Ok(paying) if paying.charges.is_empty() => return Ok(()),
-            Ok(paying) => {
-                let owing: HashSet<CounterId> = paying.charges.iter().map(|(name, _)| *name).collect();
-                match paying.debit(&self.store).await {
+            Ok(guard) if guard.charges.is_empty() => return Ok(()),
+            Ok(guard) => {
+                let owing: HashSet<CounterId> = guard.charges.iter().map(|(name, _)| *name).collect();
+                match guard.debit(&self.store).await {
                     Ok(()) => return Ok(()),
                     Err(why) => ((0..names.len()).filter(|at| owing.contains(&names[*at])).collect(), why),
                 }

@@ -120,8 +120,8 @@ impl<S: CounterStore> Limiter<S> {
             }
             // Of alternatives one must fit: which of them moves is not for one of them to say.
             let is_denied = |at: &usize| {
-                let hit = &plan.limits[*at];
-                let moves = hit.enforcement != Enforcement::Alternative && decides(hit);
+                let matched = &plan.limits[*at];
+                let moves = matched.enforcement != Enforcement::Alternative && decides(matched);
                 outcomes.per_charge[*at].verdict.is_denied() && moves
             };
             let denied: SmallVec<[usize; 4]> = (0..plan.limits.len()).filter(is_denied).collect();
@@ -158,27 +158,27 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Finds the shard of a split counter that has the most room, if that is enough.
     async fn find_room(&self, plan: &Plan<'_>, at: usize, denied: &Outcome) -> Room {
-        let hit = &plan.limits[at];
-        let values = &plan.parts[usize::from(hit.parts.0) + 1..usize::from(hit.parts.1)];
-        let counter = CounterKey { scope: &hit.limit.scope, parts: values };
-        let (units, now) = (hit.cost.units(), self.clock.now());
-        let largest = hit.limit.shards.iter().flatten().map(tollgate_core::Limit::capacity).max();
+        let matched = &plan.limits[at];
+        let values = &plan.parts[usize::from(matched.parts.0) + 1..usize::from(matched.parts.1)];
+        let counter = CounterKey { scope: &matched.limit.scope, parts: values };
+        let (units, now) = (matched.cost.units(), self.clock.now());
+        let largest = matched.limit.shards.iter().flatten().map(tollgate_core::Limit::capacity).max();
         if largest.is_none_or(|largest| units > largest) {
             return Room::Nowhere(None);
         }
         if let Some(remaining) = self.full_counters.get(&counter, units, now) {
             return Room::Nowhere(Some(remaining));
         }
-        let names: Vec<SmallVec<[KeyPart<'_>; 4]>> = hit
+        let names: Vec<SmallVec<[KeyPart<'_>; 4]>> = matched
             .shard_names()
             .iter()
             .map(|name| std::iter::once(KeyPart::Text(name)).chain(values.iter().copied()).collect())
             .collect();
-        let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
+        let mode = if matched.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
         let mut peeks: Vec<(u16, Charge<'_>)> = Vec::with_capacity(names.len());
         for (shard, parts) in (0..).zip(&names) {
-            let key = CounterKey { scope: &hit.limit.scope, parts };
-            let charge = Charge::new(key, hit.limit.for_shard(shard), Cost::PEEK);
+            let key = CounterKey { scope: &matched.limit.scope, parts };
+            let charge = Charge::new(key, matched.limit.for_shard(shard), Cost::PEEK);
             peeks.push((shard, Charge { mode, enforcement: Enforcement::Independent, ..charge }));
         }
         let Some(rooms) = self.read_rooms(peeks).await else { return Room::Nowhere(None) };
@@ -190,7 +190,7 @@ impl<S: CounterStore> Limiter<S> {
             return Room::In { shard, remaining };
         }
         // Permits come back at any time.
-        if hit.limit.limit.algorithm() != Algorithm::Concurrency {
+        if matched.limit.limit.algorithm() != Algorithm::Concurrency {
             let wait = match denied.verdict {
                 Verdict::Denied { retry_after: Some(wait) } => wait.min(MAX_AGE),
                 _ => MAX_AGE,

@@ -1,4 +1,4 @@
-//! Deciding a request that stands for many: for rehearsals, on counters that nobody else uses.
+//! Replay of a sampled request that represents many, for impact previews, on counters of its own.
 
 use crate::check::Check;
 use crate::decision::{Decision, DecisionDetails};
@@ -38,20 +38,21 @@ impl SampleWeight {
 impl<S: CounterStore> Limiter<S> {
     /// Decides as [`Limiter::check`] does, at the price of the requests that this one stands for, and without permits: how
     /// long a request would have held one is not known. Nobody watches. `None` where the store must be waited for.
-    pub fn replay(&self, check: &Check<'_>, stands: SampleWeight) -> Option<Decision> {
+    pub fn replay(&self, check: &Check<'_>, weight: SampleWeight) -> Option<Decision> {
         let (id, rules) = (DecisionId::generate(), self.rules.load());
         let tenant = self.quota_for(check, &rules).overrides;
-        let mut answer = DecisionDetails::unmatched();
+        let mut details = DecisionDetails::unmatched();
         {
             let mut plan = Plan::default();
             plan_into(&rules, tenant.as_deref(), check, &mut plan);
-            plan.limits.retain(|hit| hit.limit.limit.algorithm() != Algorithm::Concurrency);
-            for hit in &mut plan.limits {
-                let shared = hit.rule.is_some_and(|rule| rule.shared_by_callers);
-                hit.cost = scale_cost(hit.cost, if shared { stands.shared } else { stands.per_caller });
+            plan.limits.retain(|matched| matched.limit.limit.algorithm() != Algorithm::Concurrency);
+            for matched in &mut plan.limits {
+                let shared = matched.rule.is_some_and(|rule| rule.shared_by_callers);
+                matched.cost =
+                    scale_cost(matched.cost, if shared { weight.shared } else { weight.per_caller });
             }
-            if stands.node > 0 {
-                split_by_node(&mut plan, stands);
+            if weight.node > 0 {
+                split_by_node(&mut plan, weight);
             }
             if !plan.limits.is_empty() {
                 let (mut charges, mut outcomes) = (Charges::new(), Outcomes::default());
@@ -59,20 +60,20 @@ impl<S: CounterStore> Limiter<S> {
                 if !self.store.try_charge(&charges, &mut outcomes) {
                     return None;
                 }
-                fold::fold(&plan, &outcomes, &mut answer);
+                fold::fold(&plan, &outcomes, &mut details);
             }
         }
-        Some(Decision { id, details: answer, rules, overrides: tenant, grants: None, effect: None })
+        Some(Decision { id, details, rules, overrides: tenant, grants: None, effect: None })
     }
 }
 
 /// Gives what is counted on each node a counter of this node's own: its name has one part more.
-fn split_by_node(plan: &mut Plan<'_>, stands: SampleWeight) {
-    for hit in &mut plan.limits {
-        if stands.sharing == CounterSharing::Shared && hit.limit.mode != Mode::Local {
+fn split_by_node(plan: &mut Plan<'_>, weight: SampleWeight) {
+    for matched in &mut plan.limits {
+        if weight.sharing == CounterSharing::Shared && matched.limit.mode != Mode::Local {
             continue;
         }
-        let own = usize::from(hit.parts.0)..usize::from(hit.parts.1);
+        let own = usize::from(matched.parts.0)..usize::from(matched.parts.1);
         let (Ok(from), Ok(upto)) =
             (u16::try_from(plan.parts.len()), u16::try_from(plan.parts.len() + own.len() + 1))
         else {
@@ -82,8 +83,8 @@ fn split_by_node(plan: &mut Plan<'_>, stands: SampleWeight) {
             let part = plan.parts[at];
             plan.parts.push(part);
         }
-        plan.parts.push(KeyPart::Network { address: stands.node.into(), prefix: u8::MAX });
-        hit.parts = (from, upto);
+        plan.parts.push(KeyPart::Network { address: weight.node.into(), prefix: u8::MAX });
+        matched.parts = (from, upto);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Charging an estimate now and the truth later: for work whose cost is known only when it is done (LLM tokens).
+//! Reservations: charge an estimate now and settle the actual cost later (LLM tokens).
 //!
 //! A reservation takes its estimate like any check. Settling it moves each counter by the difference: more is debited
 //! (it has happened), less is given back, as far as time has not given it back already. Cancelling gives everything back. Either frees the permits. One that is
@@ -173,9 +173,9 @@ impl<S: CounterStore> Limiter<S> {
         }
         let mut pending = PendingKey { reservations: &self.reservations, key: idempotency_key };
         let (id, mut charged) = (DecisionId::generate(), Vec::new());
-        let keep = |plan: &Plan<'_>, answer: &DecisionDetails| {
-            if answer.is_allowed() {
-                charged = reserved_charges(plan, answer, asked);
+        let keep = |plan: &Plan<'_>, details: &DecisionDetails| {
+            if details.is_allowed() {
+                charged = reserved_charges(plan, details, asked);
             }
         };
         let decision = self.decide(check, id, keep).await;
@@ -216,7 +216,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     async fn end(&self, id: ReservationId, wanted: Settlement) -> Result<Settlement, SettleError> {
-        let holdings = {
+        let records = {
             let mut ledger = self.reservations.table();
             ledger.sweep(self.clock.now());
             let entry = ledger.entries.get_mut(&id).ok_or(SettleError::Unknown)?;
@@ -230,50 +230,45 @@ impl<S: CounterStore> Limiter<S> {
             entry.charges.clone()
         };
         let mut closing = Closing { reservations: &self.reservations, id, next_status: Status::Open };
-        self.move_counters(&holdings, id, wanted).await?;
+        self.move_counters(&records, id, wanted).await?;
         closing.next_status = Status::Closed(wanted);
         Ok(wanted)
     }
 
     pub(crate) async fn move_counters(
         &self,
-        holdings: &[ReservedCharge],
+        records: &[ReservedCharge],
         id: ReservationId,
         wanted: Settlement,
     ) -> Result<(), StoreError> {
-        let parts: Vec<Vec<KeyPart<'_>>> = holdings.iter().map(|reserved| reserved.record.parts()).collect();
+        let parts: Vec<Vec<KeyPart<'_>>> = records.iter().map(|reserved| reserved.record.parts()).collect();
         let permit = PermitId(id.0);
         let now = self.clock.now();
         let mut charges = Vec::new();
         let mut permits = Vec::new();
-        for (ReservedCharge { record: holding, taken_at: taken, turn, follows }, parts) in
-            holdings.iter().zip(&parts)
-        {
-            let key = holding.key(parts);
-            if holding.limit.algorithm() == tollgate_core::Algorithm::Concurrency {
-                permits.push(Permit { key, limit: &holding.limit, id: permit });
+        for (ReservedCharge { record, taken_at: taken, turn, follows }, parts) in records.iter().zip(&parts) {
+            let key = record.key(parts);
+            if record.limit.algorithm() == tollgate_core::Algorithm::Concurrency {
+                permits.push(Permit { key, limit: &record.limit, id: permit });
                 continue;
             }
             let real = match wanted {
                 Settlement::Settled(cost) if *follows => cost,
-                Settlement::Settled(_) => holding.units,
+                Settlement::Settled(_) => record.units,
                 Settlement::Canceled => 0,
             };
-            let cost = match real.checked_sub(holding.units) {
+            let cost = match real.checked_sub(record.units) {
                 Some(more) => Cost::new(more),
                 // What time has given back already is not given back twice.
                 None => {
                     let whole = now < *turn;
-                    let most = if whole {
-                        holding.units
-                    } else {
-                        holding.limit.refundable(holding.units, *taken, now)
-                    };
-                    Cost::refund(most.min(holding.units - real))
+                    let most =
+                        if whole { record.units } else { record.limit.refundable(record.units, *taken, now) };
+                    Cost::refund(most.min(record.units - real))
                 }
             };
             if !cost.is_peek() {
-                charges.push(Charge { permit, ..holding.charge(parts, cost) });
+                charges.push(Charge { permit, ..record.charge(parts, cost) });
             }
         }
         if !charges.is_empty() {
@@ -320,24 +315,24 @@ impl Drop for Closing<'_> {
 /// nothing counts as not yet come back that has.
 pub(crate) fn reserved_charges(
     plan: &Plan<'_>,
-    answer: &DecisionDetails,
+    details: &DecisionDetails,
     taken: Timestamp,
 ) -> Vec<ReservedCharge> {
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
-    let statuses = answer.limits.iter();
+    let statuses = details.limits.iter();
     // What a grant has paid for was taken from the grant.
-    let granted = |at: usize| answer.granted.as_ref()?.iter().find(|paid| paid.limit == at);
+    let granted = |at: usize| details.granted.as_ref()?.iter().find(|paid| paid.limit == at);
     (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
         .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
-        .map(|(at, ((charge, hit), status))| ReservedCharge {
+        .map(|(at, ((charge, matched), status))| ReservedCharge {
             record: granted(at).map_or_else(|| ChargeRecord::from_charge(charge), |paid| paid.record.clone()),
             taken_at: taken,
             turn: match status.outcome.verdict {
                 Verdict::Allowed { delay } => taken + delay,
                 _ => taken,
             },
-            follows: !matches!(hit.rule.map(|rule| &rule.cost), Some(CostFrom::Fixed(_))),
+            follows: !matches!(matched.rule.map(|rule| &rule.cost), Some(CostFrom::Fixed(_))),
         })
         .collect()
 }

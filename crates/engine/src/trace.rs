@@ -1,3 +1,5 @@
+//! Trace context of a request, and the record of a forwarded request.
+//!
 //! The trace that a request is part of, where its caller follows one and somebody here does too. Fronts read it from their
 //! wire; who watches decisions makes spans of it. A request without one carries an empty pointer, and nothing else.
 

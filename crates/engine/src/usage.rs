@@ -1,4 +1,4 @@
-//! What is used of a caller's limits, read from the counters without charging; and giving it back.
+//! Usage of a caller's limits, read from the counters without charging; and usage resets.
 //!
 //! Only rules with counters of the caller's own are told of: another's quota is nobody's to give back. Some need more than
 //! the caller's key to be met (an endpoint, say): they are named, with what they need.
@@ -167,9 +167,9 @@ impl<S: CounterStore> Limiter<S> {
         let domain = find_domain(&rules, domain)?;
         let only = rule.map(|name| find_rules(&rules, name)).transpose()?;
         let check = Check::attributes(domain.name(), attributes).with_cost(Cost::PEEK);
-        let agreed = self.quota_for(&check, &rules);
+        let quota = self.quota_for(&check, &rules);
         let mut plan = Plan::default();
-        plan_into(&rules, agreed.overrides.as_deref(), &check, &mut plan);
+        plan_into(&rules, quota.overrides.as_deref(), &check, &mut plan);
         let own = domain.per_caller_rules(attributes);
         let wanted = |id: u32| only.as_ref().is_none_or(|only| only.contains(&id));
         let counters = counters(&plan, |id| {
@@ -206,7 +206,7 @@ impl<S: CounterStore> Limiter<S> {
             tier: plan.tier.map(str::to_owned),
             limits,
             unmatched: needs.collect(),
-            grants: self.grant_balances(&rules, agreed.grants.as_deref()).await?,
+            grants: self.grant_balances(&rules, quota.grants.as_deref()).await?,
         })
     }
 
@@ -262,10 +262,10 @@ fn find_rules(rules: &Ruleset, name: &str) -> Result<Vec<u32>, UsageError> {
 
 fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<CounterSet<'p>> {
     let hits = plan.limits.iter().enumerate();
-    let counters = hits.filter_map(|(at, hit)| {
-        hit.rule.filter(|rule| wanted(rule.id))?;
-        let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-        let split = hit.shard_names();
+    let counters = hits.filter_map(|(at, matched)| {
+        matched.rule.filter(|rule| wanted(rule.id))?;
+        let parts = &plan.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
+        let split = matched.shard_names();
         let names = if split.is_empty() {
             vec![parts.iter().copied().collect()]
         } else {
@@ -283,18 +283,13 @@ fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<CounterSet
 fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [CounterSet<'_>], cost: Cost) -> Charges<'a> {
     let each =
         counters.iter().flat_map(|counter| (0..).zip(&counter.names).map(|named| (counter.limit, named)));
-    let charge = |(hit, (shard, parts)): (usize, (u16, &'a SmallVec<[KeyPart<'_>; 4]>))| {
-        let hit = &plan.limits[hit];
-        let key = CounterKey { scope: &hit.limit.scope, parts };
-        let after_loss = hit.rule.map_or_else(Default::default, |rule| rule.class.loss_policy());
-        let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
+    let charge = |(matched, (shard, parts)): (usize, (u16, &'a SmallVec<[KeyPart<'_>; 4]>))| {
+        let matched = &plan.limits[matched];
+        let key = CounterKey { scope: &matched.limit.scope, parts };
+        let loss_policy = matched.rule.map_or_else(Default::default, |rule| rule.class.loss_policy());
+        let mode = if matched.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
         let enforcement = Enforcement::Independent;
-        Charge {
-            enforcement,
-            loss_policy: after_loss,
-            mode,
-            ..Charge::new(key, hit.limit.for_shard(shard), cost)
-        }
+        Charge { enforcement, loss_policy, mode, ..Charge::new(key, matched.limit.for_shard(shard), cost) }
     };
     each.map(charge).collect()
 }
@@ -305,10 +300,11 @@ fn used<'a>(
     told: &[Outcome],
     path: impl Fn(u32) -> &'a str,
 ) -> LimitUsage {
-    let hit = &plan.limits[counter.limit];
-    let rule = hit.rule.expect("only rules' limits have counters here");
-    let replaced = hit.limit.role != Role::Candidate && hit.limit.limit.algorithm() != Algorithm::Concurrency;
-    let source = match &hit.limit {
+    let matched = &plan.limits[counter.limit];
+    let rule = matched.rule.expect("only rules' limits have counters here");
+    let replaced =
+        matched.limit.role != Role::Candidate && matched.limit.limit.algorithm() != Algorithm::Concurrency;
+    let source = match &matched.limit {
         LimitOrigin::Override(_) if replaced => LimitSource::Override,
         _ if plan.tier.is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => {
             LimitSource::Tier
@@ -318,8 +314,8 @@ fn used<'a>(
     LimitUsage {
         rule: rule.name.clone(),
         descriptor: path(rule.id).to_owned(),
-        limit: hit.limit.limit.clone(),
-        role: hit.limit.role,
+        limit: matched.limit.limit.clone(),
+        role: matched.limit.role,
         source,
         remaining: told.iter().map(answered).sum(),
         reset_after: told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO),

@@ -1,4 +1,4 @@
-//! From drafts to rules: what a descriptor means in its domain, and the tree that finds it.
+//! Rule compiler: turns drafts into rules and the tree that finds them.
 
 mod limits;
 

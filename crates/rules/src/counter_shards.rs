@@ -1,4 +1,4 @@
-//! Which shard of a split counter a request is charged to: each in turn.
+//! Shards of a split counter: chooses the one that a request is charged to, round robin.
 //!
 //! Every counter has its own turn, on every thread, and threads begin their rounds at different shards. One turn for all
 //! counters was rejected: two split rules in one request, or two callers that alternate, would each reach every second shard

@@ -1,4 +1,4 @@
-//! From the tree to drafts: which keys a file and a descriptor may have, and what type each is.
+//! Rule file decoder: the keys of a file and of a descriptor, and the type of each.
 //!
 //! A key that is absent, or whose value is null, is not there. Unknown keys are errors at every level. A key whose
 //! behaviour is still to come is refused when used, never ignored.

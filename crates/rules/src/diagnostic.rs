@@ -1,4 +1,4 @@
-//! What is wrong with a rule file, where, and what to write instead.
+//! Diagnostics of rule files: what is wrong, where, and what to write instead.
 //!
 //! A diagnostic carries its own snippet, so that it can be logged, shown at `/readyz` and printed long after the file
 //! has changed. All errors of all files are collected, up to a bound: one run shows the whole work that is left.

@@ -1,4 +1,4 @@
-//! A rule file as written: every value typed and placed, nothing yet decided by its neighbours.
+//! Rule draft: a rule file as written, typed and with positions, before compilation.
 //!
 //! The step between text and rules: what a limit is depends on the domain's algorithm, the rule's action and the
 //! profile, so the decoder only says what stands there and `compile` says what it means.

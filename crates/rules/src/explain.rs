@@ -1,4 +1,4 @@
-//! Why a rule matches a request, or does not, clause by clause.
+//! Rule explanation: why a rule matches a request, or does not, clause by clause.
 //!
 //! Each clause is a key of the rule's path, asked on its own, so that somebody who expected a match sees the one that
 //! failed. The walk itself is not instrumented: it stays as fast as it is, and this asks the tree again.
@@ -74,13 +74,13 @@ impl Domain {
             let charged: Vec<(String, String)> = plan
                 .limits
                 .iter()
-                .filter(|hit| hit.rule.is_some_and(|hit| hit.id == id))
-                .map(|hit| {
-                    let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
+                .filter(|matched| matched.rule.is_some_and(|matched| matched.id == id))
+                .map(|matched| {
+                    let parts = &plan.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
                     let values: Vec<String> = parts.iter().map(ToString::to_string).collect();
                     (
-                        hit.limit.limit.to_string(),
-                        format!("{} [{}]", hit.limit.scope.label(), values.join(", ")),
+                        matched.limit.limit.to_string(),
+                        format!("{} [{}]", matched.limit.scope.label(), values.join(", ")),
                     )
                 })
                 .collect();

@@ -1,19 +1,20 @@
 //! The rule language: from a YAML file to a plan of charges. Knows no store and no protocol.
 //!
-//! A file goes through four hands, each of which knows only the one before:
+//! A file goes through four stages, each of which depends only on the one before:
 //!
-//! | file | answers |
+//! | module | contents |
 //! |---|---|
-//! | `syntax`, [`diagnostic`](Diagnostics) | what stands where; how an error looks |
-//! | `read`, `decode`, `draft`, `period`, `suggest` | which keys there are, and what type each is |
-//! | `compile`, `scope`, [`rule`](Rule), [`unit`](Unit) | what a descriptor means in its domain; the names of counters |
-//! | `tree`, `pattern`, `network`, `walk`, [`plan`](Plan) | which rules a request meets |
-//! | `lint`, [`explain`](Explanation) | what will never act; why a rule did or did not match |
-//! | [`diff`](RuleChange) | what other rules would change |
-//! | [`outline`](Outlined) | how the descriptors of a domain stand under each other |
-//! | [`naming`](tells_who) | what the name of an attribute tells about its values |
-//! | [`tenant`](Tenant) | what is agreed with one caller in place of the rules' own limits |
-//! | [`ruleset`](Ruleset) | all of it, loaded and read |
+//! | `yaml`, [`diagnostic`](Diagnostics) | the parser, whose nodes carry positions; errors and warnings |
+//! | `reader`, `decode`, `draft`, `period`, `suggest` | the keys of a rule file and the type of each |
+//! | `compile`, `scope`, `placement`, [`rule`](Rule), [`unit`](Unit) | compiled rules, counter scopes, modes |
+//! | `tree`, `pattern`, `network`, `matcher`, [`plan`](Plan) | matching a request to limits |
+//! | `counter_shards` | shards of a split counter |
+//! | `lint`, [`explain`](Explanation) | rules that can never apply; why a rule did or did not match |
+//! | [`diff`](RuleChange) | changes between two rule sets |
+//! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
+//! | [`sensitivity`](identifies_caller) | attributes that identify a caller or may be secret |
+//! | [`overrides`](CallerOverrides), [`per_caller`](PerCallerRule) | a caller's limits in place of the rules'; rules with a counter per caller |
+//! | [`ruleset`](Ruleset) | all domains, loaded together |
 
 mod compile;
 mod counter_shards;

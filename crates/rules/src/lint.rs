@@ -1,4 +1,4 @@
-//! Rules that load and do nothing: those that can never match, and those that can never bite.
+//! Lints for rules that can never match or never deny.
 //!
 //! Few and right: a warning that is wrong once is never read again. So each check holds only where it can be proved
 //! from the file alone, and says nothing about anything else.

@@ -1,4 +1,4 @@
-//! Two walks over one tree: what a request meets.
+//! Rule matcher: finds the limits that a request matches, by attributes or by descriptors.
 //!
 //! A bag of attributes meets every path whose keys it has, parents and children alike. An RLS descriptor meets the one
 //! node at which its last entry ends. Both take, at each level and for each key, the exact value before wildcards in
@@ -57,14 +57,15 @@ impl Domain {
         };
         walk.match_level(&self.tree[0].children);
         let AttributeMatcher { uncharged: quiet, replacing, plan, .. } = walk;
-        if plan.limits.len() > 1 && !plan.limits.is_sorted_by_key(|hit| hit.rule.map(|rule| rule.id)) {
-            plan.limits.sort_by_key(|hit| hit.rule.map(|rule| rule.id));
+        if plan.limits.len() > 1 && !plan.limits.is_sorted_by_key(|matched| matched.rule.map(|rule| rule.id))
+        {
+            plan.limits.sort_by_key(|matched| matched.rule.map(|rule| rule.id));
         }
         if !replacing.is_empty() {
             drop_replaced(plan, &replacing);
         }
         plan.matches.push(match plan.limits.first() {
-            Some(hit) => (MatchKind::Limited, hit.rule),
+            Some(matched) => (MatchKind::Limited, matched.rule),
             None => quiet,
         });
     }
@@ -406,7 +407,7 @@ fn drop_replaced(plan: &mut Plan<'_>, replacing: &[&Rule]) {
             rule.has_explicit_name && replacing.iter().any(|other| other.replaces.contains(&rule.name))
         })
     };
-    plan.limits.retain(|hit| !replaced(hit.rule));
+    plan.limits.retain(|matched| !replaced(matched.rule));
     for (matched, rule) in &mut plan.matches {
         if *matched == MatchKind::Limited && replaced(*rule) {
             (*matched, *rule) = (MatchKind::None, None);

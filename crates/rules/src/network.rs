@@ -1,4 +1,5 @@
-//! Keys that count networks, not addresses: `remote_address/24`, `remote_address/64`, `remote_address/24/64`.
+//! Network keys, which count networks instead of addresses: `remote_address/24`, `remote_address/64`,
+//! `remote_address/24/64`.
 
 use std::net::IpAddr;
 use tollgate_core::KeyPart;

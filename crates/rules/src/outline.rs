@@ -1,4 +1,4 @@
-//! The rules of a domain as people see them in the file: descriptor under descriptor.
+//! Outline of a domain: its descriptors nested as in the file.
 
 use crate::rule::Rule;
 use crate::ruleset::Domain;

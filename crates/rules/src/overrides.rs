@@ -1,4 +1,4 @@
-//! What is agreed with one caller apart from the rules: a tier, and limits of its own in place of some rules'.
+//! Overrides: a caller's tier and the limits that replace some rules' limits.
 //!
 //! An agreement names rules by words that people keep in a database, so it is compiled against a rule set before it acts,
 //! and again when the rules change. It keeps the rule's algorithm, and where it keeps the period too it keeps the counter:
@@ -80,7 +80,7 @@ impl Ruleset {
         overrides: &[Override],
     ) -> (CallerOverrides, Vec<OverrideError>) {
         let mut limits: Vec<(u32, Vec<RuleLimit>)> = Vec::new();
-        let mut unfit = Vec::new();
+        let mut errors = Vec::new();
         for (at, wanted) in overrides.iter().enumerate() {
             match self.compile_override(wanted) {
                 Ok(compiled) => {
@@ -95,17 +95,17 @@ impl Ruleset {
                         if own.iter().any(|other| other.scope == limit.scope) {
                             let why =
                                 "two limits of one rule with the same period would share a counter; keep one";
-                            unfit.push(OverrideError { index: at, field: "period", reason: why.to_owned() });
+                            errors.push(OverrideError { index: at, field: "period", reason: why.to_owned() });
                         } else {
                             own.push(limit);
                         }
                     }
                 }
-                Err((field, why)) => unfit.push(OverrideError { index: at, field, reason: why }),
+                Err((field, why)) => errors.push(OverrideError { index: at, field, reason: why }),
             }
         }
         limits.sort_by_key(|(id, _)| *id);
-        (CallerOverrides { tier: tier.map(Into::into), limits }, unfit)
+        (CallerOverrides { tier: tier.map(Into::into), limits }, errors)
     }
 
     /// Whether any rule has limits for this tier.

@@ -1,4 +1,4 @@
-//! Values with `*` in them: fixed parts with anything between them.
+//! Wildcard patterns: values with `*` in them.
 
 mod index;
 mod wildcards;

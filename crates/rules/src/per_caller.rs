@@ -1,4 +1,4 @@
-//! The rules with counters of a caller's own: what `GET /admin/v1/usage` tells of, and what can be given back.
+//! Rules with a counter per caller: those that `GET /admin/v1/usage` reports and resets.
 
 use crate::matcher::find;
 use crate::overrides::is_per_caller;

@@ -1,4 +1,4 @@
-//! Counts and periods as people write them: `100/minute`, `100 per 30s`, `5/250ms`, `1000/day in Europe/Zurich`.
+//! Parsers of rates and periods: `100/minute`, `100 per 30s`, `5/250ms`, `1000/day in Europe/Zurich`.
 
 use crate::reader::parse_number;
 use crate::yaml::shorten;

@@ -1,4 +1,4 @@
-//! Where each limit is kept: what the rules say, and what follows where they say nothing.
+//! Placement of counters: the mode of each limit (central, leased, local), its node share and its shards.
 //!
 //! | | |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What a request is matched to: the limits to charge, with the counter of each.
+//! Plan: the limits that a request matched, each with its counter, ready to charge.
 //!
 //! A plan borrows the rule set and the request and holds its few entries inline: on the usual path nothing is allocated.
 
@@ -127,26 +127,26 @@ impl Plan<'_> {
     /// Adds the charges for the store. `permit` names the holder of any concurrency permits.
     #[inline]
     pub fn charges<'a>(&'a self, permit: PermitId, charges: &mut Charges<'a>) {
-        charges.extend(self.limits.iter().map(|hit| self.charge(hit, permit)));
+        charges.extend(self.limits.iter().map(|matched| self.charge(matched, permit)));
     }
 
     /// The charge of one limit.
     #[inline]
-    pub fn charge<'a>(&'a self, hit: &'a MatchedLimit<'a>, permit: PermitId) -> Charge<'a> {
-        let parts = &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-        let key = CounterKey { scope: &hit.limit.scope, parts };
-        let enforcement = hit.enforcement;
-        let after_loss = hit.rule.map_or(LossPolicy::AssumeUnused, |rule| rule.class.loss_policy());
-        let (limit, mode) = (hit.charged_limit(), hit.limit.mode);
-        Charge { key, limit, cost: hit.cost, enforcement, permit, loss_policy: after_loss, mode }
+    pub fn charge<'a>(&'a self, matched: &'a MatchedLimit<'a>, permit: PermitId) -> Charge<'a> {
+        let parts = &self.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
+        let key = CounterKey { scope: &matched.limit.scope, parts };
+        let enforcement = matched.enforcement;
+        let loss_policy = matched.rule.map_or(LossPolicy::AssumeUnused, |rule| rule.class.loss_policy());
+        let (limit, mode) = (matched.charged_limit(), matched.limit.mode);
+        Charge { key, limit, cost: matched.cost, enforcement, permit, loss_policy, mode }
     }
 }
 
 impl Plan<'_> {
     /// Moves a split counter's charge to another of its shards.
-    pub fn move_to_shard(&mut self, hit: usize, shard: u16) {
-        let Some(name) = self.limits[hit].shard_names().get(usize::from(shard)) else { return };
-        let (from, to) = self.limits[hit].parts;
+    pub fn move_to_shard(&mut self, matched: usize, shard: u16) {
+        let Some(name) = self.limits[matched].shard_names().get(usize::from(shard)) else { return };
+        let (from, to) = self.limits[matched].parts;
         let (Ok(start), Ok(end)) =
             (u16::try_from(self.parts.len()), u16::try_from(self.parts.len() + usize::from(to - from)))
         else {
@@ -158,7 +158,7 @@ impl Plan<'_> {
             let part = self.parts[at];
             self.parts.push(part);
         }
-        (self.limits[hit].parts, self.limits[hit].shard) = ((start, end), shard);
+        (self.limits[matched].parts, self.limits[matched].shard) = ((start, end), shard);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Typed reads of single nodes: each returns the value, or reports what stands there and what should.
+//! Typed readers of YAML nodes: each returns the value, or reports what is there and what is expected.
 
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::suggest::closest;

@@ -1,4 +1,4 @@
-//! The rules of all domains, loaded together and then only read.
+//! Rule set: the rules of all domains, loaded together and then only read.
 
 use crate::compile;
 use crate::decode;

@@ -1,4 +1,4 @@
-//! The names of counters: domain, path, algorithm, period, and nothing that an operator changes while traffic flows.
+//! Counter scopes: domain, path, algorithm, period, and nothing that an operator changes while traffic flows.
 //!
 //! `api|user|endpoint=POST /orders|gcra|1m`. Parts are separated by `|`, a key from its value by `=` (exact) or `~` (one
 //! counter for a pattern), and these marks are escaped inside parts, so no two paths share a name. The count, the burst
@@ -35,7 +35,7 @@ impl ScopePath {
         match &element.test {
             ValueTest::Any | ValueTest::Like(_) => key(&mut path.group, &element.key),
             ValueTest::Exact(text) if may_be_secret(&element.key) => {
-                value(&mut path.name, '=', &hidden(text))
+                value(&mut path.name, '=', &hidden(text));
             }
             ValueTest::Exact(text) => value(&mut path.name, '=', text),
             ValueTest::Shared(pattern) => value(&mut path.name, '~', pattern.text()),

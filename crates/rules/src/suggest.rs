@@ -1,4 +1,4 @@
-//! "Did you mean": the known word nearest to an unknown one.
+//! "Did you mean" suggestions: the known word nearest to an unknown one.
 
 /// The nearest of `known`, if it is near enough to be what was meant.
 pub(crate) fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {

@@ -1,4 +1,4 @@
-//! The rules of a domain as a tree, laid out for matching.
+//! Rule tree of a domain, laid out for matching.
 //!
 //! At each level a key is found by a look at the few there are, or by hash beyond that; a value by hash; wildcards by
 //! their index. So a match costs the same among ten rules as among a hundred thousand.
@@ -102,7 +102,7 @@ impl Level {
                 index.exact.insert(value.clone(), node);
             }
             ValueTest::Like(pattern) | ValueTest::Shared(pattern) => {
-                index.patterns.push(pattern.clone(), node)
+                index.patterns.push(pattern.clone(), node);
             }
             ValueTest::Network(prefix) => index.networks.push((*prefix, node)),
         }

@@ -1,4 +1,4 @@
-//! The units of the Envoy file, with that service's lengths.
+//! Units of Envoy rule files, with the Envoy service's lengths.
 
 use tollgate_core::TimeDelta;
 

@@ -1,4 +1,4 @@
-//! YAML as a tree in which every node knows where it stands.
+//! YAML parser whose nodes carry their positions.
 //!
 //! The parser's events become nodes with line and column, so that the decoder can point at anything. Deriving the
 //! decoding from types was rejected: where several forms are allowed (`limit: 10/second`, a list, a mapping) it loses

@@ -1,4 +1,4 @@
-//! A circuit breaker: stops asking a part that keeps failing, and asks again, once, when it may have recovered.
+//! Circuit breaker: stops calling a failing shard and probes it once after a cooldown.
 //!
 //! Closed, every request passes. After `failures` failures within `within` it opens: requests are refused at once, without
 //! waiting for the dead part. After `cooldown` one request is let through as a probe; if it succeeds the breaker closes, if

@@ -1,4 +1,4 @@
-//! Denials remembered: once the store has said "denied until T", this node says so itself until T.
+//! Deny cache: repeats a store's denial on this node until the denial ends, without calling the store.
 //!
 //! A flood over its limit is the traffic that a limiter sees most of, and each such request would cost the store a round
 //! trip to hear the same answer. Until T nothing but a refund or a raised limit can change it, so the answer is exact;

@@ -1,4 +1,4 @@
-//! Which keys are hot: a heavy-hitter sketch of fixed size (Space-Saving), over windows of half a second.
+//! Hot key detection: a heavy-hitter sketch of fixed size (Space-Saving), over windows of half a second.
 //!
 //! Each part keeps [`WAYS`] counters. A key without one takes over the smallest, and its count: so a count is too high by at
 //! most what it took over, which is kept beside it, and a key that has more than a [`WAYS`]-th of its part's traffic

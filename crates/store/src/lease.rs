@@ -1,14 +1,14 @@
 //! Decisions out of units that the authority has already deducted: no network on the usual path, and never more than the
 //! limit. `docs/leases.md` has the theorem and its proof.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
 //! | `config` | the settings |
-//! | `pocket` | one grant: units, and until when each is good |
-//! | `entry` | one key's lease: what is in hand, what is known, what to ask for |
-//! | `table` | names to leases |
-//! | `errands` | asking for units and giving them back, beside the traffic |
-//! | `stats` | what leases tell about themselves |
+//! | `units` | units of one refill, and until when each is valid |
+//! | `key_lease` | one key's lease: available units, the authority's last known state, the next refill |
+//! | `table` | leases by key |
+//! | `tasks` | refilling and returning units in the background |
+//! | `stats` | statistics |
 //!
 //! A request is settled near first: local counters, then leases; what is left is asked of the store behind, in one call.
 //! If any of it refuses, what the nearer ones gave is put back: all or none, as everywhere. A key without anything in hand

@@ -1,18 +1,18 @@
-//! Counters of this process, in a fixed amount of memory.
+//! In-memory store: counters of this process, in a fixed amount of memory.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
-//! | `config` | how much memory, and why it could not be had |
-//! | `hash` | a key as a secret 64-bit name |
-//! | `slot`, `lines` | 16 bytes of state, and the memory they lie in (the unsafe code) |
-//! | `table` | names to slots without locks; what a full window gives up |
-//! | `counters` | one charge; what happens to those whom the table turns away |
-//! | `request` | several charges, all or none |
+//! | `config` | memory settings and errors |
+//! | `hash` | counter keys as secret 64-bit names |
+//! | `slot`, `cache_lines` | 16 bytes of state, and the memory they lie in (the unsafe code) |
+//! | `table` | lock-free table of slots; eviction from a full window |
+//! | `packed_counters` | one charge; shared counters for keys that find no slot |
+//! | `multi_charge` | several charges, all or none |
 //! | `batch` | many requests at one instant |
-//! | `wide` | states that do not fit a slot |
-//! | `pages` | when to ask for huge pages |
-//! | `stats` | what the store tells about itself |
-//! | `model` (tests) | the table under loom |
+//! | `wide` | state that does not fit a slot |
+//! | `huge_pages` | when to use huge pages |
+//! | `stats` | statistics |
+//! | `loom_model` (tests) | the table under loom |
 //!
 //! `docs/memory-store.md` has the bytes, the policy under a flood, the races and the costs.
 
@@ -85,9 +85,9 @@ impl<C: Clock> MemoryStore<C> {
         if bytes < MemoryConfig::MIN_BYTES {
             return Err(MemoryError::TooSmall { given: bytes });
         }
-        let aside = config.wide_bytes.unwrap_or(bytes / 8);
-        if aside > bytes / 2 {
-            return Err(MemoryError::WideTooLarge { wide: aside, bytes });
+        let wide = config.wide_bytes.unwrap_or(bytes / 8);
+        if wide > bytes / 2 {
+            return Err(MemoryError::WideTooLarge { wide, bytes });
         }
         // 64Ki shared counters, or a thirty-second of a small store.
         let shared = (bytes / 32).min(1 << 20);
@@ -96,7 +96,7 @@ impl<C: Clock> MemoryStore<C> {
             let mapped = MmapLines::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
             Ok(Table::new(mapped, lines, mark))
         };
-        let keys = table(bytes - aside - shared, packed_counters::PROTECTED_PRESSURE)?;
+        let keys = table(bytes - wide - shared, packed_counters::PROTECTED_PRESSURE)?;
         let pages = Pages::new(config.huge_pages, keys.lines());
         Ok(Self {
             clock,
@@ -107,7 +107,7 @@ impl<C: Clock> MemoryStore<C> {
                 counts: Counts::default(),
                 shared_counts: Counts::default(),
             },
-            wide: WideCounters::new(aside),
+            wide: WideCounters::new(wide),
             pages,
             bytes,
         })

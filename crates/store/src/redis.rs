@@ -1,17 +1,17 @@
-//! Counters in Redis, in a primary behind sentinels, or in Redis Cluster, shared by any number of nodes.
+//! Redis store: counters in Redis, in a primary behind Sentinel, or in Redis Cluster, shared by any number of nodes.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
-//! | `config` | where the servers are; who we are to them |
-//! | `names` | what a counter is called: bundle, name, slot |
-//! | `request` | a request's charges, by the place where they live |
+//! | `config` | addresses, credentials, timeouts |
+//! | `key_encoding` | keys of bundles, names of counters, cluster slots |
+//! | `shard_request` | a request's charges, by the shard or slot where they live |
 //! | `lua/`, `script` | the scripts that decide and write |
-//! | `wire`, `call` | requests as the argument of one script call, and back |
-//! | `entry`, `recompute` | what the bundles held, and what the charges come to: told by `Limit::step` itself |
-//! | `loss` | what is assumed of counters that a server may have forgotten |
-//! | `lane` | one connection: batches without a timer |
-//! | `node`, `topology` | servers with their breakers, and which has which slot |
-//! | `asking` | one part of a request: retries within the deadline |
+//! | `script_args`, `script_call` | requests as the argument of one script call, and its reply |
+//! | `decode_state`, `recompute` | the states in the bundles, and the outcomes recomputed by `Limit::step` |
+//! | `data_loss` | the state assumed for counters that a server may have lost |
+//! | `pipeline` | one connection: batches without a timer |
+//! | `shard`, `topology` | servers with their breakers, and which has which slot |
+//! | `dispatch` | one shard request: retries within the deadline |
 //!
 //! `docs/redis.md` has every byte, what happens on each failure, and the figures. A library's own cluster client was
 //! rejected: it retries what may have been done, and waits where a check must not.

@@ -1,4 +1,4 @@
-//! The processor's own counter, to tell the time between two readings of the real clock.
+//! The processor's tick counter, which measures time between two readings of the system clock.
 //!
 //! Reading the operating system's monotonic clock costs as much as the rest of a decision in memory. So each thread reads
 //! it every [`TRUSTED_NANOS`] and in between counts ticks, at the rate that the last two readings showed. What a tick is worth

@@ -1,4 +1,4 @@
-//! The cases. Each is a promise that a user of any store relies on.
+//! Conformance cases. Each is a guarantee that a user of any store relies on.
 
 use super::fixtures::{attempts, build, every_limit, per_minute, some_cost, some_time};
 use super::rng::SplitMix64;

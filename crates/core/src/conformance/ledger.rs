@@ -1,4 +1,4 @@
-//! The plainest store there is: a map, one thread at a time. What it answers is what every store must answer.
+//! Reference store: a map, one thread at a time. Its outcomes are what every store must return.
 //!
 //! Independent charges come first, each on its own. The others are then tried in order on a copy, where a counter that
 //! is named twice sees its first charge; the copy is kept if the request is admitted. If it is refused, what would have

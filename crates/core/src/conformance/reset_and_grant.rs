@@ -1,4 +1,4 @@
-//! The cases that operators' acts on counters rest on: giving all used quota back, and granting some once.
+//! Conformance cases for usage resets and grants.
 
 use super::fixtures::{attempts, build, every_limit};
 use super::rng::SplitMix64;

@@ -190,7 +190,7 @@ fn every_fault_is_caught() {
         match block_on(run(make)) {
             Ok(()) => panic!("{fault:?} was not caught"),
             Err(Violation { case: caught, detail: what }) => {
-                assert_eq!(caught, case, "{fault:?} was caught by: {what}")
+                assert_eq!(caught, case, "{fault:?} was caught by: {what}");
             }
         }
     }

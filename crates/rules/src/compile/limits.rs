@@ -1,4 +1,4 @@
-//! The limits of one rule: which algorithm, which role, which counter.
+//! Compiles the limits of one rule: algorithm, role and counter scope.
 
 use super::{Compiler, LimitSets};
 use crate::draft::{LimitDraft, RuleDraft, SoftThreshold};

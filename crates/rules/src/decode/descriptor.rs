@@ -1,4 +1,4 @@
-//! One descriptor: its keys, one by one.
+//! Decodes one descriptor, key by key.
 
 use super::{algorithm, class, descriptors, limit};
 use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftThreshold};

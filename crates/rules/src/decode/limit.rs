@@ -1,4 +1,4 @@
-//! Limits in all their forms: Envoy's `rate_limit`, a text, a mapping, a list of these.
+//! Decodes limits in all their forms: Envoy's `rate_limit`, a string, a mapping, a list of these.
 
 use super::{algorithm, descriptor};
 use crate::draft::{LimitDraft, RuleDraft, ShapeDraft};

@@ -1,4 +1,4 @@
-//! Finding the first of thousands of patterns that matches a value.
+//! Pattern index: finds the first of thousands of patterns that matches a value.
 //!
 //! Patterns are grouped by the lengths of their first and last fixed part: for one group, a hash of the value's ends
 //! finds the few that can match. Where many have the same ends (`*chrome*`, `*firefox*`, ...), a hash of each stretch

@@ -1,4 +1,4 @@
-//! Wildcards apart from their rules: for whoever must tell which of them a value matches without telling the value.
+//! Wildcards without their rules: replaces a value by the pattern that it matches.
 
 use super::Pattern;
 

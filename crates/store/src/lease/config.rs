@@ -1,4 +1,4 @@
-//! How leases are kept: the settings, and what they mean.
+//! Lease settings.
 
 use tollgate_core::{Algorithm, Limit, LimitParams, LimitSpec, Rate, TimeDelta};
 

@@ -1,4 +1,4 @@
-//! One key's lease: what is in hand, what is known of the authority's counter, and what to ask for next. No I/O.
+//! Lease of one key: available units, the last known state of the authority's counter, and the next refill. No I/O.
 
 use super::config::LeaseConfig;
 use super::units::LeasedUnits;
@@ -246,13 +246,13 @@ impl Lease {
         self.demand.record(units, now);
         // What is good is worked out once: each time is a division.
         let (mut paid, mut good) = (None, 0);
-        for pocket in &mut self.units {
+        for leased in &mut self.units {
             if paid.is_some() {
-                good += pocket.available(now);
+                good += leased.available(now);
                 continue;
             }
-            let (voids, left) = pocket.spend(units, now);
-            paid = voids.map(|voids| SpendReceipt { grant: pocket.id, voids, units });
+            let (voids, left) = leased.spend(units, now);
+            paid = voids.map(|voids| SpendReceipt { grant: leased.id, voids, units });
             good += left;
         }
         if let Some(receipt) = paid {
@@ -277,8 +277,8 @@ impl Lease {
 
     /// Takes back what a request spent that was then refused.
     pub(super) fn unspend(&mut self, receipt: SpendReceipt) {
-        if let Some(pocket) = self.units.iter_mut().find(|pocket| pocket.id == receipt.grant) {
-            pocket.unspend(receipt.units, receipt.voids);
+        if let Some(leased) = self.units.iter_mut().find(|leased| leased.id == receipt.grant) {
+            leased.unspend(receipt.units, receipt.voids);
         }
     }
 
@@ -289,7 +289,7 @@ impl Lease {
 
     /// Units in hand.
     pub(super) fn available(&self, now: Timestamp) -> u64 {
-        self.units.iter().map(|pocket| pocket.available(now)).sum()
+        self.units.iter().map(|leased| leased.available(now)).sum()
     }
 
     /// What the authority said to a charge that this node had to ask about.
@@ -356,8 +356,8 @@ impl Lease {
     /// What is to be asked for now: units, how many are out no longer, and whether to mark it. None where it is not worth
     /// it.
     pub(super) fn next_refill(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
-        self.spent += self.units.iter_mut().map(|pocket| pocket.report(now)).sum::<u64>();
-        self.units.retain(|pocket| pocket.available(now) > 0);
+        self.spent += self.units.iter_mut().map(|leased| leased.report(now)).sum::<u64>();
+        self.units.retain(|leased| leased.available(now) > 0);
         let (good, most) = (self.available(now), self.key.escrow.1.capacity());
         let refilled = self.key.refill(now.since(self.authority.asked_at));
         let budget = self.authority.remaining.saturating_add(refilled).min(self.key.limit.capacity());
@@ -414,8 +414,8 @@ impl Lease {
             return;
         }
         self.denial = None;
-        if let Some(pocket) = self.key.leased_units(ask, outcomes, ttl) {
-            self.units.push(pocket);
+        if let Some(leased) = self.key.leased_units(ask, outcomes, ttl) {
+            self.units.push(leased);
             self.last_refill = units;
         }
     }
@@ -429,8 +429,8 @@ impl Lease {
     /// Everything in hand, to be given back.
     pub(super) fn drain(&mut self, now: Timestamp) -> SmallVec<[LeaseAction; 2]> {
         let pockets = std::mem::take(&mut self.units);
-        let held = pockets.into_iter().map(|pocket| (pocket.available(now), pocket));
-        held.filter(|(good, _)| *good > 0).map(|(good, pocket)| LeaseAction::Return(pocket, good)).collect()
+        let held = pockets.into_iter().map(|leased| (leased.available(now), leased));
+        held.filter(|(good, _)| *good > 0).map(|(good, leased)| LeaseAction::Return(leased, good)).collect()
     }
 
     pub(super) fn idle_for(&self, now: Timestamp) -> TimeDelta {

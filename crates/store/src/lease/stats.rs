@@ -1,4 +1,4 @@
-//! What leases tell about themselves.
+//! Lease statistics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! What is done beside the traffic: units are asked for before they run out, and given back when nobody uses them.
+//! Background lease tasks: refill before units run out, return what is idle.
 //!
 //! Whoever runs the process drives it: `task_ready` waits until there is something to do, `due_tasks` tells what, `run_task` does one.
 //! No runtime is assumed, so a simulation drives the same code in its own time.
@@ -49,11 +49,11 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     }
 
     /// Does one. `id` names the grant that it may bring: never the same twice, on any node.
-    pub async fn run_task(&self, errand: LeaseTask, id: PermitId) {
-        let LeaseTask { name, key: named, action: task } = errand;
+    pub async fn run_task(&self, task: LeaseTask, id: PermitId) {
+        let LeaseTask { name, key: named, action: task } = task;
         match task {
             LeaseAction::Refill => self.refill(name, &named, id).await,
-            LeaseAction::Return(pocket, units) => self.return_units_of(&named, &pocket, units).await,
+            LeaseAction::Return(leased, units) => self.return_units_of(&named, &leased, units).await,
         }
     }
 
@@ -87,18 +87,18 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         let ask = RefillRequest { units, spent, marks, sent_at: asked, id };
         if !self.table.refilled(name, named, &ask, &outcomes, self.config.ttl, now) && granted {
             // The lease was given up meanwhile.
-            if let Some(pocket) = named.leased_units(&ask, &outcomes, self.config.ttl) {
-                self.return_units_of(named, &pocket, pocket.available(now)).await;
+            if let Some(leased) = named.leased_units(&ask, &outcomes, self.config.ttl) {
+                self.return_units_of(named, &leased, leased.available(now)).await;
             }
         }
     }
 
-    async fn return_units_of(&self, named: &LeaseKey, pocket: &LeasedUnits, units: u64) {
+    async fn return_units_of(&self, named: &LeaseKey, leased: &LeasedUnits, units: u64) {
         if units == 0 {
             return;
         }
         let parts = named.parts();
-        let (taken, full_at, id) = (pocket.taken_at(units), pocket.full_at, pocket.id);
+        let (taken, full_at, id) = (leased.taken_at(units), leased.full_at, leased.id);
         let back =
             UnitReturn { key: named.key(&parts), limit: &named.limit, units, taken_at: taken, full_at, id };
         // If it is lost, time gives them back. Sent once: it may have been done.

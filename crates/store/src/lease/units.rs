@@ -1,4 +1,4 @@
-//! What a node has in hand of one counter: units that the authority deducted at one instant, and until when each is good.
+//! Leased units: deducted by the authority at one instant, each with an end of validity.
 
 use tollgate_core::{Escrow, PermitId, TimeDelta, Timestamp};
 

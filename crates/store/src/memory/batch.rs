@@ -1,4 +1,4 @@
-//! Many checks with one reading of the clock.
+//! Batches of checks with one reading of the clock.
 //!
 //! A decision over millions of keys is one cache miss and little else. A batch starts all its misses before it waits
 //! for the first: names are hashed and lines fetched a group at a time, then charged in order.

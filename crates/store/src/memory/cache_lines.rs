@@ -1,4 +1,4 @@
-//! The memory under the table, and the only unsafe code of this crate.
+//! Cache-line storage under the table, and the only unsafe code of this crate.
 //!
 //! Slots of 16 bytes, four to a line of 64, in one anonymous mapping: pages that no key has touched cost nothing.
 //! A slot changes only by one 128-bit compare-exchange. It is read as two 64-bit loads, because a 128-bit load is

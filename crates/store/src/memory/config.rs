@@ -1,4 +1,4 @@
-//! How much memory the store may take.
+//! Memory settings of the store.
 //!
 //! One number, the cap, because that is what an operator has to give; how it is divided follows from it. Numbers of keys
 //! were rejected: how many fit depends on the limits, and the machine's memory does not.

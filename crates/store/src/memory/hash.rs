@@ -1,4 +1,4 @@
-//! A counter's name as a number that nobody outside can predict.
+//! Seeded hash of a counter key, unpredictable from outside.
 //!
 //! 64 bits choose the counter: the upper ones its home line, the lower 48 its fingerprint. The seed is drawn from the
 //! operating system for every store, so that nobody can prepare keys that crowd one line or share one counter. Fields

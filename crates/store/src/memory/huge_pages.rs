@@ -1,4 +1,4 @@
-//! When the table gets huge pages.
+//! Huge pages for the table.
 //!
 //! Keys fall on random places: with huge pages from the start, a few hundred keys would make half a gigabyte resident;
 //! with small pages for ever, every decision over millions of keys walks the page table. So the table starts on small

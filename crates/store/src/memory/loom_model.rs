@@ -1,4 +1,4 @@
-//! The table under loom: every interleaving of a few steps, up to a bound of preemptions.
+//! Loom model of the table: every interleaving of a few steps, up to a bound of preemptions.
 //!
 //! A slot is modelled as one atomic number that stands for its 128 bits, and a reading as two accesses, so that it can
 //! be torn as the real one can. Accesses are read-modify-writes: the model has one order of all of them, which is what
@@ -126,7 +126,7 @@ fn remaining(counters: &PackedCounters<Model>, ask: PackedCharge<'_>) -> u64 {
 }
 
 fn slots_of(counters: &PackedCounters<Model>, name: u64) -> usize {
-    (0..SLOTS).filter(|at| counters.keys.lines().load(*at).is_of(name)).count()
+    (0..SLOTS).filter(|at| counters.keys.lines().load(*at).belongs_to(name)).count()
 }
 
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {

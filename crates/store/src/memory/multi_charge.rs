@@ -1,4 +1,4 @@
-//! All charges of a request, or none, over counters that have no common lock.
+//! Multi-charge requests: all charges or none, over counters that have no common lock.
 //!
 //! First every charge is drafted: read and stepped, nothing written. If the drafts refuse the request, nothing has
 //! happened. Else they are put into effect one by one, each by its own compare-exchange. A counter that somebody else

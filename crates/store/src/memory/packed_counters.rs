@@ -1,4 +1,4 @@
-//! Packed counters: the table of keys, and the small table of shared counters for newcomers that it turns away.
+//! Packed counters: the table of keys, and the small table of shared counters for new keys that find no slot.
 //!
 //! A charge is: find the slot, step its word, put it back by one compare-exchange; from the start again if somebody
 //! was faster. A denial or a look writes nothing.

@@ -1,4 +1,4 @@
-//! What 16 bytes of the table hold.
+//! Slot layout: the 16 bytes of one counter in the table.
 //!
 //! | half | bits, high to low |
 //! |---|---|

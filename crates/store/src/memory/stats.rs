@@ -1,4 +1,4 @@
-//! What the store tells about itself.
+//! Memory store statistics.
 //!
 //! Only what is out of the ordinary is counted (a newcomer, an eviction, a shared counter): a charge of a known key
 //! touches none of it. Counters are striped by name, so that threads seldom write the same line.

@@ -1,4 +1,4 @@
-//! Counters by name in fixed memory: a hash table without locks whose slots free themselves.
+//! Lock-free hash table of counters in fixed memory, whose slots free themselves.
 //!
 //! A name's home line and the few lines after it are its window; it lives in one slot of its window and never moves.
 //! A filled slot is found by its fingerprint, also when it has expired: an expired state is as good as none.

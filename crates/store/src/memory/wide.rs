@@ -1,4 +1,4 @@
-//! Counters whose state does not fit a word: strict windows, logs, permits, wide buckets.
+//! Wide counters: state that does not fit a table slot (logs, permits, strict windows, wide buckets).
 //!
 //! Shards of a map under a mutex each. A request locks all shards it needs, in order, before it charges any: what lives
 //! aside is taken or not under those locks. Bytes are counted over all shards and bounded.
@@ -139,30 +139,30 @@ impl LockedShards<'_> {
 
     /// Charges one counter, and says how to take it back.
     pub(super) fn charge(&mut self, ask: &WideCharge<'_>, manner: ChargeKind) -> (Outcome, Undo) {
-        let (aside, counts, shard) = self.shard(ask);
+        let (wide, counts, shard) = self.shard(ask);
         if let Some(at) = shard.find(ask.name) {
-            return shard.charge(at, ask, manner, aside, counts);
+            return shard.charge(at, ask, manner, wide, counts);
         }
         let mut state = State::default();
         let outcome = ask.apply(&mut state, manner);
         if outcome.verdict.is_denied() || ask.cost.is_peek() || ask.cost.is_refund() {
             return (outcome, Undo::Nothing);
         }
-        shard.sweep(SWEEP, ask.now, aside);
+        shard.sweep(SWEEP, ask.now, wide);
         let bytes = ENTRY + heap_bytes(&state);
-        if aside.has_room(bytes) || shard.make_room(bytes, ask, aside, counts) {
-            shard.put(ask.name, state, ask, &outcome, aside);
+        if wide.has_room(bytes) || shard.make_room(bytes, ask, wide, counts) {
+            shard.put(ask.name, state, ask, &outcome, wide);
             return (outcome, Undo::Remove(ask.name));
         }
         counts.record(ask.name as u64, Event::WideOverflowed);
         if let Some(at) = shard.find(ask.shared) {
-            return shard.charge(at, ask, manner, aside, counts);
+            return shard.charge(at, ask, manner, wide, counts);
         }
-        if aside.bytes() + bytes > aside.budget {
+        if wide.bytes() + bytes > wide.budget {
             counts.record(ask.name as u64, Event::WideDenied);
             return (ask.no_memory(), Undo::Nothing);
         }
-        shard.put(ask.shared, state, ask, &outcome, aside);
+        shard.put(ask.shared, state, ask, &outcome, wide);
         (outcome, Undo::Remove(ask.shared))
     }
 
@@ -177,23 +177,23 @@ impl LockedShards<'_> {
 
     /// Takes back what [`LockedShards::charge`] did under the same locks.
     pub(super) fn undo(&mut self, ask: &WideCharge<'_>, undo: Undo) {
-        let (aside, _, shard) = self.shard(ask);
+        let (wide, _, shard) = self.shard(ask);
         match undo {
             Undo::Nothing => {}
             Undo::Remove(name) => {
                 if let Some(at) = shard.find(name) {
-                    shard.remove(at, aside);
+                    shard.remove(at, wide);
                 }
             }
             Undo::Step(name, step) => match (shard.find(name), step) {
                 (Some(at), step) => {
                     step.revert(ask, &mut shard.entries[at].state);
-                    shard.measure(at, ask, aside);
+                    shard.measure(at, ask, wide);
                 }
                 // A refund had emptied it, and another charge of this request has swept it away since.
                 (None, undo::Step::Whole(mut before)) => {
                     let outcome = ask.limit.step(&mut before, ask.moment, Cost::PEEK);
-                    shard.put(name, before, ask, &outcome, aside);
+                    shard.put(name, before, ask, &outcome, wide);
                 }
                 (None, _) => {}
             },
@@ -202,11 +202,11 @@ impl LockedShards<'_> {
 
     /// Frees the permits of a holder.
     pub(super) fn release(&mut self, ask: &WideCharge<'_>) {
-        let (aside, _, shard) = self.shard(ask);
+        let (wide, _, shard) = self.shard(ask);
         for name in [ask.name, ask.shared] {
             if let Some(at) = shard.find(name) {
                 ask.limit.release(ask.id, &mut shard.entries[at].state);
-                shard.measure(at, ask, aside);
+                shard.measure(at, ask, wide);
             }
         }
     }
@@ -222,13 +222,13 @@ impl WideShard {
         at: usize,
         ask: &WideCharge<'_>,
         manner: ChargeKind,
-        aside: &WideCounters,
+        wide: &WideCounters,
         counts: &Counts,
     ) -> (Outcome, Undo) {
         let growth = growth(&self.entries[at].state);
         let name = self.entries[at].name;
         let takes = !ask.cost.is_peek() && !ask.cost.is_refund();
-        if takes && growth > 0 && aside.bytes() + growth > aside.budget {
+        if takes && growth > 0 && wide.bytes() + growth > wide.budget {
             counts.record(ask.name as u64, Event::WideDenied);
             return (ask.no_memory(), Undo::Nothing);
         }
@@ -236,7 +236,7 @@ impl WideShard {
         let undo = undo::Step::before(ask, &entry.state);
         let outcome = ask.apply(&mut entry.state, manner);
         entry.pressure = pressure(ask.limit, &outcome);
-        self.measure(at, ask, aside);
+        self.measure(at, ask, wide);
         let undo = if outcome.verdict.is_allowed() { Undo::Step(name, undo) } else { Undo::Nothing };
         (outcome, undo)
     }
@@ -247,41 +247,41 @@ impl WideShard {
         state: State,
         ask: &WideCharge<'_>,
         outcome: &Outcome,
-        aside: &WideCounters,
+        wide: &WideCounters,
     ) {
         let at = self.entries.len();
         let pressure = pressure(ask.limit, outcome);
         self.entries.push(WideEntry { name, state, expires: Timestamp::ZERO, pressure, bytes: 0 });
         self.index.insert(name, u32::try_from(at).expect("fewer entries than bytes of the cap"));
-        aside.entries.fetch_add(1, Ordering::Relaxed);
-        self.measure(at, ask, aside);
+        wide.entries.fetch_add(1, Ordering::Relaxed);
+        self.measure(at, ask, wide);
     }
 
-    fn remove(&mut self, at: usize, aside: &WideCounters) {
+    fn remove(&mut self, at: usize, wide: &WideCounters) {
         let gone = self.entries.swap_remove(at);
         self.index.remove(&gone.name);
         if let Some(moved) = self.entries.get(at) {
             self.index.insert(moved.name, u32::try_from(at).expect("it was one before"));
         }
-        aside.entries.fetch_sub(1, Ordering::Relaxed);
-        aside.account(gone.bytes, 0);
+        wide.entries.fetch_sub(1, Ordering::Relaxed);
+        wide.account(gone.bytes, 0);
     }
 
-    fn measure(&mut self, at: usize, ask: &WideCharge<'_>, aside: &WideCounters) {
+    fn measure(&mut self, at: usize, ask: &WideCharge<'_>, wide: &WideCounters) {
         let entry = &mut self.entries[at];
         entry.expires = ask.limit.expires(&entry.state);
         let bytes = ENTRY + heap_bytes(&entry.state);
-        aside.account(std::mem::replace(&mut entry.bytes, bytes), bytes);
+        wide.account(std::mem::replace(&mut entry.bytes, bytes), bytes);
     }
 
     /// Drops what has expired among the next few entries; tells the least used of the others.
-    fn sweep(&mut self, probes: usize, now: Timestamp, aside: &WideCounters) -> Option<usize> {
+    fn sweep(&mut self, probes: usize, now: Timestamp, wide: &WideCounters) -> Option<usize> {
         let mut least: Option<usize> = None;
         for _ in 0..probes.min(self.entries.len()) {
             self.cursor = if self.cursor < self.entries.len() { self.cursor } else { 0 };
             let Some(entry) = self.entries.get(self.cursor) else { break };
             if entry.expires <= now {
-                self.remove(self.cursor, aside);
+                self.remove(self.cursor, wide);
                 // The last entry has moved here; whatever was least may have been it.
                 least = least.filter(|at| *at < self.entries.len());
                 continue;
@@ -299,21 +299,21 @@ impl WideShard {
         &mut self,
         bytes: usize,
         ask: &WideCharge<'_>,
-        aside: &WideCounters,
+        wide: &WideCounters,
         counts: &Counts,
     ) -> bool {
         for _ in 0..PROBES {
-            let least = self.sweep(PROBES, ask.now, aside);
-            if aside.has_room(bytes) {
+            let least = self.sweep(PROBES, ask.now, wide);
+            if wide.has_room(bytes) {
                 return true;
             }
             let Some(at) = least.filter(|at| u16::from(self.entries[*at].pressure) < PROTECTED_PRESSURE)
             else {
                 return false;
             };
-            self.remove(at, aside);
+            self.remove(at, wide);
             counts.record(ask.name as u64, Event::WideEvicted);
-            if aside.has_room(bytes) {
+            if wide.has_room(bytes) {
                 return true;
             }
         }

@@ -1,4 +1,4 @@
-//! Where Redis is and how long a check may wait for it. Passwords never show in `Debug` or errors.
+//! Redis settings: addresses, credentials, timeouts. Passwords never show in `Debug` or errors.
 
 use super::key_encoding::Hashing;
 use crate::breaker::BreakerConfig;

@@ -1,4 +1,4 @@
-//! What is assumed of counters that a server may have forgotten.
+//! Data loss: the state assumed for counters that a server may have lost.
 //!
 //! When another process answers in a server's place, what it does not know may have been spent. A charge that asks for it
 //! ([`LossPolicy::AssumeExhausted`]) then takes a counter of which nothing is known that outlived the loss as used up at that

@@ -1,4 +1,5 @@
-//! One part of a request: sent to the server that has its slot, and sent again while that is safe and there is time.
+//! Dispatch of a shard request: sends it to the shard that has its slot, and retries while that is safe and there is
+//! time.
 //!
 //! | answer | what happens |
 //! |---|---|
@@ -45,10 +46,10 @@ pub(super) async fn send_with_retry(
     let mut request = Box::new(request);
     let (mut redirect, mut asking, mut unsent): (Option<Arc<Shard>>, bool, u32) = (None, false, 0);
     loop {
-        let node = match redirect.take() {
-            Some(node) => node,
+        let shard = match redirect.take() {
+            Some(shard) => shard,
             None => match timeout_at(until, topology.shard_for_slot(slot)).await {
-                Ok(Some(node)) => node,
+                Ok(Some(shard)) => shard,
                 _ => {
                     return Err(
                         StoreError::Unavailable("the cluster's slots are not known".to_owned()).into()
@@ -56,28 +57,28 @@ pub(super) async fn send_with_retry(
                 }
             },
         };
-        let Some(ticket) = node.breaker.try_acquire(shared.clock.now()) else {
-            node.errors.count(ErrorKind::Open);
-            return Err(unavailable(&node, "too many failures; it is left alone for a while").into());
+        let Some(guard) = shard.breaker.try_acquire(shared.clock.now()) else {
+            shard.errors.count(ErrorKind::Open);
+            return Err(unavailable(&shard, "too many failures; it is left alone for a while").into());
         };
         let (reply, answer) = oneshot::channel();
         let job = Job { command: work.clone(), request, slot, is_asking: std::mem::take(&mut asking), reply };
-        if node.send(job).is_err() {
-            node.errors.count(ErrorKind::Busy);
-            node.record_failure(ticket, ErrorKind::Busy, shared.clock.now());
-            return Err(unavailable(&node, "too many checks wait for it").into());
+        if shard.send(job).is_err() {
+            shard.errors.count(ErrorKind::Busy);
+            shard.record_failure(guard, ErrorKind::Busy, shared.clock.now());
+            return Err(unavailable(&shard, "too many checks wait for it").into());
         }
         let failed = match timeout_at(until, answer).await {
             Ok(Ok(Ok(answer))) => {
-                node.record_success(ticket);
-                node.record_clock(answer.now, shared.clock.now());
+                shard.record_success(guard);
+                shard.record_clock(answer.now, shared.clock.now());
                 return Ok(answer);
             }
             Ok(Ok(Err(failed))) => failed,
-            Ok(Err(_)) => return Err(unavailable(&node, "its lane has ended").into()),
+            Ok(Err(_)) => return Err(unavailable(&shard, "its lane has ended").into()),
             Err(_) => {
-                node.errors.count(ErrorKind::Timeout);
-                node.record_failure(ticket, ErrorKind::Timeout, shared.clock.now());
+                shard.errors.count(ErrorKind::Timeout);
+                shard.record_failure(guard, ErrorKind::Timeout, shared.clock.now());
                 topology.mark_stale();
                 return Err(StoreError::Timeout.into());
             }
@@ -86,9 +87,9 @@ pub(super) async fn send_with_retry(
         request = back;
         match why {
             Failure::Moved(address) => {
-                node.record_success(ticket);
+                shard.record_success(guard);
                 topology.mark_stale();
-                let target = topology.shard_at(&complete_address(&address, &node.address));
+                let target = topology.shard_at(&complete_address(&address, &shard.address));
                 // A server without slots so far may be the heir of one that failed: whoever cares waits to hear.
                 let cares =
                     request.charges.iter().any(|want| want.loss_policy == LossPolicy::AssumeExhausted);
@@ -98,37 +99,37 @@ pub(super) async fn send_with_retry(
                 redirect = Some(target);
             }
             Failure::Ask(address) => {
-                node.record_success(ticket);
+                shard.record_success(guard);
                 asking = true;
-                redirect = Some(topology.shard_at(&complete_address(&address, &node.address)));
+                redirect = Some(topology.shard_at(&complete_address(&address, &shard.address)));
             }
             Failure::ClockMismatch(now) => {
-                node.record_success(ticket);
+                shard.record_success(guard);
                 request.server_time = Some(now);
             }
             Failure::Unsent(why) => {
-                node.errors.count(ErrorKind::Connection);
-                node.record_failure(ticket, ErrorKind::Connection, shared.clock.now());
+                shard.errors.count(ErrorKind::Connection);
+                shard.record_failure(guard, ErrorKind::Connection, shared.clock.now());
                 topology.mark_stale();
                 unsent += 1;
                 if unsent > 1 {
-                    return Err(unavailable(&node, &why).into());
+                    return Err(unavailable(&shard, &why).into());
                 }
             }
             Failure::Lost(why) => {
-                node.errors.count(ErrorKind::Connection);
-                node.record_failure(ticket, ErrorKind::Connection, shared.clock.now());
+                shard.errors.count(ErrorKind::Connection);
+                shard.record_failure(guard, ErrorKind::Connection, shared.clock.now());
                 topology.mark_stale();
-                return Err(unavailable(&node, &why).into());
+                return Err(unavailable(&shard, &why).into());
             }
             Failure::Rejected(why) => {
-                node.errors.count(ErrorKind::Rejected);
+                shard.errors.count(ErrorKind::Rejected);
                 topology.mark_stale();
                 if !is_transient(&why) || Instant::now() + RETRY_PAUSE >= until {
-                    node.record_failure(ticket, ErrorKind::Rejected, shared.clock.now());
-                    return Err(unavailable(&node, &why).into());
+                    shard.record_failure(guard, ErrorKind::Rejected, shared.clock.now());
+                    return Err(unavailable(&shard, &why).into());
                 }
-                drop(ticket);
+                drop(guard);
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
@@ -145,8 +146,8 @@ fn is_transient(why: &str) -> bool {
         .any(|code| why.starts_with(code))
 }
 
-fn unavailable(node: &Shard, why: &str) -> StoreError {
-    StoreError::Unavailable(format!("{}: {why}", node.address))
+fn unavailable(shard: &Shard, why: &str) -> StoreError {
+    StoreError::Unavailable(format!("{}: {why}", shard.address))
 }
 
 /// An address with the host of the server that named it, where it names none.

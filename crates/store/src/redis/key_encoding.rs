@@ -1,4 +1,4 @@
-//! What a counter is called in Redis: the key of its bundle, and its own name in it. `docs/redis.md` has every byte.
+//! Redis key encoding: the key of a counter's bundle, and the counter's name in it. `docs/internals/redis-format.md` has every byte.
 //!
 //! `tg1:{alice}Xk3_9aQz:POST /login` is the bundle of all counters whose values are `alice` and `POST /login`, by the
 //! names that the group `Xk3_9aQz` has. The first value is the hash tag, so that a tenant's bundles share a slot of a

@@ -1,4 +1,4 @@
-//! One connection to one server, and the requests that wait for it.
+//! Pipeline: one connection to one shard, and the requests queued for it.
 //!
 //! What arrives while a batch is under way joins the next one: no timer, no batch of a fixed size. A batch is one
 //! pipeline of script calls; all requests of a batch whose keys live together are one call, which reads its bundles

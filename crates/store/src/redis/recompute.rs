@@ -1,4 +1,4 @@
-//! What the charges of a request come to, told by `Limit::step` on the states that the script saw.
+//! Recomputes the outcomes of a request by `Limit::step` on the states that the script saw.
 //!
 //! A script only decides and writes. It answers with what its bundles held before, and the same steps are made here, so
 //! outcomes are bit-equal to memory's by construction; a decision that differs is a bug, is counted, and shows in tests.

@@ -1,4 +1,4 @@
-//! The scripts, put together from their parts, and their names.
+//! Lua scripts, assembled from their parts, with their SHA-1 digests.
 
 use redis::Script;
 

@@ -1,4 +1,4 @@
-//! Requests as the argument of a script: little-endian numbers, which cost a script next to nothing to read.
+//! Script arguments: requests as little-endian numbers, which cost a script next to nothing to read.
 //!
 //! `lua/read.lua` and `lua/decode.lua` say what stands where. A number a argument was rejected: reading twenty arguments
 //! costs Redis more than deciding on them.

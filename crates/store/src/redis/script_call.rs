@@ -1,4 +1,4 @@
-//! One script call: the requests it decides, as an argument and back as answers.
+//! Script call: the requests that one call decides, encoded as its argument and decoded from its reply.
 
 use super::decode_state;
 use super::key_encoding::Name;
@@ -162,7 +162,7 @@ impl ScriptCall {
     }
 
     /// Hands the answer out to the jobs.
-    pub(super) fn decode(self, value: Value, disagreements: &AtomicUsize) -> CallResult {
+    pub(super) fn decode(self, value: Value, mismatches: &AtomicUsize) -> CallResult {
         let values = match value {
             Value::Array(values) => values,
             Value::ServerError(error) => {
@@ -177,7 +177,7 @@ impl ScriptCall {
         match (values.get(bundles), values.get(bundles + 1), values.first()) {
             (Some(Value::Int(now)), Some(Value::BulkString(decided)), _) => {
                 let now = Timestamp::from_micros(u64::try_from(*now).unwrap_or(0));
-                self.reply(&values[..bundles], now, decided, disagreements);
+                self.reply(&values[..bundles], now, decided, mismatches);
             }
             (_, _, Some(Value::Int(now))) => {
                 self.fail(&Failure::ClockMismatch(Timestamp::from_micros(u64::try_from(*now).unwrap_or(0))));
@@ -187,7 +187,7 @@ impl ScriptCall {
         CallResult::Done
     }
 
-    fn reply(self, kept: &[Value], now: Timestamp, decided: &[u8], disagreements: &AtomicUsize) {
+    fn reply(self, kept: &[Value], now: Timestamp, decided: &[u8], mismatches: &AtomicUsize) {
         let held = |bundle: usize| match &kept[bundle] {
             Value::BulkString(bytes) => Some(bytes.as_slice()),
             _ => None,
@@ -218,7 +218,7 @@ impl ScriptCall {
             let scripted =
                 if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Denied };
             if scripted != admission {
-                disagreements.fetch_add(1, Ordering::Relaxed);
+                mismatches.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(?scripted, ?admission, "a script and its step disagree");
             }
             let priors = if request.is_partial {

@@ -1,4 +1,4 @@
-//! One server: its lanes, its breaker, and how it is doing.
+//! Shard: one Redis server with its pipelines, its breaker and its status.
 
 use super::config::{Kind, RedisConfig};
 use super::pipeline::{Connect, Job, Pipeline};
@@ -125,9 +125,9 @@ impl Shard {
         let memory = Arc::new(RunIdTracker::default());
         let connect = connect(address.clone(), Arc::clone(shared), Arc::clone(&memory));
         let breaker = Arc::new(Breaker::new(shared.config.breaker));
-        let lanes = (0..shared.config.connections.max(1)).map(|_| {
+        let pipelines = (0..shared.config.connections.max(1)).map(|_| {
             let (sender, jobs) = mpsc::channel(MAX_QUEUED);
-            let lane = Pipeline {
+            let pipeline = Pipeline {
                 connect: Arc::clone(&connect),
                 scripts: Arc::clone(&shared.scripts),
                 manual_clock: shared.manual_clock.clone(),
@@ -141,14 +141,14 @@ impl Shard {
                 connected: Arc::clone(&connected),
                 mismatches: Arc::clone(&shared.mismatches),
             };
-            tokio::spawn(lane.run(jobs));
+            tokio::spawn(pipeline.run(jobs));
             sender
         });
-        let lanes = lanes.collect();
+        let pipelines = pipelines.collect();
         Self {
             address,
             breaker,
-            pipelines: lanes,
+            pipelines,
             connected,
             run_id: memory,
             errors: ErrorCounts::default(),
@@ -164,15 +164,15 @@ impl Shard {
     }
 
     /// It answered, whatever it said.
-    pub(super) fn record_success(&self, ticket: CallGuard<'_>) {
-        if ticket.record_success() == Transition::Closed {
+    pub(super) fn record_success(&self, guard: CallGuard<'_>) {
+        if guard.record_success() == Transition::Closed {
             tracing::info!(shard = self.address, "Redis answers again: the breaker is closed");
         }
     }
 
     /// An ask came to nothing, and counts against it.
-    pub(super) fn record_failure(&self, ticket: CallGuard<'_>, trouble: ErrorKind, now: Timestamp) {
-        if ticket.record_failure(now) == Transition::Open {
+    pub(super) fn record_failure(&self, guard: CallGuard<'_>, trouble: ErrorKind, now: Timestamp) {
+        if guard.record_failure(now) == Transition::Open {
             tracing::warn!(
                 shard = self.address,
                 error = ErrorKind::NAMES[trouble as usize],

@@ -1,4 +1,4 @@
-//! A request as the lanes carry it: owned, its counters told apart, its charges in the order that scripts take them.
+//! Shard request: the charges of a request that live in one shard or slot, owned, in the order that scripts take them.
 
 use super::data_loss::DataLoss;
 use super::key_encoding::{self, Hashing, Name};

@@ -1,4 +1,4 @@
-//! Which server has which slot, kept up to date in the background.
+//! Cluster topology: which shard has which slot, refreshed in the background.
 //!
 //! A single Redis and a primary behind sentinels are one node with every slot. A cluster is asked for its slots when the
 //! store starts, and again whenever an answer shows that they have changed; no check waits for that longer than its own
@@ -56,8 +56,8 @@ impl Topology {
                 } else {
                     config.primary.clone()
                 };
-                let node = topology.shard_at(&address);
-                topology.slots.send_replace(Slots(vec![Some(node)]));
+                let shard = topology.shard_at(&address);
+                topology.slots.send_replace(Slots(vec![Some(shard)]));
             }
         }
         topology
@@ -73,8 +73,8 @@ impl Topology {
     /// The server of a slot; waits until one is known.
     pub(super) async fn shard_for_slot(&self, slot: u16) -> Option<Arc<Shard>> {
         let known = |slots: &Slots| slots.0.get(usize::from(slot)).and_then(Clone::clone);
-        if let Some(node) = known(&self.slots.borrow()) {
-            return Some(node);
+        if let Some(shard) = known(&self.slots.borrow()) {
+            return Some(shard);
         }
         self.mark_stale();
         let mut slots = self.slots.subscribe();
@@ -83,8 +83,8 @@ impl Topology {
 
     /// Waits until this server is known to have slots: by then it is also known whether it took them over from one that
     /// failed.
-    pub(super) async fn wait_for_slots(&self, node: &Arc<Shard>) {
-        let has = |slots: &Slots| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
+    pub(super) async fn wait_for_slots(&self, shard: &Arc<Shard>) {
+        let has = |slots: &Slots| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, shard));
         if has(&self.slots.borrow()) {
             return;
         }
@@ -105,14 +105,14 @@ impl Topology {
     pub(super) fn status(&self) -> Vec<ShardStatus> {
         let now = self.shared.clock.now();
         let nodes = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut status: Vec<ShardStatus> = nodes.values().map(|node| node.status(now)).collect();
+        let mut status: Vec<ShardStatus> = nodes.values().map(|shard| shard.status(now)).collect();
         status.sort_by(|one, other| one.address.cmp(&other.address));
         status
     }
 
     async fn refresh(&self) {
         let known =
-            |slots: &Slots| slots.0.iter().flatten().map(|node| node.address.clone()).collect::<Vec<_>>();
+            |slots: &Slots| slots.0.iter().flatten().map(|shard| shard.address.clone()).collect::<Vec<_>>();
         let mut addresses = known(&self.slots.borrow());
         addresses.dedup();
         addresses.extend(self.shared.config.hosts.iter().map(|(host, port)| format!("{host}:{port}")));
@@ -144,20 +144,20 @@ impl Topology {
         let mut slots = before.clone();
         slots.0.resize(16_384, None);
         for (first, last, address) in ranges {
-            let node = self.shard_at(address);
+            let shard = self.shard_at(address);
             for slot in *first..=(*last).min(16_383) {
-                slots.0[slot] = Some(Arc::clone(&node));
+                slots.0[slot] = Some(Arc::clone(&shard));
             }
         }
         // A server that lost all its slots at once has been replaced, not resharded: its successor may know less.
         let serves =
-            |slots: &Slots, node: &Arc<Shard>| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
+            |slots: &Slots, shard: &Arc<Shard>| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, shard));
         let mut gone: Vec<&Arc<Shard>> = before.0.iter().flatten().collect();
         gone.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        gone.retain(|node| !serves(&slots, node));
+        gone.retain(|shard| !serves(&slots, shard));
         for (was, is) in before.0.iter().zip(&slots.0) {
             match (was, is) {
-                (Some(was), Some(is)) if gone.iter().any(|node| Arc::ptr_eq(node, was)) => {
+                (Some(was), Some(is)) if gone.iter().any(|shard| Arc::ptr_eq(shard, was)) => {
                     is.record_failover(self.shared.now());
                 }
                 (Some(was), Some(is)) if !Arc::ptr_eq(was, is) => is.inherit_losses(was),

@@ -1,4 +1,4 @@
-//! Taking back a charge of a state that lives aside, exactly.
+//! Exact undo of a charge on a wide counter.
 //!
 //! Small states are copied before they are charged. Logs and permits can be large, and both charge at their end: what
 //! was added there is taken off again. A refund can remove anything, so before one the state is copied whatever its size.
