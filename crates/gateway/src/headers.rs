@@ -132,7 +132,7 @@ pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
             // The peer's address is appended as the last of the list.
             Some(ForwardedKind::For) if forward != ForwardedHeader::Forwarded => extend(&mut lists[0], value),
             Some(ForwardedKind::Forwarded) if forward != ForwardedHeader::XForwarded => {
-                extend(&mut lists[1], value)
+                extend(&mut lists[1], value);
             }
             other => {
                 has_proto |= other == Some(ForwardedKind::Proto);
