@@ -1,4 +1,4 @@
-//! Deciding here, by an engine of this process. Its counters may be its own, or shared by all through Redis.
+//! In-process limiter: decides with an engine in this process. Its counters are in memory, or shared through Redis.
 
 use crate::check_request::{CheckForm, CheckRequest};
 use crate::decider::{Decider, HeldResource, LayerDecision};
@@ -12,7 +12,7 @@ use tollgate_http::traceparent;
 use tollgate_rules::{Descriptor, Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-/// Decides by an engine in this process.
+/// Decides with an engine in this process.
 pub struct InProcess<S> {
     limiter: Arc<Limiter<S>>,
     domain: String,
@@ -27,24 +27,24 @@ impl<S> fmt::Debug for InProcess<S> {
 
 impl<S> Clone for InProcess<S> {
     fn clone(&self) -> Self {
-        let (limiter, answers) = (Arc::clone(&self.limiter), self.responses.clone());
-        Self { limiter, domain: self.domain.clone(), responses: answers }
+        let (limiter, responses) = (Arc::clone(&self.limiter), self.responses.clone());
+        Self { limiter, domain: self.domain.clone(), responses }
     }
 }
 
-/// Why rules cannot be used.
+/// The reason rules are invalid.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct RulesError(String);
 
-/// What counters in memory may take where nothing else is said.
+/// Maximum memory for counters of [`InProcess::from_rules`], in bytes.
 const MEMORY: usize = 64 << 20;
 
 impl InProcess<MemoryStore<SystemClock>> {
-    /// Rules in a text, counters in at most 64 MiB of this process's memory.
+    /// Creates a limiter from the text of a rule file, with at most 64 MiB of memory for counters.
     ///
     /// # Errors
-    /// What is wrong with the rules, with line and column.
+    /// The rules are invalid; the message has the line and column.
     ///
     /// ```
     /// use tollgate_sdk::InProcess;
@@ -57,7 +57,9 @@ impl InProcess<MemoryStore<SystemClock>> {
         let rules =
             Ruleset::load(&[source], &Options::default()).map_err(|errors| RulesError(errors.to_string()))?;
         if rules.domain(domain).is_none() {
-            return Err(RulesError(format!("the rules have no domain `{domain}`")));
+            return Err(RulesError(format!(
+                "no domain `{domain}` in the rules; use the `domain` of the rule file"
+            )));
         }
         let clock = SystemClock::new();
         let store = MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), clock)
@@ -68,20 +70,20 @@ impl InProcess<MemoryStore<SystemClock>> {
 }
 
 impl<S: CounterStore + 'static> InProcess<S> {
-    /// By an engine that the program has put together, and the rules of one of its domains.
+    /// Creates a decider from an engine, for the rules of one domain.
     #[must_use]
     pub fn new(limiter: Arc<Limiter<S>>, domain: &str) -> Self {
         Self { limiter, domain: domain.to_owned(), responses: ResponseConfig::default() }
     }
 
-    /// With other answers than the usual ones.
+    /// Sets the response settings.
     #[must_use]
-    pub fn with_responses(mut self, answers: ResponseConfig) -> Self {
-        self.responses = answers;
+    pub fn with_responses(mut self, responses: ResponseConfig) -> Self {
+        self.responses = responses;
         self
     }
 
-    /// The engine: to replace its rules, or to look at its counters.
+    /// Returns the engine, to replace its rules or read its counters.
     #[must_use]
     pub fn limiter(&self) -> &Arc<Limiter<S>> {
         &self.limiter
@@ -89,17 +91,17 @@ impl<S: CounterStore + 'static> InProcess<S> {
 }
 
 impl<S: CounterStore + 'static> Decider for InProcess<S> {
-    async fn decide(&self, ask: CheckRequest) -> LayerDecision {
-        let (cost, limiter) = (ask.engine_cost(), &self.limiter);
+    async fn decide(&self, request: CheckRequest) -> LayerDecision {
+        let (cost, limiter) = (request.engine_cost(), &self.limiter);
         let began = limiter.clock().now();
-        let parent = ask.traceparent.as_ref().filter(|_| limiter.is_traced());
+        let parent = request.traceparent.as_ref().filter(|_| limiter.is_traced());
         let trace = parent.and_then(|parent| traceparent::sampled(parent.as_bytes(), || began));
         let trace = trace.as_ref();
-        let (decision, held) = match &ask.form {
+        let (decision, held) = match &request.form {
             CheckForm::Attributes(pairs) => {
-                let bag: SmallVec<[(&str, &str); 8]> =
+                let attributes: SmallVec<[(&str, &str); 8]> =
                     pairs.iter().map(|(k, v)| (&**k, v.as_str())).collect();
-                let request = Request::Attributes(&bag);
+                let request = Request::Attributes(&attributes);
                 let check = Check { domain: &self.domain, request, cost, front: "sdk", trace, address: None };
                 self.limiter.admit(&check).await
             }
@@ -116,8 +118,8 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
         let now = limiter.clock().now();
         limiter.took("sdk", 1, now.since(began));
         let facts = DecisionSummary::from_decision(&decision);
-        let answer = self.responses.respond(&facts, now);
-        let mut decided = LayerDecision::from_summary(answer);
+        let response = self.responses.respond(&facts, now);
+        let mut decided = LayerDecision::from_summary(response);
         decided.is_allowed = decision.is_allowed();
         decided.delay = decision.delay().into();
         decided.hold =
