@@ -1,4 +1,4 @@
-//! Who is measured: each answers a block of requests as its users would have it do.
+//! Contestants: Tollgate's store, its peers and the floor, each used as its users would.
 
 use crate::floor::Floor;
 use crate::traffic::{BLOCK, Traffic};
@@ -14,15 +14,15 @@ use tollgate_core::{
 };
 use tollgate_store::{HugePages, MemoryConfig, MemoryStore};
 
-/// Time for one unit to come back, so that every key stays live while it is measured.
+/// Seconds until one unit is refilled, so that every key stays live during the measurement.
 const INTERVAL: u64 = 60;
-/// So many units that the most frequent key is never denied.
+/// Burst large enough that the most frequent key is never denied.
 const BURST: u32 = 18_000_000;
 
-/// Someone who decides.
+/// A limiter under measurement.
 pub(crate) trait Contestant: Sync {
     fn name(&self) -> String;
-    /// Answers each request of the block.
+    /// Decides each request of the block.
     fn answer(&self, traffic: &Traffic);
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn limit() -> Limit {
     LimitSpec::new(Algorithm::Gcra, quota).burst(u64::from(BURST)).build().expect("a limit")
 }
 
-/// Our store, with a cap of 32 bytes for each expected counter.
+/// Tollgate's store, with 32 bytes of memory per expected counter.
 pub(crate) struct Ours {
     pub(crate) store: MemoryStore<SystemClock>,
     clock: SystemClock,
@@ -40,11 +40,11 @@ pub(crate) struct Ours {
     way: Way,
 }
 
-/// How our store is asked.
+/// How the store is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     OneLimit,
-    /// One limit, at an instant that the caller knows: what a decision costs beside reading the clock.
+    /// One limit, at a time given by the caller: the cost of a decision without reading the clock.
     TimeGiven,
     FourLimits,
     Batch,
@@ -53,7 +53,7 @@ pub(crate) enum Way {
 impl Ours {
     pub(crate) fn new(keys: u64, way: Way, huge_pages: HugePages) -> Self {
         let counters = keys as usize * if way == Way::FourLimits { 4 } else { 1 };
-        // 32 bytes a key, all told, as the bare table has; of which almost nothing aside.
+        // 32 bytes per key in total, as in the bare table, with almost nothing for wide counters.
         let mut config = MemoryConfig::with_bytes((counters * 32).max(1 << 18));
         config.wide_bytes = Some(1 << 14);
         config.huge_pages = huge_pages;
@@ -164,7 +164,7 @@ impl Contestant for Bare {
     }
 }
 
-/// The price of a reading of the clock.
+/// The cost of reading the clock.
 pub(crate) struct ClockAlone(pub(crate) SystemClock);
 
 impl Contestant for ClockAlone {
@@ -224,7 +224,7 @@ impl Contestant for GovernorByNumber {
     }
 }
 
-/// Its library takes `&mut self`: threads share it through a mutex, as its server does through an actor.
+/// throttlecrab's library takes `&mut self`: threads share it through a mutex, as its server does through an actor.
 pub(crate) struct Throttlecrab(Mutex<Crab<AdaptiveStore>>);
 
 impl Throttlecrab {

@@ -1,9 +1,9 @@
-//! Lists the files of the dashboard, if it was built.
+//! Build script: embeds the files of the dashboard, if it was built.
 
 use std::path::Path;
 
-/// Writes a list of `(name, bytes)`. The folder is always there, if empty but for a hidden file: a folder that is not
-/// would make cargo build this crate again every time.
+/// Writes a list of `(name, bytes)`. The folder always exists, even if it contains only a hidden file: with a missing
+/// folder, cargo would rebuild this crate every time.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dist = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../dashboard/dist");
     println!("cargo::rerun-if-changed={}", dist.display());
@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let Ok(entries) = std::fs::read_dir(dist.join(folder)) else { continue };
         for entry in entries {
             let entry = entry?;
-            let name = entry.file_name().into_string().map_err(|_| "a name that is no UTF-8")?;
+            let name = entry.file_name().into_string().map_err(|_| "file name is not valid UTF-8")?;
             if entry.file_type()?.is_file() && !name.starts_with('.') {
                 files.push((format!("{folder}{name}"), entry.path().canonicalize()?));
             }

@@ -143,7 +143,7 @@ test('a blocked caller is not offered an override that would change nothing', as
     await server.ask('POST', '/admin/v1/emergency', { action: 'block', target: { kind: 'api_key', value: key }, reason: 'incident 3' });
     await expect.poll(() => server.check({ api_key: key })).toBe(false);
     await open(page, server, 'decisions?verdict=deny');
-    await page.getByRole('row').filter({ hasText: 'a measure of an operator' }).first().getByRole('button', { name: /^Explain decision/ }).click();
+    await page.getByRole('row').filter({ hasText: 'Denied by emergency measure' }).first().getByRole('button', { name: /^Explain decision/ }).click();
     const dialog = page.getByRole('dialog');
     await expect(dialog).toContainText('An emergency measure overrides all limits');
     await expect(dialog.getByRole('button', { name: /Override this caller/ })).toHaveCount(0);

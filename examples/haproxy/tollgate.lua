@@ -1,6 +1,6 @@
 -- Checks a request with Tollgate. Only the headers set here are sent, so that a client cannot forge them.
 local url = "http://127.0.0.1:8080/check"
--- How long to wait for a decision, in milliseconds: longer than the longest delay (`hold_ms`, 5000).
+-- How long to wait for a decision, in milliseconds: longer than the longest delay (`max_delay_ms`, 5000).
 local timeout = 6000
 
 -- The client's headers that identify keys and users.

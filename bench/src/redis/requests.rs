@@ -1,6 +1,6 @@
-//! The requests that Tollgate's store is asked: one or four limits of a tenant, allowed or denied.
+//! Requests to Tollgate's store: one or four limits of a tenant, allowed or denied.
 //!
-//! All counters stay live while they are measured: each unit takes a second to come back.
+//! All counters stay live during the measurement: each unit takes a second to refill.
 
 use crate::traffic::mix;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use tollgate_core::{
 };
 use tollgate_store::RedisStore;
 
-/// What a request is.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     One,
     Four,
-    /// Of tenants who have used up a limit of a day.
+    /// Of tenants that have exhausted a daily limit.
     DeniedOne,
     DeniedFour,
 }
@@ -47,7 +47,7 @@ struct Inner {
     /// Scopes of each kind: kinds do not share counters.
     scopes: [[Scope; 4]; 4],
     ample: [Limit; 4],
-    /// One a day.
+    /// One per day.
     tight: Limit,
 }
 
@@ -67,8 +67,8 @@ impl Requests {
         Self(Arc::new(Inner { tenants, scopes, ample, tight }))
     }
 
-    /// One request of the tenant with this number.
-    pub(super) async fn ask(
+    /// Sends one request of the tenant with this number.
+    pub(super) async fn send(
         &self,
         store: &RedisStore,
         kind: Kind,
@@ -86,7 +86,7 @@ impl Requests {
         Ok(outcomes.admission)
     }
 
-    /// Every tenant once, of every kind: counters are there, and those to be denied are used up.
+    /// Sends one request per tenant and kind, so that all counters exist and those to be denied are exhausted.
     pub(super) async fn fill(&self, store: &RedisStore) -> Result<(), String> {
         for kind in [Kind::One, Kind::Four, Kind::DeniedOne, Kind::DeniedFour] {
             let all = self.0.tenants.len();
@@ -95,7 +95,7 @@ impl Requests {
                     let (own, store) = (self.clone(), store.clone());
                     tokio::spawn(async move {
                         for tenant in (first..all).step_by(64) {
-                            own.ask(&store, kind, tenant).await?;
+                            own.send(&store, kind, tenant).await?;
                         }
                         Ok::<(), String>(())
                     })
@@ -108,22 +108,22 @@ impl Requests {
         Ok(())
     }
 
-    /// As many requests, so many of them under way at a time; requests a second.
+    /// Sends `requests` requests with this many in flight; returns requests per second.
     #[allow(clippy::disallowed_methods, reason = "a stopwatch")]
     pub(super) async fn run(
         &self,
         store: &RedisStore,
         kind: Kind,
         requests: u32,
-        under_way: usize,
+        in_flight: usize,
     ) -> Result<f64, String> {
         let start = Instant::now();
-        let tasks: Vec<_> = (0..under_way)
+        let tasks: Vec<_> = (0..in_flight)
             .map(|task| {
                 let (own, store) = (self.clone(), store.clone());
                 tokio::spawn(async move {
-                    for n in (task..requests as usize).step_by(under_way) {
-                        let admission = own.ask(&store, kind, mix(n as u64) as usize).await?;
+                    for n in (task..requests as usize).step_by(in_flight) {
+                        let admission = own.send(&store, kind, mix(n as u64) as usize).await?;
                         if admission != kind.admission() {
                             return Err(format!("{kind:?} was {admission:?}"));
                         }

@@ -1,5 +1,5 @@
-//! Reading the body of a request: at most 64 KiB unless a handler says otherwise, in bounded time, and strictly: an unknown
-//! field is an error that names its place. The `Content-Type` is not looked at, so that `curl -d` works.
+//! Request body extractors: at most 64 KiB unless a handler allows more, in bounded time, and strict: an unknown
+//! field is an error that names the field. The `Content-Type` is ignored, so that `curl -d` works.
 
 use crate::error::ApiError;
 use axum::body::Body;
@@ -15,14 +15,14 @@ use tollgate_http::problem::Problem;
 
 const MAX_BODY: usize = 64 * 1024;
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How much of a body that is too large is still read. A connection closed over bytes that nobody has read takes the
-/// answer with it, and the client would never learn what was wrong.
+/// Maximum number of bytes read and discarded from a body that is too large. Closing a connection with unread bytes
+/// discards the response too, and the client would never learn what was wrong.
 const MAX_DISCARDED: usize = 1024 * 1024;
 
-/// A JSON object.
+/// Extractor for a JSON object.
 pub(crate) struct Json<T, const MAX: usize = MAX_BODY>(pub(crate) T);
 
-/// A JSON object, or nothing.
+/// Extractor for a JSON object or an empty body.
 pub(crate) struct JsonOrDefault<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Sync, const MAX: usize> FromRequest<S> for Json<T, MAX> {
@@ -48,10 +48,10 @@ async fn read(mut body: Body, max: usize) -> Result<Bytes, Problem> {
         Ok(Ok(Some(whole))) => Ok(whole),
         Ok(Ok(None)) => {
             discard(body).await;
-            let detail = format!("a body has at most {max} bytes");
+            let detail = format!("the body exceeds {max} bytes");
             Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail))
         }
-        Ok(Err(error)) => Err(Problem::bad(format!("the body could not be read: {error}"))),
+        Ok(Err(error)) => Err(Problem::bad(format!("cannot read the body: {error}"))),
         Err(_) => {
             let detail = format!("the body did not arrive within {} s", TIMEOUT.as_secs());
             Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "Body too slow", detail))
@@ -59,7 +59,7 @@ async fn read(mut body: Body, max: usize) -> Result<Bytes, Problem> {
     }
 }
 
-/// All of a body, or nothing if it is too large.
+/// Reads the whole body; returns `None` if it exceeds `max` bytes.
 async fn gather(body: &mut Body, max: usize) -> Result<Option<Bytes>, axum::Error> {
     let mut whole = BytesMut::new();
     while !body.is_end_stream()
@@ -74,7 +74,7 @@ async fn gather(body: &mut Body, max: usize) -> Result<Option<Bytes>, axum::Erro
     Ok(Some(whole.freeze()))
 }
 
-/// Reads what nobody needs, for a while.
+/// Reads and discards a body, up to a size and a time limit.
 pub(crate) async fn discard(mut body: Body) {
     let reading = async {
         let mut read = 0;

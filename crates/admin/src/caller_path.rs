@@ -1,8 +1,9 @@
-//! Which caller a path means: `/{api_key}` has the key itself; `/by-id/{id}` what stands for it, which is all that lists tell.
+//! Caller in a request path: `/{api_key}` contains the key itself; `/by-id/{id}` contains the id that lists show in
+//! its place.
 //!
-//! An id is the installation's keyed hash of the key. Whoever this node lists, or has in its decision log, is known to it by key,
-//! and everything can be done; somebody else is known where something is agreed with them in the database: then all that needs no
-//! counter can be done, at any node.
+//! An id is the installation's keyed hash of the key. For callers that this node lists or has in its decision log,
+//! the node has the key, so every operation works. Other callers are found by their quota in the database, on any
+//! node, and support every operation that needs no counter.
 
 use crate::error::{ApiError, control_problem};
 use crate::path::segment;
@@ -15,11 +16,11 @@ use tollgate_control::{CallerRef, KeyHash};
 use tollgate_http::problem::Problem;
 
 pub(crate) enum CallerPath {
-    /// Whoever asks knows the key.
+    /// An API key from the request.
     Key(String),
-    /// This node knows it; whoever asks does not.
+    /// The API key of a caller id, known to this node and not to the client.
     Listed(String),
-    /// Nobody here does.
+    /// A caller id whose API key this node does not know.
     Id(KeyHash),
 }
 
@@ -40,27 +41,27 @@ impl FromRequestParts<Arc<AdminState>> for CallerPath {
 
 impl CallerPath {
     async fn by_id(admin: &AdminState, id: &str) -> Result<Self, Problem> {
-        let whole = KeyHash::parse(id);
-        let word = Some(id).filter(|id| id.len() == 16).and_then(|id| u64::from_str_radix(id, 16).ok());
-        let wrong = || {
-            let detail = "an id is 64 hexadecimal digits, as lists of quotas have it, or 16, as lists of callers do (`key_id`)";
+        let hash = KeyHash::parse(id);
+        let short_id = Some(id).filter(|id| id.len() == 16).and_then(|id| u64::from_str_radix(id, 16).ok());
+        let invalid = || {
+            let detail = "must be the 64 hexadecimal digits of an `id` from a quota list, or the 16 of a `key_id` from a caller list";
             Problem::bad(detail).in_field("id")
         };
-        let word = whole.map(|whole| whole.short_id()).or(word).ok_or_else(wrong)?;
-        if let Some(key) = admin.status.telemetry().and_then(|observe| observe.api_key(word)) {
+        let short_id = hash.map(|hash| hash.short_id()).or(short_id).ok_or_else(invalid)?;
+        if let Some(key) = admin.status.telemetry().and_then(|observe| observe.api_key(short_id)) {
             return Ok(Self::Listed(key));
         }
-        let known = match (whole, &admin.control) {
-            (Some(whole), _) => Some(whole),
-            (None, Some(control)) => control.quota_id(word).await.map_err(control_problem)?,
+        let known = match (hash, &admin.control) {
+            (Some(hash), _) => Some(hash),
+            (None, Some(control)) => control.quota_id(short_id).await.map_err(control_problem)?,
             (None, None) => None,
         };
-        let detail = "this node neither lists a caller with this id and an API key nor has one in its log, and nothing is agreed \
-                      with one: ask the node that lists it, or write the whole key";
+        let detail = "no quota has this id, and this node has no caller with it in its lists or log; send the request to the \
+                      node that lists the caller, or use the full key";
         known.map(Self::Id).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))
     }
 
-    /// For what is kept under the hash.
+    /// Returns the caller for data stored under the key's hash.
     pub(crate) fn caller(&self) -> CallerRef<'_> {
         match self {
             Self::Key(key) | Self::Listed(key) => CallerRef::Key(key),
@@ -68,19 +69,19 @@ impl CallerPath {
         }
     }
 
-    /// For what is kept under the key.
+    /// Returns the API key, for data stored under the key.
     pub(crate) fn key(&self) -> Result<&str, Problem> {
         match self {
             Self::Key(key) | Self::Listed(key) => Ok(key),
             Self::Id(_) => {
-                let detail = "counters are found by the key, and this node has not seen the caller lately: ask the node that \
-                              lists it, or write the whole key";
+                let detail = "counters are stored by API key, and this node has not seen the caller recently; send the request to \
+                              the node that lists the caller, or use the full key";
                 Err(Problem::new(StatusCode::NOT_FOUND, "Not found", detail))
             }
         }
     }
 
-    /// The key is told to those alone who have sent it.
+    /// Returns the API key, only if the request contained it.
     pub(crate) fn sent(&self) -> Option<&str> {
         match self {
             Self::Key(key) => Some(key),

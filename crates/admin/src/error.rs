@@ -1,4 +1,4 @@
-//! How a handler fails: as problem+json (RFC 9457), whose body the protocol servers share.
+//! Handler errors, sent as problem+json (RFC 9457) with the same body as the protocol servers use.
 
 use crate::response;
 use axum::response::{IntoResponse, Response};
@@ -7,10 +7,10 @@ use http::header::{ALLOW, HeaderValue};
 use tollgate_control::{ControlError, ValidationError};
 use tollgate_http::problem::{MEDIA_TYPE, Problem};
 
-/// What a handler returns.
+/// Result of a handler.
 pub(crate) type ApiResult = Result<Response, ApiError>;
 
-/// A problem as a response. (The problem itself is another crate's type, which axum's trait cannot be implemented for.)
+/// A problem as a response: a newtype, because axum's trait cannot be implemented for another crate's type.
 #[derive(Debug)]
 pub(crate) struct ApiError(pub(crate) Problem);
 
@@ -26,10 +26,10 @@ impl From<ControlError> for ApiError {
     }
 }
 
-/// What was sent is well formed and cannot take effect.
+/// The request is well formed but invalid.
 impl From<ValidationError> for ApiError {
-    fn from(wrong: ValidationError) -> Self {
-        Self(unprocessable("Validation failed", wrong.detail).in_field(wrong.place))
+    fn from(error: ValidationError) -> Self {
+        Self(unprocessable("Validation failed", error.detail).in_field(error.place))
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn unprocessable(title: &'static str, detail: impl Into<String>) -> P
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, title, detail)
 }
 
-/// An error of the control plane. The words of a database go to the log: they may name hosts.
+/// Converts a control-plane error. Messages of the database go only to the log: they may contain host names.
 pub(crate) fn control_problem(error: ControlError) -> Problem {
     match error {
         ControlError::Conflict => {
@@ -60,13 +60,13 @@ pub(crate) fn control_problem(error: ControlError) -> Problem {
         }
         ControlError::NotFound(_) => Problem::new(StatusCode::NOT_FOUND, "Not found", error.to_string()),
         error => {
-            tracing::warn!(%error, "the admin API could not answer");
+            tracing::warn!(%error, "admin request failed");
             database_unavailable()
         }
     }
 }
 
 pub(crate) fn database_unavailable() -> Problem {
-    let detail = "the database does not answer; decisions go on by what is known. Try again";
+    let detail = "the database is unavailable, and decisions continue with the last known state; retry later";
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Database unavailable", detail)
 }

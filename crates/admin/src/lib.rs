@@ -1,15 +1,15 @@
-//! The admin API over HTTP/1.1 on an address of its own, and the embedded dashboard.
+//! Admin API over HTTP/1.1 on its own listener, and the embedded dashboard.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `router` | every route, and what applies to all of them: cross-site rejection, time limits, security headers |
-//! | [`state`](AdminState) | what handlers work with |
-//! | `auth` | who sends a request and what they may do: tokens, sessions, certificates, wrong-token throttling |
+//! | [`state`](AdminState) | state shared by the handlers |
+//! | `auth` | authentication and authorization: tokens, sessions, certificates, wrong-token throttling |
 //! | `api` | the handlers, one file per resource, and the OpenAPI document that is generated from them |
 //! | `conn` | accepting connections, plain or over TLS, up to a limit and with eviction |
-//! | `dashboard` | the page, embedded; anybody may load it |
+//! | `dashboard` | the embedded page, public |
 //! | `body`, `query`, `path`, `caller_path` | strict extractors: JSON bodies, query parameters, path segments, the caller in a path |
-//! | `error`, `response`, `ndjson`, `coalesce` | problem+json, JSON and NDJSON responses, one reading shared by many requests |
+//! | `error`, `response`, `ndjson`, `coalesce` | problem+json, JSON and NDJSON responses, request coalescing |
 //!
 //! Handlers are axum's, and their annotations are utoipa's: a route exists in the document because it exists in the router.
 
@@ -35,5 +35,6 @@ pub use auth::AuthMode;
 pub use auth::sessions::Sessions;
 pub use auth::throttle::FailedAuthThrottle;
 pub use auth::tls::AdminTls;
+pub use dashboard::is_built as has_dashboard;
 pub use router::serve;
 pub use state::AdminState;

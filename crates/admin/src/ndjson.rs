@@ -1,5 +1,5 @@
-//! Answers of one JSON text a line (NDJSON), made page by page while they are read: whoever reads slowly holds up nobody,
-//! and memory holds a page.
+//! NDJSON responses, produced page by page while the client reads: a slow client blocks nothing, and memory holds one
+//! page.
 
 use crate::response;
 use axum::body::Body;
@@ -12,36 +12,37 @@ use serde::Serialize;
 use std::future::Future;
 use tollgate_control::ControlError;
 
-/// A page of lines, and what to ask the next with.
+/// A page of lines, and the cursor of the next page.
 type Step<C> = Option<(Vec<u8>, C)>;
 
-/// Answers with what `next` makes of each cursor, from the first one until it has no more. The first page is made before the
-/// answer begins, so that a database that is away can still be told of; later the answer breaks off.
+/// Streams the pages that `next` returns for each cursor, until there are no more. The first page is read before the
+/// response starts, so that an unavailable database still yields an error response; a later failure aborts the
+/// response.
 pub(crate) async fn reply<C, N, F>(file: &str, first: C, next: N) -> Result<Response, ControlError>
 where
     C: Send + 'static,
     N: Fn(C) -> F + Send + 'static,
     F: Future<Output = Result<Step<C>, ControlError>> + Send + 'static,
 {
-    let begun = next(first).await?;
-    let pages = stream::try_unfold((begun, next), async |(page, next)| {
+    let first_page = next(first).await?;
+    let pages = stream::try_unfold((first_page, next), async |(page, next)| {
         let Some((text, cursor)) = page else { return Ok::<_, std::io::Error>(None) };
         let after = next(cursor).await.map_err(|error| {
-            tracing::warn!(%error, "an export broke off");
+            tracing::warn!(%error, "export aborted");
             std::io::Error::other(error)
         })?;
         Ok(Some((Bytes::from(text), (after, next))))
     });
-    let mut answer = response::typed(StatusCode::OK, "application/x-ndjson", Body::from_stream(pages));
+    let mut response = response::typed(StatusCode::OK, "application/x-ndjson", Body::from_stream(pages));
     if let Ok(value) = HeaderValue::from_str(&format!("attachment; filename=\"{file}\"")) {
-        answer.headers_mut().insert(CONTENT_DISPOSITION, value);
+        response.headers_mut().insert(CONTENT_DISPOSITION, value);
     }
-    Ok(answer)
+    Ok(response)
 }
 
-/// Adds a line.
+/// Appends a line.
 pub(crate) fn write(text: &mut Vec<u8>, line: &impl Serialize) {
-    // Writing to memory cannot fail, and nothing that is told of has keys that are no strings.
+    // Writing to memory cannot fail, and no exported type has keys that are not strings.
     if serde_json::to_writer(&mut *text, line).is_ok() {
         text.push(b'\n');
     }

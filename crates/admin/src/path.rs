@@ -1,24 +1,24 @@
-//! What stands in a path where its route has a name, as it was sent. axum's own extractor was rejected: it decodes what is not
-//! percent-encoded properly as if it were.
+//! Path segment extractors, without percent-decoding. Rejected: axum's extractor, because it accepts invalid
+//! percent-encoding.
 
 use crate::error::ApiError;
 use axum::extract::{FromRequestParts, MatchedPath};
 use http::request::Parts;
 use tollgate_http::problem::Problem;
 
-/// The segment that stands for `{name}`; an empty one, if the route has no such name.
+/// Returns the raw segment at `{name}`; empty if the route has no such name.
 pub(crate) fn segment<'p>(parts: &'p Parts, name: &str) -> &'p str {
     let Some(route) = parts.extensions.get::<MatchedPath>() else { return "" };
     let both = route.as_str().split('/').zip(parts.uri.path().split('/'));
     both.filter(|(expected, _)| {
-        expected.strip_prefix('{').and_then(|named| named.strip_suffix('}')) == Some(name)
+        expected.strip_prefix('{').and_then(|inner| inner.strip_suffix('}')) == Some(name)
     })
     .map(|(_, found)| found)
     .next()
     .unwrap_or_default()
 }
 
-/// The segment of `{id}`.
+/// Extractor for the segment `{id}`.
 pub(crate) struct Id(pub(crate) String);
 
 impl<S: Sync> FromRequestParts<S> for Id {
@@ -29,7 +29,7 @@ impl<S: Sync> FromRequestParts<S> for Id {
     }
 }
 
-/// The last segment.
+/// Extractor for the last segment.
 pub(crate) struct LastSegment(pub(crate) String);
 
 impl<S: Sync> FromRequestParts<S> for LastSegment {
@@ -40,7 +40,7 @@ impl<S: Sync> FromRequestParts<S> for LastSegment {
     }
 }
 
-/// The number of a rule revision, in `{rev}`.
+/// Extractor for a rule revision number in `{rev}`.
 pub(crate) struct Rev(pub(crate) i64);
 
 impl<S: Sync> FromRequestParts<S> for Rev {
@@ -52,8 +52,8 @@ impl<S: Sync> FromRequestParts<S> for Rev {
     }
 }
 
-/// What to write in place of something that is no revision.
-pub(crate) const REVISION: &str = "write the number of a revision, such as 3";
+/// Error message for an invalid revision number.
+pub(crate) const REVISION: &str = "must be a revision number, such as 3";
 
 pub(crate) fn revision(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number| (1..i64::MAX).contains(number))

@@ -1,5 +1,5 @@
-//! What stands in an address: an API key in its path, parameters in its query. Strict: an unknown parameter is an error
-//! that lists the known ones. axum's own extractor was rejected: it reports neither the place nor what to write instead.
+//! Query parameter extractors and the API key in a path. Strict: an unknown parameter is an error that lists the
+//! known ones. Rejected: axum's extractor, because it reports neither the parameter nor the expected value.
 
 use crate::error::ApiError;
 use axum::extract::FromRequestParts;
@@ -15,25 +15,26 @@ use utoipa::IntoParams;
 const MAX_KEY: usize = 512;
 const MAX_REASON: usize = 512;
 
-/// The API key at the end of a path.
+/// Decodes and validates the API key in a path.
 pub(crate) fn api_key(text: &str) -> Result<String, Problem> {
-    let key =
-        decode(text).ok_or_else(|| Problem::bad("the API key in the path is not percent-encoded UTF-8"))?;
+    let key = decode(text)
+        .ok_or_else(|| Problem::bad("the API key in the path is not valid percent-encoded UTF-8"))?;
     if key.is_empty() || key.len() > MAX_KEY || key.chars().any(char::is_control) {
-        let detail = format!("an API key has 1 to {MAX_KEY} bytes and no control characters");
+        let detail = format!("must have 1 to {MAX_KEY} bytes and no control characters");
         return Err(Problem::bad(detail).in_field("api_key"));
     }
     Ok(key)
 }
 
-/// The parameters of a query: a struct whose fields are all that there may be. An empty one is as good as none.
+/// Extractor for query parameters: the fields of the struct are all parameters allowed. An empty value counts as
+/// absent.
 pub(crate) struct StrictQuery<T>(pub(crate) T);
 
-/// No parameters.
+/// A query without parameters.
 #[derive(Debug, Deserialize)]
 pub(crate) struct NoParameters {}
 
-/// The reason for a removal, which has no body to say it in.
+/// The reason for a deletion, in the query because the request has no body.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct ReasonParameter {
@@ -43,11 +44,11 @@ pub(crate) struct ReasonParameter {
 }
 
 impl ReasonParameter {
-    /// Returns the reason; empty where none was given.
+    /// Returns the reason; empty if none was given.
     pub(crate) fn get(&self) -> Result<&str, Problem> {
         let reason = self.reason.as_deref().unwrap_or_default();
         if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
-            let detail = format!("a reason has at most {MAX_REASON} bytes and no control characters");
+            let detail = format!("must have at most {MAX_REASON} bytes and no control characters");
             return Err(Problem::bad(detail).in_field("reason"));
         }
         Ok(reason)
@@ -80,33 +81,34 @@ pub(crate) struct Number<const MAX: u64>(pub(crate) u64);
 
 impl<'de, const MAX: u64> Deserialize<'de> for Number<MAX> {
     fn deserialize<D: Deserializer<'de>>(text: D) -> Result<Self, D::Error> {
-        parsed(text, format_args!("write a number from 1 to {MAX}"), |text| {
+        parsed(text, format_args!("must be between 1 and {MAX}"), |text| {
             text.parse().ok().filter(|number| (1..=MAX).contains(number)).map(Self)
         })
     }
 }
 
 impl<const MAX: u64> Number<MAX> {
-    /// As databases count.
+    /// Returns the number as the signed type that databases use.
     pub(crate) fn signed(self) -> i64 {
         i64::try_from(self.0).unwrap_or(i64::MAX)
     }
 }
 
-/// What `parse` makes of a parameter; else `instead` says what to write.
+/// Parses a parameter; on failure, `expected` is the error message.
 pub(crate) fn parsed<'de, D: Deserializer<'de>, T>(
     text: D,
-    instead: impl fmt::Display,
+    expected: impl fmt::Display,
     parse: impl FnOnce(&str) -> Option<T>,
 ) -> Result<T, D::Error> {
     let text = String::deserialize(text)?;
-    parse(&text).ok_or_else(|| D::Error::custom(instead))
+    parse(&text).ok_or_else(|| D::Error::custom(expected))
 }
 
-/// What a request says: names and values.
+/// Request attributes: names and values.
 type Attributes = Vec<(String, String)>;
 
-/// The values of the parameters `names`, in their order, beside any `attr.NAME=VALUE` of the query. Any other is an error.
+/// Returns the values of the parameters `names`, in their order, and the attributes from `attr.NAME=VALUE`. Any other
+/// parameter is an error.
 pub(crate) fn with_attributes(
     query: &str,
     names: &[&str],
@@ -116,7 +118,7 @@ pub(crate) fn with_attributes(
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = decode(&value.replace('+', " "));
-        let value = value.ok_or_else(|| Problem::bad("it is not percent-encoded UTF-8").in_field(name))?;
+        let value = value.ok_or_else(|| Problem::bad("not valid percent-encoded UTF-8").in_field(name))?;
         if let Some(known) = names.iter().position(|known| *known == name) {
             values[known] = Some(value).filter(|value| !value.is_empty());
             continue;
@@ -124,16 +126,16 @@ pub(crate) fn with_attributes(
         let attribute = name.strip_prefix("attr.").and_then(decode).filter(|name| !name.is_empty());
         attributes.push((attribute.ok_or_else(|| unknown(name, names))?, value));
         if attributes.len() > MAX_ATTRIBUTES {
-            return Err(Problem::bad(format!("there are at most {MAX_ATTRIBUTES} attributes")));
+            return Err(Problem::bad(format!("too many attributes; at most {MAX_ATTRIBUTES} are allowed")));
         }
     }
     Ok((values, attributes))
 }
 
-/// The names of a struct's fields, as its own implementation of `Deserialize` asks for them.
+/// Returns the names of a struct's fields, by running its `Deserialize` implementation.
 fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
-    struct Asking<'n>(&'n mut &'static [&'static str]);
-    impl<'de> Deserializer<'de> for Asking<'_> {
+    struct FieldNames<'n>(&'n mut &'static [&'static str]);
+    impl<'de> Deserializer<'de> for FieldNames<'_> {
         type Error = serde::de::value::Error;
         fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
             Err(Self::Error::custom("only structs have names"))
@@ -153,17 +155,17 @@ fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
         }
     }
     let mut names: &'static [&'static str] = &[];
-    let _ = T::deserialize(Asking(&mut names));
+    let _ = T::deserialize(FieldNames(&mut names));
     names
 }
 
-/// The most attributes that a query may have.
+/// Maximum number of attributes in a query.
 const MAX_ATTRIBUTES: usize = 32;
 
 fn unknown(name: &str, names: &[&str]) -> Problem {
     let shown: String = name.chars().take(50).collect();
-    let known = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
-    Problem::bad(format!("there is no `{shown}` here; there is {known}"))
+    let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    Problem::bad(format!("unknown parameter `{shown}`; known parameters: {known}"))
 }
 
 fn decode(text: &str) -> Option<String> {
@@ -210,7 +212,7 @@ mod tests {
             assert!(read::<Parameters>(wrong).is_err(), "{wrong}");
         }
         let problem = read::<Parameters>("teir=a").expect_err("no such parameter");
-        assert_eq!(problem.detail, "there is no `teir` here; there is cursor, tier");
+        assert_eq!(problem.detail, "unknown parameter `teir`; known parameters: cursor, tier");
     }
 
     #[test]
@@ -225,7 +227,7 @@ mod tests {
             let problem = limit(wrong).expect_err("no such limit");
             assert_eq!(
                 (problem.detail.as_str(), problem.place.as_deref()),
-                ("write a number from 1 to 1000", Some("limit"))
+                ("must be between 1 and 1000", Some("limit"))
             );
         }
     }

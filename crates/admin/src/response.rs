@@ -7,17 +7,17 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use serde::Serialize;
 use serde_json::json;
 
-/// JSON for people and programs: indented.
+/// Returns indented JSON, readable for people too.
 pub(crate) fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
     typed(status, "application/json", format!("{:#}\n", json!(body)))
 }
 
-/// JSON for programs alone, where there may be much of it.
+/// Returns compact JSON, for programs and large bodies.
 pub(crate) fn compact_json(body: &impl Serialize) -> Response {
     typed(StatusCode::OK, "application/json", format!("{}\n", json!(body)))
 }
 
-/// A body of this media type.
+/// Returns a response with this media type.
 pub(crate) fn typed(status: StatusCode, media_type: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
@@ -25,7 +25,7 @@ pub(crate) fn typed(status: StatusCode, media_type: &'static str, body: impl Int
     response
 }
 
-/// Done, with nothing to report.
+/// Returns an empty success response.
 pub(crate) fn no_content() -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;

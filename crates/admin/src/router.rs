@@ -1,12 +1,11 @@
-//! Every route of the admin address, and what applies to all of them.
+//! Routes of the admin listener, and the middleware that applies to all of them.
 //!
-//! A request passes, in order: the dashboard, which is for anybody; the rejection of what pages of other sites send; the route; a
-//! time limit; the extractors of its handler, of which the first authenticates. `Viewer`, `Operator` and `Administrator` say
-//! in a handler's signature who may call it, and `x-role` in its annotation says the same to readers of the document; a test
-//! holds the two together.
+//! A request passes, in order: the dashboard, which is public; the rejection of cross-site requests; the route; a
+//! time limit; and the extractors of the handler, the first of which authenticates. `Viewer`, `Operator` or
+//! `Administrator` in a handler's signature enforces the required role, and `x-role` in its annotation documents it;
+//! a test compares the two.
 //!
-//! A path that is there as it is written does not stand for a name as well: an API key that is literally `by-id` is written
-//! `by%2Did`.
+//! Literal path segments take precedence over parameters: an API key that is literally `by-id` is written `by%2Did`.
 
 use crate::api::{
     audit, decisions, emergency, health, log_level, openapi, quota_bulk, quotas, rule_tree, rules, stats,
@@ -32,10 +31,10 @@ use tokio::net::TcpListener;
 use tollgate_http::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 
-/// How long a response may take to begin: a database that hangs must not hold operators up.
+/// Time limit until a response starts: a hanging database must not block operators.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-/// Serves until `drain` is ready, and then until those who were connected have been answered.
+/// Serves until `drain` completes, and then until all connections are drained.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<AdminTls>,
@@ -49,7 +48,7 @@ pub async fn serve(
     listener::serve(listener, tls, drain, router).await;
 }
 
-/// The documented routes.
+/// Returns the documented routes.
 pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::with_openapi(openapi::header())
         .merge(session::routes())
@@ -80,12 +79,13 @@ fn router(admin: Arc<AdminState>) -> Router {
     Router::new().fallback_service(routed).layer(map_request(without_empty_segments))
 }
 
-/// The path as it was sent.
+/// The path as received.
 #[derive(Clone)]
 struct SentPath(String);
 
-/// axum's names stand for anything but nothing, and whoever sends an empty key or id is to read what is wrong with it. A NUL is in
-/// no key, id or number either, so handlers reject it in the same words.
+/// Replaces empty segments with a NUL. axum's path parameters never match an empty segment, but a client that sends
+/// an empty key or id should get an error about that parameter. No key, id or number contains a NUL, so handlers
+/// reject it with the same message.
 async fn without_empty_segments(mut request: Request) -> Request {
     let path = request.uri().path();
     let Some(rest) = path.strip_prefix("/admin/v1/") else { return request };
@@ -138,11 +138,11 @@ async fn with_strict_transport_security(mut response: Response) -> Response {
     response
 }
 
-/// Responses are for those who asked, and no page of a browser; a page says itself what it is.
+/// Adds headers that keep responses out of caches, frames and other sites; a page sets its own policy.
 async fn with_security_headers(mut response: Response) -> Response {
-    let unknown = response.status() == StatusCode::UNAUTHORIZED;
+    let unauthorized = response.status() == StatusCode::UNAUTHORIZED;
     let headers = response.headers_mut();
-    if unknown {
+    if unauthorized {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

@@ -1,4 +1,4 @@
-//! What handlers work with.
+//! State shared by the admin API handlers.
 
 use crate::{AuthMode, FailedAuthThrottle, LogLevels, NodeCache, Sessions, UsageReader};
 use http::StatusCode;
@@ -9,52 +9,52 @@ use tollgate_http::problem::Problem;
 use tollgate_observe::{ProcessStatus, Telemetry};
 use tollgate_rules::Ruleset;
 
-/// What every handler needs.
+/// State shared by the admin API handlers.
 pub struct AdminState {
     /// The control plane, if there is a database; handlers use [`AdminState::control`].
     pub control: Option<Arc<ControlPlane>>,
-    /// The active rules, and how to publish others; handlers use [`AdminState::rule_manager`].
+    /// The rule manager, if rules can be published; handlers use [`AdminState::rule_manager`].
     pub rule_manager: Option<Arc<RuleManager>>,
-    /// The active rules, against which requests are checked.
+    /// The active rules, used to validate requests.
     pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
-    /// Reads the counters.
+    /// Access to usage counters.
     pub usage: Arc<dyn UsageReader>,
     /// The state of the process.
     pub status: Arc<dyn ProcessStatus>,
     /// The log levels of the process.
     pub log: Arc<dyn LogLevels>,
-    /// Whether a token is always needed.
+    /// When a token is required.
     pub auth_mode: AuthMode,
-    /// Browsers that have logged in.
+    /// Open browser sessions.
     pub sessions: Sessions,
-    /// The roles of names that client certificates prove.
+    /// Roles by certificate name.
     pub roles: BTreeMap<String, Role>,
-    /// Sources of wrong tokens.
+    /// Throttle for wrong tokens.
     pub throttle: FailedAuthThrottle,
-    /// The other nodes, as the database listed them last.
+    /// The other nodes, as last read from the database.
     pub nodes: NodeCache,
 }
 
 impl AdminState {
-    /// The active rules, and how to publish others; else what to do to have that.
+    /// Returns the rule manager; otherwise a problem that explains how to enable it.
     pub(crate) fn rule_manager(&self) -> Result<&Arc<RuleManager>, Problem> {
         self.control()?;
-        self.rule_manager.as_ref().ok_or_else(|| Problem::bad("no rules can be published here"))
+        self.rule_manager.as_ref().ok_or_else(|| Problem::bad("rules cannot be published on this node"))
     }
 
-    /// The control plane; else what to do to have one.
+    /// Returns the control plane; otherwise a problem that explains how to enable it.
     pub(crate) fn control(&self) -> Result<&Arc<ControlPlane>, Problem> {
         self.control.as_ref().ok_or_else(|| {
-            let detail = "this server keeps nothing that operators decide; start it with --db sqlite:tollgate.db, or \
+            let detail = "this server has no control-plane database; start it with --db sqlite:tollgate.db, or \
                           with --db postgres://… for several nodes";
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, "No database", detail)
         })
     }
 
-    /// What observes decisions.
+    /// Returns the telemetry.
     pub(crate) fn telemetry(&self) -> Result<&Arc<Telemetry>, Problem> {
         self.status.telemetry().ok_or_else(|| {
-            let detail = "this process does not watch its decisions";
+            let detail = "this process does not record its decisions";
             Problem::new(StatusCode::NOT_FOUND, "Decision log disabled", detail)
         })
     }

@@ -126,7 +126,7 @@ impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
         {
             runtime.spawn(async move {
                 if let Err(error) = releasing.await {
-                    tracing::warn!(%error, "permits could not be released; they expire by themselves");
+                    tracing::warn!(%error, "permit release failed; it will expire");
                 }
             });
         }
@@ -179,7 +179,7 @@ impl<S: CounterStore + 'static> Limiter<S> {
 
     async fn renew_round(&self) {
         if let Err(RenewalFailures { failed, of, error }) = self.renew_due().await {
-            tracing::warn!(%error, failed, of, "permits could not be renewed");
+            tracing::warn!(%error, failed, of, "permit renewal failed");
         }
     }
 

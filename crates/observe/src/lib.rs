@@ -1,20 +1,20 @@
-//! Telemetry: metrics, decision log, top callers and traces. Knows no protocol, and never blocks a decision.
+//! Telemetry: metrics, decision log, top callers and traces. Independent of protocols; never blocks a decision.
 //!
-//! | file | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `telemetry` | the whole of it, and the worker that drains the buffers |
-//! | `recorder` | the part on the request path: counting, and capturing some decisions |
-//! | `recorder/inline` | the same for inline limits |
+//! | `telemetry` | the entry point, and the worker thread that drains the buffers |
+//! | `recorder` | the part on the request path: counts every decision and captures some |
+//! | `recorder/inline` | the recorder for inline limits |
 //! | `recorder/stripe` | per-thread counters |
-//! | `recorder/sampling` | which decisions the sketches see |
-//! | `recorder/capture` | a captured decision |
-//! | `decision_log` | records for people, the searchable ring, explanations, cached descriptions |
-//! | `sink` | decision records as NDJSON lines, written to a file or standard output |
+//! | `recorder/sampling` | sampling of decisions for the sketches |
+//! | `recorder/capture` | captured decisions and their buffer |
+//! | `decision_log` | decision records, the searchable ring buffer, explanations, cached descriptions |
+//! | `sink` | line writer for the decision log and other logs: a file, standard output or standard error |
 //! | `mask` | masking of secrets and attributes |
 //! | `top` | top callers, top denied callers, callers near a limit, shared networks |
-//! | `metrics` | labels, stats, latency histograms, series, the Prometheus exposition, process figures |
-//! | `trace` | spans of sampled traces, and OTLP |
-//! | `process_status` | readiness and status of the process, for the servers |
+//! | `metrics` | labels, stats, latency histograms, time series, Prometheus exposition, process metrics |
+//! | `trace` | spans of sampled traces, and their OTLP encoding |
+//! | `process_status` | readiness and status of the process, served by the protocol servers and the admin API |
 
 mod decision_log;
 mod mask;

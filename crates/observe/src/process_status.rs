@@ -1,20 +1,20 @@
-//! What servers report of the process that they run in: on the HTTP address and on the admin address alike.
+//! Process status: readiness, metrics and node details, served by the HTTP listener and the admin listener.
 
 use crate::{ExpositionFormat, MetricsWriter, Telemetry};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// How much [`ProcessStatus::readiness`] reports.
+/// Detail level of [`ProcessStatus::readiness`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verbosity {
-    /// Ready or not.
+    /// Ready or not, nothing else.
     Brief,
-    /// The details too.
+    /// With all details.
     Verbose,
 }
 
 impl Verbosity {
-    /// As the query of `/readyz` asks for it: `?verbose`, whatever its value.
+    /// Parses the query of `/readyz`: `?verbose`, with any value.
     #[must_use]
     pub fn from_query(query: &str) -> Self {
         let verbose = query.split('&').any(|word| word == "verbose" || word.starts_with("verbose="));
@@ -22,25 +22,25 @@ impl Verbosity {
     }
 }
 
-/// The state of the process, as far as callers may see it.
+/// State of the process that servers may expose.
 pub trait ProcessStatus: Send + Sync {
-    /// Whether new requests should still be sent here.
+    /// Returns whether the node should receive new requests.
     fn is_ready(&self) -> bool;
 
-    /// Everything an operator wants to know about readiness: rule files, revision, the last error.
+    /// Returns details on readiness for operators: rule files, rules hash, the last error.
     fn details(&self) -> Value;
 
-    /// Writes the figures of the process.
+    /// Writes all metrics of the process.
     fn metrics(&self, page: &mut MetricsWriter);
 
-    /// All figures in a format; slow where there are many rules, so not for the threads that decide.
+    /// Renders all metrics in a format. Slow with many rules; must not run on a thread that serves checks.
     fn metrics_text(&self, format: ExpositionFormat) -> String {
         let mut page = MetricsWriter::new(format);
         self.metrics(&mut page);
         page.finish()
     }
 
-    /// Whether new requests should still be sent here, and the JSON that says so, and more if it is wanted.
+    /// Returns whether the node should receive new requests, and the JSON body of `/readyz`.
     fn readiness(&self, verbosity: Verbosity) -> (bool, String) {
         let ready = self.is_ready();
         let mut body = match verbosity {
@@ -51,22 +51,22 @@ pub trait ProcessStatus: Send + Sync {
         (ready, format!("{body:#}\n"))
     }
 
-    /// Who watches decisions, if anybody does.
+    /// Returns the telemetry, if enabled.
     fn telemetry(&self) -> Option<&Arc<Telemetry>> {
         None
     }
 
-    /// What is known of this node beyond what its watcher knows: rules, store, breakers, leases.
+    /// Returns the state of this node that telemetry does not have: rules, store, breakers, leases.
     fn node(&self) -> Value {
         serde_json::json!({})
     }
 
-    /// What nodes that share a database tell each other of themselves.
+    /// Returns what this node publishes in its heartbeat for nodes that share its database.
     fn presence(&self) -> Value {
         serde_json::json!({})
     }
 
-    /// The keys with the most traffic at this node.
+    /// Returns the keys with the most traffic on this node.
     fn hot(&self) -> Value {
         serde_json::json!({"hot": []})
     }

@@ -1,6 +1,6 @@
-//! Lines for a file that is rotated, for the standard output or the standard error, written by a thread of its own behind a
-//! bounded queue, all that waits at once. A full disk or a reader that does not read costs lines, which are counted, and
-//! nothing else. A file that somebody else has moved away is begun anew within a second.
+//! Log sink: writes lines to a rotated file, standard output or standard error, on its own thread behind a bounded queue.
+//! A full disk or a blocked reader costs lines, which are counted, and nothing else. A file that was moved away is reopened
+//! within a second.
 
 mod target;
 
@@ -11,42 +11,42 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use target::SinkTarget;
 
-/// Where lines go.
+/// Destination of log lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// The standard output.
+    /// Standard output.
     Stdout,
-    /// The standard error: the messages of the process itself.
+    /// Standard error, for the log messages of the process.
     Stderr,
-    /// A file; when it is longer than `bytes`, it is renamed to `….1` and a new one begun; `files` are kept in all.
+    /// A file. When it exceeds `bytes` it is renamed to `….1` and a new one is started; at most `files` exist.
     File {
-        /// Its path.
+        /// Path of the current file.
         path: PathBuf,
-        /// How long it may get.
+        /// Maximum size in bytes.
         bytes: u64,
-        /// How many there may be.
+        /// Maximum number of files.
         files: u32,
     },
 }
 
-/// What waits to be written: so many batches of lines, and so many bytes of them.
+/// Maximum number of queued batches, and of queued bytes.
 const QUEUE: usize = 8_192;
 const MAX_PENDING: u64 = 4 << 20;
-/// What is written at once, if batches are small.
+/// Bytes up to which small batches are combined into one write.
 const BATCH_BYTES: usize = 64 << 10;
-/// How soon it is seen that a file has been moved away, where nothing is written.
+/// Interval at which an idle writer checks whether its file was moved.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The messages of the process itself: what is wrong with other logs is written there.
+/// Name of the process log, where failures of other logs are reported.
 const MESSAGES: &str = "messages";
 
-/// Writes lines, or drops them.
+/// Asynchronous line writer; drops lines that do not fit the queue.
 #[derive(Debug)]
 pub struct Sink {
-    /// Until the end.
+    /// Queue to the writer; `None` after [`Self::flush`].
     queue: Mutex<Option<SyncSender<LineBatch>>>,
     counts: Arc<Counts>,
-    /// Closed when the writer has written its last.
+    /// Closed when the writer has finished.
     ended: Mutex<Receiver<()>>,
 }
 
@@ -54,7 +54,7 @@ type LineBatch = (String, u64);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Lines that were handed over, and what became of them.
+    /// Lines passed to [`Sink::write`], and how many of them were written and dropped.
     submitted: AtomicU64,
     written: AtomicU64,
     dropped: AtomicU64,
@@ -63,34 +63,34 @@ struct Counts {
 }
 
 impl Sink {
-    /// Opens the output and starts its writer; `name` is that of the log, for the thread and for messages.
+    /// Opens the output and starts its writer; `name` is the name of the log, for the thread and for messages.
     ///
     /// # Errors
-    /// If the output cannot be opened, or there can be no thread.
-    pub fn open(what: &'static str, output: Output) -> std::io::Result<Self> {
+    /// If the output cannot be opened or the thread cannot be started.
+    pub fn open(name: &'static str, output: Output) -> std::io::Result<Self> {
         let (queue, batches) = sync_channel(QUEUE);
         let (end, ended) = sync_channel(0);
         let counts = Arc::new(Counts::default());
-        let told = Arc::clone(&counts);
-        let place = SinkTarget::open(output)?;
-        let mut writer = Writer { name: what, is_torn: place.ends_in_partial_line(), target: place };
-        std::thread::Builder::new().name(what.replace(' ', "-")).spawn(move || {
-            writer.run(&batches, &told);
+        let writer_counts = Arc::clone(&counts);
+        let target = SinkTarget::open(output)?;
+        let mut writer = Writer { name, is_torn: target.ends_in_partial_line(), target };
+        std::thread::Builder::new().name(name.replace(' ', "-")).spawn(move || {
+            writer.run(&batches, &writer_counts);
             drop(end);
         })?;
         Ok(Self { queue: Mutex::new(Some(queue)), counts, ended: Mutex::new(ended) })
     }
 
-    /// Hands lines over, if the writer keeps up.
+    /// Queues lines, or drops them if the queue is full.
     pub fn write(&self, text: String, lines: u64) {
         let counts = &*self.counts;
         counts.submitted.fetch_add(lines, Ordering::Relaxed);
         let length = text.len() as u64;
-        // One at a time looks, so that together they do not go beyond.
+        // Under the lock, so that concurrent writers do not exceed the bound together.
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let has_room = counts.pending.load(Ordering::Relaxed) + length <= MAX_PENDING;
         let queue = queue.as_ref().filter(|_| has_room);
-        // Before the writer can take it off.
+        // Added before sending: the writer subtracts as soon as it receives.
         counts.pending.fetch_add(length, Ordering::Relaxed);
         if queue.is_none_or(|queue| queue.try_send((text, lines)).is_err()) {
             counts.pending.fetch_sub(length, Ordering::Relaxed);
@@ -98,14 +98,14 @@ impl Sink {
         }
     }
 
-    /// Lines that were written, and lines that could not be.
+    /// Returns the number of lines written and the number dropped.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         (self.counts.written.load(Ordering::Relaxed), self.counts.dropped.load(Ordering::Relaxed))
     }
 
-    /// Takes nothing any more, and waits for so long until all is written that was handed over: how many lines were not.
-    pub fn flush(&self, patience: Duration) -> u64 {
+    /// Closes the queue and waits up to `timeout` for queued lines to be written. Returns how many lines were lost.
+    pub fn flush(&self, timeout: Duration) -> u64 {
         let unsettled = || {
             let (written, dropped) = self.counts();
             self.counts.submitted.load(Ordering::Relaxed).saturating_sub(written + dropped)
@@ -113,23 +113,23 @@ impl Sink {
         let before = self.counts().1;
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = ended.recv_timeout(patience);
+        let _ = ended.recv_timeout(timeout);
         unsettled() + (self.counts().1 - before)
     }
 }
 
-/// Writes until there will be no more.
+/// The writer thread's state.
 struct Writer {
     name: &'static str,
     target: SinkTarget,
-    /// Whether the last that was written is half a line: the next is not to be joined to it.
+    /// Whether the output ends in a partial line, which the next line must not be appended to.
     is_torn: bool,
 }
 
 impl Writer {
     fn run(&mut self, batches: &Receiver<LineBatch>, counts: &Counts) {
         let is_messages = self.name == MESSAGES;
-        let (mut failing, mut told) = (false, 0);
+        let (mut failing, mut reported) = (false, 0);
         loop {
             let (mut text, mut lines) = match batches.recv_timeout(CHECK_INTERVAL) {
                 Ok(batch) => batch,
@@ -151,17 +151,17 @@ impl Writer {
             counts.dropped.fetch_add(lines - whole, Ordering::Relaxed);
             let left = counts.pending.fetch_sub(text.len() as u64, Ordering::Relaxed) - text.len() as u64;
             match outcome {
-                // Once for each time that it begins: a full disk must not fill the other log as well.
+                // Reported once per failure period: a full disk must not flood the process log.
                 Err(error) if !std::mem::replace(&mut failing, true) && !is_messages => {
-                    tracing::warn!(%error, "the {} cannot be written; requests go on", self.name);
+                    tracing::warn!(%error, log = self.name, "cannot write log; lines are dropped");
                 }
                 Err(_) => {}
                 Ok(()) => {
                     failing = false;
                     let lost = counts.dropped.load(Ordering::Relaxed);
-                    // Whoever reads again is told what is missing, once there is room for that.
-                    if is_messages && left == 0 && lost > std::mem::replace(&mut told, lost) {
-                        tracing::warn!(lost, "messages were lost: nobody read the standard error");
+                    // Reported when the reader has caught up and there is room for the message.
+                    if is_messages && left == 0 && lost > std::mem::replace(&mut reported, lost) {
+                        tracing::warn!(lost, "log messages dropped; standard error was blocked");
                     }
                 }
             }
@@ -174,7 +174,7 @@ impl Writer {
         }
     }
 
-    /// Writes, as far as that goes: how many lines are whole.
+    /// Writes as much as possible and returns the number of complete lines written.
     fn write(&mut self, text: &[u8]) -> (u64, std::io::Result<()>) {
         self.reopen_if_moved();
         if self.is_torn {
@@ -229,7 +229,7 @@ mod tests {
         std::fs::remove_dir_all(&folder).expect("gone");
     }
 
-    /// A full disk costs lines, and those are counted.
+    /// A full disk costs lines, which are counted.
     #[test]
     fn a_full_disk_is_counted() {
         let path = PathBuf::from("/dev/full");
@@ -242,7 +242,7 @@ mod tests {
         std::env::temp_dir().join(format!("tollgate-sink-{name}-{}", std::process::id()))
     }
 
-    /// All that was handed over is there at the end; after it, lines are counted as lost.
+    /// All lines are on disk after a flush; later lines are counted as dropped.
     #[test]
     fn flush_waits_for_all_submitted_lines() {
         let path = file("end");
@@ -255,11 +255,11 @@ mod tests {
         let text = std::fs::read_to_string(&path).expect("a file");
         assert!(text.lines().map(str::to_owned).eq((0..500).map(|number| number.to_string())), "{text}");
         let mode = std::fs::metadata(&path).expect("a file").permissions().mode();
-        assert_eq!(mode & 0o777, 0o600, "it tells of callers");
+        assert_eq!(mode & 0o777, 0o600, "the log contains data on callers");
         std::fs::remove_file(&path).expect("gone");
     }
 
-    /// Whoever rotates logs by other means finds the next lines in a new file, also where nothing is written for a while.
+    /// External log rotation works: lines after a move go to a new file, which is created even if nothing is written.
     #[test]
     fn a_moved_file_is_reopened() {
         let (path, moved) = (file("moved"), file("moved-away"));
@@ -282,18 +282,18 @@ mod tests {
         }
     }
 
-    /// Nobody reads: only so much waits, all else is counted, and the end does not wait for ever.
+    /// With a blocked reader the queue is bounded, everything else is counted as dropped, and flush does not wait forever.
     #[test]
     fn a_blocked_reader_does_not_block_the_writer() {
         let (mut reader, pipe) = std::io::pipe().expect("a pipe");
         let (queue, batches) = sync_channel(QUEUE);
         let (end, ended) = sync_channel(0);
         let counts = Arc::new(Counts::default());
-        let told = Arc::clone(&counts);
+        let writer_counts = Arc::clone(&counts);
         let mut writer =
             Writer { name: MESSAGES, target: SinkTarget::Stderr(OwnedFd::from(pipe).into()), is_torn: false };
         let thread = std::thread::spawn(move || {
-            writer.run(&batches, &told);
+            writer.run(&batches, &writer_counts);
             drop(end);
         });
         let sink = Sink { queue: Mutex::new(Some(queue)), counts, ended: Mutex::new(ended) };
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(sink.counts(), (200 - lost, lost));
     }
 
-    /// What was cut off stays a line of its own.
+    /// A partial line from a previous process stays separate.
     #[test]
     fn no_line_is_appended_to_a_partial_one() {
         let path = file("torn");
@@ -327,7 +327,7 @@ mod tests {
         std::fs::remove_file(&path).expect("gone");
     }
 
-    /// The same where a write fails half way; the lines before it were written.
+    /// The same after a failed write; the complete lines before it count as written.
     #[test]
     fn a_partial_write_corrupts_no_other_line() {
         let (mut reader, full) = UnixStream::pair().expect("a pair");

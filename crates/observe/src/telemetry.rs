@@ -1,5 +1,5 @@
-//! The whole of it: what the fronts and the binary hold. The worker, a thread of its own, empties what decisions set aside,
-//! ten times a second, and takes the figures of every second.
+//! Telemetry: the entry point that servers and the binary hold. A worker thread drains the capture buffers ten times per
+//! second and records the stats of every second.
 
 use crate::decision_log::buffer::{DecisionLog, DecisionQuery};
 use crate::decision_log::cache::DescriptionCache;
@@ -21,27 +21,27 @@ use tokio::sync::broadcast;
 use tollgate_core::{Clock, SystemClock, TimeDelta, Timestamp};
 use tollgate_engine::{DecisionId, Origin};
 
-/// How often what was set aside is looked through.
+/// Interval at which the worker drains the capture buffers.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Events that one who listens may be behind before some are skipped.
+/// Events that a subscriber may lag behind before some are skipped.
 const MAX_BACKLOG: usize = 16;
-/// Domains without rules that are listed by name; requests of the others are counted all the same.
+/// Maximum number of domains without rules listed by name; requests for others are still counted.
 const MAX_UNKNOWN_DOMAINS: usize = 20;
 
-/// What is to be observed, and how.
+/// Telemetry settings.
 #[derive(Debug)]
 pub struct TelemetryConfig {
-    /// Where decisions are made.
+    /// This node.
     pub node: NodeInfo,
-    /// The part of allowed decisions that is logged, from 0 to 1.
+    /// Share of allowed decisions to log, from 0 to 1.
     pub allowed_sample: f64,
-    /// Decisions that are kept in memory.
+    /// Maximum number of decisions in memory.
     pub max_records: usize,
-    /// Where else they are written, if anywhere.
+    /// Additional output of the decision log.
     pub output: Option<Output>,
-    /// What is told of attributes.
+    /// Masking of attributes.
     pub mask: Mask,
-    /// The name of the service in traces; nothing, where nobody follows them.
+    /// Service name in traces; `None` disables tracing.
     pub service_name: Option<String>,
 }
 
@@ -58,22 +58,22 @@ impl Default for TelemetryConfig {
     }
 }
 
-/// What happened, for those who look on.
+/// An event for subscribers of the event stream.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// What kind of thing: `tick`, `rules`, `quota`, `emergency`.
+    /// Kind: `tick`, `rules`, `quota` or `emergency`.
     pub kind: &'static str,
-    /// What there is to know.
+    /// Payload as JSON.
     pub data: Arc<str>,
 }
 
-/// Watches decisions. Give it to a limiter ([`tollgate_engine::Limiter::with_observer`]) and ask it.
+/// Telemetry of one node. Pass it to a limiter ([`tollgate_engine::Limiter::with_observer`]).
 #[derive(Debug)]
 pub struct Telemetry {
     pub(crate) stripes: Stripes,
     pub(crate) labels: LabelRegistry,
     pub(crate) clock: SystemClock,
-    /// One in so many allowed decisions is logged; none, if zero.
+    /// One in this many allowed decisions is logged; 0 for none.
     pub(crate) allows: u32,
     pub(crate) node: NodeInfo,
     pub(crate) mask: Mask,
@@ -84,18 +84,18 @@ pub struct Telemetry {
     pub(crate) started: Timestamp,
     pub(crate) spans: Option<SpanBuffer>,
     descriptions: Mutex<DescriptionCache>,
-    /// Sampled requests of domains without rules, by the domain; at most [`MAX_UNKNOWN_DOMAINS`].
+    /// Estimated requests per domain without rules; at most [`MAX_UNKNOWN_DOMAINS`].
     unknown: Mutex<BTreeMap<Box<str>, u64>>,
-    /// What rules without a number of their own are called.
+    /// Label of rules without a slot of their own.
     other: RuleLabel,
     events: Mutex<Option<broadcast::Sender<Event>>>,
-    /// One at a time gathers: when it is over, all is where it belongs. How many samples each thread has shown since the worker
-    /// last came, by the places of their stripes.
+    /// Held while draining, so that a completed drain has processed everything. Counts the samples of each thread since the
+    /// worker's last visit, by stripe index.
     worker_lock: Mutex<Vec<usize>>,
 }
 
 impl Telemetry {
-    /// One that watches by these settings.
+    /// Creates telemetry with these settings.
     ///
     /// # Errors
     /// If the output cannot be opened.
@@ -125,54 +125,54 @@ impl Telemetry {
         }))
     }
 
-    /// Starts the worker; it ends when nobody holds the watcher any more.
+    /// Starts the worker; it ends when the telemetry is dropped.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread cannot be started.
     pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
         let observe = Arc::downgrade(self);
         std::thread::Builder::new().name("observe".to_owned()).spawn(move || run(&observe)).map(|_| ())
     }
 
-    /// Where decisions are made.
+    /// Returns the identity of this node.
     #[must_use]
     pub const fn node_info(&self) -> &NodeInfo {
         &self.node
     }
 
-    /// What is told of a value of a counter's name.
+    /// Masks one part of a counter key.
     #[must_use]
     pub fn mask_part(&self, part: &tollgate_core::KeyPart<'_>) -> String {
         self.mask.mask_part(part)
     }
 
-    /// Spans that wait for a collector, where traces are followed.
+    /// Returns the buffer of spans to export, if tracing is enabled.
     #[must_use]
     pub const fn spans(&self) -> Option<&SpanBuffer> {
         self.spans.as_ref()
     }
 
-    /// The present time.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// Listens to what happens from now on; nothing, when the end has come.
+    /// Subscribes to events from now on; `None` after [`Self::close`].
     #[must_use]
     pub fn subscribe(&self) -> Option<broadcast::Receiver<Event>> {
         self.events().as_ref().map(broadcast::Sender::subscribe)
     }
 
-    /// Tells all who listen.
+    /// Sends an event to all subscribers.
     pub fn broadcast(&self, kind: &'static str, data: &Value) {
         if let Some(events) = &*self.events() {
-            // Nobody may be listening.
+            // Fails if there are no subscribers.
             let _ = events.send(Event { kind, data: data.to_string().into() });
         }
     }
 
-    /// Lets all go who listen: the process is about to end.
+    /// Closes all subscriptions, for shutdown.
     pub fn close(&self) {
         self.events().take();
     }
@@ -181,42 +181,41 @@ impl Telemetry {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The latest decisions of the log that match, the latest first, and the place to go on from.
+    /// Returns the latest matching decisions, newest first, and the sequence number to continue from.
     #[must_use]
     pub fn search(&self, search: &DecisionQuery) -> (Vec<Arc<DecisionRecord>>, Option<u64>) {
         self.log.search(search, |key| self.mask.id(key))
     }
 
-    /// The API key of a caller who stands in the lists of top talkers or in the log, by its id. For acting on, never for telling.
+    /// Returns the API key of a caller in the top lists or the log, by id. For operator actions; must never be shown.
     #[must_use]
     pub fn api_key(&self, id: u64) -> Option<String> {
         let listed = self.top().key(id).map(str::to_owned);
         listed.or_else(|| self.log.key(id))
     }
 
-    /// One decision of the log.
+    /// Returns one decision from the log.
     #[must_use]
     pub fn find(&self, id: DecisionId) -> Option<Arc<DecisionRecord>> {
         self.search(&DecisionQuery { id: Some(id), limit: 1, ..DecisionQuery::default() }).0.pop()
     }
 
-    /// Writes what still waits for the output of the log, for at most so long, and closes it: how many decisions it lacks.
-    /// For the end of the process, when nobody decides any more.
-    pub fn flush(&self, patience: Duration) -> u64 {
+    /// Writes pending records to the log's output, waiting up to `timeout`, and closes it. Returns how many decisions were
+    /// lost. For shutdown, when no more decisions are made.
+    pub fn flush(&self, timeout: Duration) -> u64 {
         let before = self.dropped_lines();
         self.drain_buffers();
         let _gathering = self.lock_worker();
         let Some(sink) = &self.log.sink else { return 0 };
         let gathered = self.dropped_lines() - before;
-        gathered + sink.flush(patience)
+        gathered + sink.flush(timeout)
     }
 
     fn lock_worker(&self) -> MutexGuard<'_, Vec<usize>> {
         self.worker_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the worker does ten times a second: empties what decisions have set aside, and lets threads show more again that
-    /// have shown little. It does so by itself.
+    /// Drains the capture buffers and adjusts the sampling intervals. The worker calls this ten times per second.
     pub fn run_once(&self) {
         let mut found = self.drain_buffers_until(self.clock.now());
         for (stripe, found) in self.stripes.all().iter().zip(found.iter_mut()) {
@@ -224,7 +223,7 @@ impl Telemetry {
         }
     }
 
-    /// Empties what decisions have set aside, for whoever wants to know of all up to now.
+    /// Drains the capture buffers, for readers that need all decisions up to now.
     pub fn drain_buffers(&self) {
         drop(self.drain_buffers_until(self.clock.now()));
     }
@@ -245,12 +244,12 @@ impl Telemetry {
             }
         }
         entries.sort_by_key(|entry: &DecisionRecord| entry.at);
-        // Whoever hears of a line that was lost finds it in memory.
-        let kept = self.log.push(entries);
+        // Stored first: a decision whose line is dropped is still in memory.
+        let stored = self.log.push(entries);
         if let Some(sink) = &self.log.sink {
             let mut text = String::new();
             let mut lines = 0;
-            for entry in &kept {
+            for entry in &stored {
                 text.push_str(&entry.json(&self.node).to_string());
                 text.push('\n');
                 lines += 1;
@@ -265,7 +264,7 @@ impl Telemetry {
         found
     }
 
-    /// What one thread set aside: how many of it were samples.
+    /// Processes the captures of one thread and returns how many were samples.
     fn ingest(
         &self,
         buffer: &CaptureBuffer,
@@ -274,21 +273,21 @@ impl Telemetry {
     ) -> usize {
         let mut samples = 0;
         let mut top = self.top();
-        let mut recall = self.descriptions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = self.descriptions.lock().unwrap_or_else(PoisonError::into_inner);
         for capture in &buffer.captures {
-            let asker = recall.caller(buffer, capture, &self.mask);
+            let description = cache.caller(buffer, capture, &self.mask);
             let noted = &capture.meta;
             if noted.weight > 0 {
                 samples += 1;
             }
             if noted.slot == OTHER && capture.origin == Origin::Unmatched {
-                self.record_unknown_domain(&asker.domain, u64::from(noted.weight));
+                self.record_unknown_domain(&description.domain, u64::from(noted.weight));
             }
-            if let Some(caller) = &asker.caller {
+            if let Some(caller) = &description.caller {
                 let name = |slot: u32| names.get(slot as usize).unwrap_or(&self.other);
                 top.record(&CallerSample {
                     caller,
-                    network: asker.network.as_deref(),
+                    network: description.network.as_deref(),
                     slot: noted.slot,
                     name: name(noted.slot),
                     denied: noted.verdict == LoggedVerdict::Deny,
@@ -297,14 +296,14 @@ impl Telemetry {
                 });
             }
             if noted.log {
-                let limit = recall.limit(buffer, capture);
-                entries.push(DecisionRecord::from_capture(capture, buffer, names, asker, limit));
+                let limit = cache.limit(buffer, capture);
+                entries.push(DecisionRecord::from_capture(capture, buffer, names, description, limit));
             }
         }
         samples
     }
 
-    /// Counts sampled requests of a domain without rules. Names come from clients: only so many are kept.
+    /// Counts sampled requests of a domain without rules. Clients choose the names, so their number is bounded.
     fn record_unknown_domain(&self, domain: &str, weight: u64) {
         let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
         if unknown.len() < MAX_UNKNOWN_DOMAINS || unknown.contains_key(domain) {
@@ -312,7 +311,7 @@ impl Telemetry {
         }
     }
 
-    /// Returns the domains without rules that requests named, with the number of those requests, estimated.
+    /// Returns the domains without rules that requests named, with the estimated number of requests.
     pub(crate) fn unknown_domains(&self) -> Vec<(Box<str>, u64)> {
         let unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = unknown.iter().map(|(domain, requests)| (domain.clone(), *requests)).collect();
@@ -320,7 +319,7 @@ impl Telemetry {
         all
     }
 
-    /// Takes the figures of a second. The worker does so by itself.
+    /// Records the stats of one second. The worker calls this every second.
     pub fn tick(&self) {
         let totals = self.totals();
         self.rates().tick(self.clock.now(), self.rule_results());
@@ -344,7 +343,7 @@ impl Telemetry {
         self.log.sink.as_ref().map_or(0, |sink| sink.counts().1)
     }
 
-    /// Decisions that should have been logged and were not, for want of room.
+    /// Returns the number of decisions not logged because a buffer was full.
     pub(crate) fn dropped(&self) -> u64 {
         self.stripes.all().iter().map(|stripe| stripe.dropped.load(Ordering::Relaxed)).sum()
     }
@@ -354,14 +353,14 @@ impl Telemetry {
     }
 }
 
-/// Works until the watcher has gone.
+/// Runs the worker until the telemetry is dropped.
 fn run(observe: &Weak<Telemetry>) {
     let mut second = Timestamp::ZERO;
     while let Some(observe) = observe.upgrade() {
         observe.run_once();
         let now = observe.clock.now();
         if now.since(second) >= TimeDelta::from_secs(1) {
-            // On the second, whatever the rounds are.
+            // Aligned to whole seconds.
             second = Timestamp::from_secs(now.as_secs());
             observe.tick();
         }

@@ -1,5 +1,5 @@
-//! What is told of a decision is what happened: the counts of its rules, what it cost, and when it would have passed; with the
-//! store, without it, and in an emergency.
+//! Decision texts match what happened: the counts of the rules, the cost, and when the request would have passed; with the
+//! store, without it, and under emergency measures.
 
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -17,21 +17,21 @@ fn memory() -> MemoryStore<SystemClock> {
     MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), SystemClock::new()).expect("memory")
 }
 
-/// A limiter whose every decision is in the log.
-fn watched<S: CounterStore>(text: &str, store: S) -> (Limiter<S>, Arc<Telemetry>) {
+/// A limiter that logs every decision.
+fn observed<S: CounterStore>(text: &str, store: S) -> (Limiter<S>, Arc<Telemetry>) {
     let observe = Telemetry::new(TelemetryConfig { allowed_sample: 1.0, ..TelemetryConfig::default() })
-        .expect("a watcher");
+        .expect("telemetry");
     let rules = Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules");
     let limiter = Limiter::new(Arc::new(rules), store, Arc::new(SystemClock::new()));
     (limiter.with_observer(Arc::clone(&observe) as _), observe)
 }
 
-fn ask<S: CounterStore>(limiter: &Limiter<S>, pairs: &[(&str, &str)]) -> bool {
+fn check<S: CounterStore>(limiter: &Limiter<S>, pairs: &[(&str, &str)]) -> bool {
     pollster::block_on(limiter.check(&Check::attributes("d", pairs))).is_allowed()
 }
 
-/// The log, the latest first: each with its explanation, and when it would have passed.
-fn told(observe: &Telemetry) -> Vec<(Value, String, Option<String>)> {
+/// Returns the log, newest first: each record with its explanation and when it would have passed.
+fn records(observe: &Telemetry) -> Vec<(Value, String, Option<String>)> {
     observe.run_once();
     let found = observe.search(&DecisionQuery { limit: 100, ..DecisionQuery::default() }).0;
     let all = found.iter().map(|entry| {
@@ -49,15 +49,15 @@ fn rule(observe: &Telemetry, name: &str) -> [Value; 3] {
     ["allow", "deny", "shadow_deny"].map(|count| found[count].clone())
 }
 
-/// Who tries a rule out wants to know how many requests it would have denied, not how many of its limits.
+/// A rule under trial reports how many requests it would have denied, not how many of its limits.
 #[test]
 fn a_rule_in_shadow_counts_once_for_each_request() {
     let text = "{domain: d, descriptors: [
         {key: a, name: tried, shadow: true, limit: [2/hour, 2/day]},
         {key: a, value: x, name: other, shadow: true, limit: 3/hour}]}";
-    let (limiter, observe) = watched(text, memory());
-    (0..4).for_each(|_| assert!(ask(&limiter, &[("a", "y")])));
-    (0..4).for_each(|_| assert!(ask(&limiter, &[("a", "x")])));
+    let (limiter, observe) = observed(text, memory());
+    (0..4).for_each(|_| assert!(check(&limiter, &[("a", "y")])));
+    (0..4).for_each(|_| assert!(check(&limiter, &[("a", "x")])));
     let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
     observe.write(&mut page);
     let text = page.finish();
@@ -66,7 +66,7 @@ fn a_rule_in_shadow_counts_once_for_each_request() {
             "ratelimit_decisions_total{{domain=\"d\",rule=\"{name}\",verdict=\"deny\",origin=\"store\",shadow=\"true\"}} {count}\n"
         );
         assert!(text.contains(&line), "{name}: {text}");
-        // It turned nobody away.
+        // It denied no request.
         assert_eq!(rule(&observe, name), [json!(4), json!(0), json!(count)], "{name}");
         let checks =
             format!("ratelimit_rule_checks_total{{domain=\"d\",rule=\"{name}\",verdict=\"deny\"}} {count}\n");
@@ -74,44 +74,44 @@ fn a_rule_in_shadow_counts_once_for_each_request() {
     }
 }
 
-/// A request that two rules in shadow would have denied is one request to whoever adds them up.
+/// A request that two shadow rules would have denied counts as one request in the total.
 #[test]
 fn a_request_is_one_in_shadow_whatever_rules_it_meets() {
     let text = "{domain: d, descriptors: [
         {key: a, name: one, shadow: true, limit: 2/hour},
         {key: b, name: two, shadow: true, limit: 2/hour},
         {key: c, name: bites, limit: 1/hour, candidate: 0/hour}]}";
-    let (limiter, observe) = watched(text, memory());
+    let (limiter, observe) = observed(text, memory());
     let shadowed = |observe: &Telemetry| {
         observe.tick();
         let stats = observe.stats(3_600);
         let all = stats["series"]["shadow_deny"].as_array().expect("a column").iter();
         all.filter_map(Value::as_u64).sum::<u64>()
     };
-    (0..5).for_each(|_| assert!(ask(&limiter, &[("a", "x"), ("b", "x")])));
+    (0..5).for_each(|_| assert!(check(&limiter, &[("a", "x"), ("b", "x")])));
     assert_eq!(shadowed(&observe), 3);
     assert_eq!(rule(&observe, "one"), [json!(5), json!(0), json!(3)]);
     assert_eq!(rule(&observe, "two"), [json!(5), json!(0), json!(3)]);
-    // The number that is tried beside a limit, and the limit.
-    assert!(ask(&limiter, &[("c", "x")]));
-    assert!(!ask(&limiter, &[("c", "x")]));
+    // A candidate limit beside a live limit.
+    assert!(check(&limiter, &[("c", "x")]));
+    assert!(!check(&limiter, &[("c", "x")]));
     assert_eq!(rule(&observe, "bites"), [json!(1), json!(1), json!(2)]);
     assert_eq!(shadowed(&observe), 5);
 }
 
-/// A rule that only serves in a lesser way turns nobody away.
+/// A rule with `action: degrade` denies no request.
 #[test]
 fn a_rule_that_degrades_denies_nobody() {
     let text = "{domain: d, descriptors: [
         {key: a, name: lesser, limit: 2/hour, action: degrade}, {key: b, name: shut, limit: 0/hour}]}";
-    let (limiter, observe) = watched(text, memory());
-    (0..3).for_each(|_| assert!(ask(&limiter, &[("a", "x")])));
-    assert!(!ask(&limiter, &[("a", "x"), ("b", "x")]));
+    let (limiter, observe) = observed(text, memory());
+    (0..3).for_each(|_| assert!(check(&limiter, &[("a", "x")])));
+    assert!(!check(&limiter, &[("a", "x"), ("b", "x")]));
     assert_eq!(rule(&observe, "lesser"), [json!(4), json!(0), json!(0)]);
     assert_eq!(rule(&observe, "shut"), [json!(0), json!(1), json!(0)]);
 }
 
-/// Whatever says what a request costs, it is what was taken, and the counter stood where it did.
+/// The recorded cost is the one that was charged, wherever it comes from, and matches the counter.
 #[test]
 fn costs_are_those_that_were_charged() {
     let text = "{domain: d, descriptors: [
@@ -119,10 +119,10 @@ fn costs_are_those_that_were_charged() {
         {key: b, name: fixed, limit: 100/hour, cost: 7},
         {key: c, name: permits, concurrency: 3},
         {key: e, name: hits, limit: 100/hour}]}";
-    let (limiter, observe) = watched(text, memory());
+    let (limiter, observe) = observed(text, memory());
     let costs = |observe: &Telemetry| -> Vec<(Value, Value)> {
-        let all = told(observe).into_iter().rev();
-        all.map(|(told, ..)| (told["cost"].clone(), told["used_before"].clone())).collect()
+        let all = records(observe).into_iter().rev();
+        all.map(|(record, ..)| (record["cost"].clone(), record["used_before"].clone())).collect()
     };
     for (pairs, passed) in [
         ([("a", "x"), ("units", "40")], true),
@@ -132,11 +132,11 @@ fn costs_are_those_that_were_charged() {
         ([("b", "x"), ("units", "40")], true),
         ([("b", "x"), ("units", "40")], true),
     ] {
-        assert_eq!(ask(&limiter, &pairs), passed, "{pairs:?}");
+        assert_eq!(check(&limiter, &pairs), passed, "{pairs:?}");
     }
     let expected = [(40, 0), (40, 40), (40, 80), (1, 80), (7, 0), (7, 7)];
     assert_eq!(costs(&observe), expected.map(|(cost, used)| (json!(cost), json!(used))));
-    // A request holds one permit, whatever it costs; a descriptor says for itself what it costs.
+    // A request holds one permit at any cost; a descriptor has its own cost.
     let check = Check::attributes("d", &[("c", "x")]).with_cost(Cost::new(5));
     assert!(pollster::block_on(limiter.check(&check)).is_allowed());
     let own =
@@ -149,31 +149,34 @@ fn costs_are_those_that_were_charged() {
     assert_eq!(costs(&observe)[6..], expected.map(|(cost, used)| (json!(cost), json!(used))));
 }
 
-/// While the store is away rules deny and let pass all the same, and nobody knows how long that will be so.
+/// Without the store, denials and allowed requests are still counted, and no time of recovery is promised.
 #[test]
 fn what_is_decided_without_the_store_is_counted_and_promises_nothing() {
     let text = "{domain: d, descriptors: [
         {key: a, name: open, limit: 9/hour, on_error: open},
         {key: b, name: shut, limit: [9/hour, 20/day], on_error: closed}]}";
-    let (limiter, observe) = watched(text, DeadStore);
-    (0..3).for_each(|_| assert!(ask(&limiter, &[("a", "x")])));
-    (0..2).for_each(|_| assert!(!ask(&limiter, &[("a", "x"), ("b", "x")])));
+    let (limiter, observe) = observed(text, DeadStore);
+    (0..3).for_each(|_| assert!(check(&limiter, &[("a", "x")])));
+    (0..2).for_each(|_| assert!(!check(&limiter, &[("a", "x"), ("b", "x")])));
     assert_eq!(rule(&observe, "open"), [json!(5), json!(0), json!(0)]);
     assert_eq!(rule(&observe, "shut"), [json!(0), json!(2), json!(0)]);
-    let (told, lines, passes) = told(&observe).swap_remove(0);
+    let (record, lines, passes) = records(&observe).swap_remove(0);
     assert_eq!(
-        (&told["verdict"], &told["origin"], &told["rule"]),
+        (&record["verdict"], &record["origin"], &record["rule"]),
         (&json!("deny"), &json!("fail_closed"), &json!("shut"))
     );
-    assert!(lines.contains("once the store is back") && !lines.contains("would have passed"), "{lines}");
+    assert!(
+        lines.contains("once the store is available again") && !lines.contains("would have passed"),
+        "{lines}"
+    );
     assert_eq!(passes, None);
 }
 
-/// Whoever was shut out by an operator hears which measure it was, as the answer says, and when it ends.
+/// A denial by an emergency measure names the measure, as the response does, and when it ends.
 #[test]
 fn a_measure_of_an_emergency_is_named() {
     let (limiter, observe) =
-        watched("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
+        observed("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
     let emergencies = Arc::new(ActiveMeasures::default());
     let until = SystemClock::new().now() + TimeDelta::from_secs(600);
     let measure = |name: &str, act, tenant: &str| Measure {
@@ -187,17 +190,20 @@ fn a_measure_of_an_emergency_is_named() {
         measure("emergency:18", MeasureAction::Exempt, "good"),
     ]);
     let limiter = limiter.with_measures(emergencies);
-    assert!(ask(&limiter, &[("a", "x"), ("tenant", "good")]));
-    assert!(!ask(&limiter, &[("a", "x"), ("tenant", "bad")]));
-    let all = told(&observe);
-    let (told, lines, passes) = &all[0];
-    assert_eq!(told["emergency"], "emergency:17");
-    assert!(lines.contains("Denied by `emergency:17`") && !lines.contains("taken the units"), "{lines}");
-    assert!(passes.as_deref() > told["at"].as_str(), "{told}");
-    assert!(all[1].1.contains("Allowed by `emergency:18`"), "{}", all[1].1);
-    // Who was not shut out hears what bore on it all the same.
+    assert!(check(&limiter, &[("a", "x"), ("tenant", "good")]));
+    assert!(!check(&limiter, &[("a", "x"), ("tenant", "bad")]));
+    let all = records(&observe);
+    let (record, lines, passes) = &all[0];
+    assert_eq!(record["emergency"], "emergency:17");
+    assert!(
+        lines.contains("Denied by emergency measure `emergency:17`") && !lines.contains("used the units"),
+        "{lines}"
+    );
+    assert!(passes.as_deref() > record["at"].as_str(), "{record}");
+    assert!(all[1].1.contains("Allowed by emergency measure `emergency:18`"), "{}", all[1].1);
+    // A measure that did not decide is mentioned too.
     let (limiter, observe) =
-        watched("{domain: d, descriptors: [{key: a, name: a, limit: 4/hour}]}", memory());
+        observed("{domain: d, descriptors: [{key: a, name: a, limit: 4/hour}]}", memory());
     let emergencies = Arc::new(ActiveMeasures::default());
     let all = |name: &str, act| Measure {
         name: name.into(),
@@ -207,45 +213,39 @@ fn a_measure_of_an_emergency_is_named() {
     };
     emergencies.replace([all("emergency:19", MeasureAction::Tighten(500))]);
     let limiter = limiter.with_measures(Arc::clone(&emergencies));
-    assert_eq!((0..3).map(|_| ask(&limiter, &[("a", "x")])).collect::<Vec<_>>(), [true, true, false]);
-    let (_, lines, _) = &self::told(&observe)[0];
+    assert_eq!((0..3).map(|_| check(&limiter, &[("a", "x")])).collect::<Vec<_>>(), [true, true, false]);
+    let (_, lines, _) = &self::records(&observe)[0];
     assert!(lines.contains("Denied by rule `a`: 2 of 2 units"), "{lines}");
-    assert!(lines.contains("An operator's measure `emergency:19` was on: limits were 50%"), "{lines}");
+    assert!(lines.contains("Emergency measure `emergency:19` was active: limits were 50%"), "{lines}");
     emergencies.replace([all("emergency:20", MeasureAction::ShadowAll)]);
-    assert!((0..3).all(|_| ask(&limiter, &[("a", "x")])));
-    let (told, lines, _) = &self::told(&observe)[0];
-    assert_eq!(told["verdict"], "shadow_deny");
+    assert!((0..3).all(|_| check(&limiter, &[("a", "x")])));
+    let (record, lines, _) = &self::records(&observe)[0];
+    assert_eq!(record["verdict"], "shadow_deny");
+    assert!(lines.contains("emergency measure `emergency:20` put all rules in shadow mode"), "{lines}");
     assert!(
-        lines.contains("`emergency:20`, a measure of an operator, had put everything in shadow"),
-        "{lines}"
-    );
-    assert!(
-        lines.contains("`emergency:20` was on: nothing was denied") && !lines.contains("is in shadow"),
+        lines.contains("`emergency:20` was active: all rules were in shadow mode")
+            && !lines.contains("is in shadow"),
         "{lines}"
     );
     emergencies.replace([]);
     let limiter = limiter.with_global_shadow(true);
-    assert!(ask(&limiter, &[("a", "x")]));
-    let (told, lines, _) = &self::told(&observe)[0];
-    assert_eq!((&told["verdict"], &told["emergency"]), (&json!("shadow_deny"), &Value::Null));
-    assert!(
-        lines.contains("the whole server was in shadow") && lines.contains("rule `a` would have"),
-        "{lines}"
-    );
+    assert!(check(&limiter, &[("a", "x")]));
+    let (record, lines, _) = &self::records(&observe)[0];
+    assert_eq!((&record["verdict"], &record["emergency"]), (&json!("shadow_deny"), &Value::Null));
+    assert!(lines.contains("global shadow mode was on") && lines.contains("rule `a` would have"), "{lines}");
 }
 
-/// A limit that a request brings with it is told by the name that the answer has for it, in the domain that was asked; and
-/// where no rule is met none is named.
+/// An inline limit is named as in the response, in the domain of the request; without a matching rule no rule is named.
 #[test]
 fn what_no_rule_says_is_told_as_what_it_is() {
     let (limiter, observe) =
-        watched("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
+        observed("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
     let own =
         Descriptor { entries: &[("user", "alice")], limit: Some((1, Unit::Hour)), ..Descriptor::default() };
     let check = |domain| pollster::block_on(limiter.check(&Check::descriptors(domain, &[own])));
     assert!(check("d").is_allowed());
     let denied = check("d");
-    let (entry, lines, _) = &told(&observe)[0];
+    let (entry, lines, _) = &records(&observe)[0];
     assert_eq!(entry["rule"], denied.denied_by_name().expect("a name"), "{entry}");
     assert_eq!((&entry["verdict"], &entry["domain"]), (&json!("deny"), &json!("d")));
     assert!(lines.contains("Denied by the request's inline limit: 1 of 1 units"), "{lines}");
@@ -260,27 +260,24 @@ fn what_no_rule_says_is_told_as_what_it_is() {
     }
     assert!(!text.contains("rule=\"other\""), "{text}");
     assert!(check("made up").is_allowed());
-    let (entry, lines, _) = &told(&observe)[0];
+    let (entry, lines, _) = &records(&observe)[0];
     assert_eq!((&entry["rule"], &entry["domain"]), (&Value::Null, &json!("made up")), "{entry}");
     assert!(lines.contains("no limit applies"), "{lines}");
 }
 
-/// Nobody knows when somebody else ends.
+/// It is unknown when another request completes.
 #[test]
 fn what_is_under_way_at_once_promises_no_time() {
     let (limiter, observe) =
-        watched("{domain: d, descriptors: [{key: a, name: at-once, concurrency: 2}]}", memory());
-    assert_eq!((0..3).map(|_| ask(&limiter, &[("a", "x")])).collect::<Vec<_>>(), [true, true, false]);
-    let (entry, lines, passes) = told(&observe).swap_remove(0);
-    assert!(
-        entry["why"].as_str().is_some_and(|why| why.contains("as soon as one of them had ended")),
-        "{entry}"
-    );
-    assert!(lines.contains("at the latest at") && !lines.contains("taken the units"), "{lines}");
+        observed("{domain: d, descriptors: [{key: a, name: at-once, concurrency: 2}]}", memory());
+    assert_eq!((0..3).map(|_| check(&limiter, &[("a", "x")])).collect::<Vec<_>>(), [true, true, false]);
+    let (entry, lines, passes) = records(&observe).swap_remove(0);
+    assert!(entry["why"].as_str().is_some_and(|why| why.contains("when one of them completed")), "{entry}");
+    assert!(lines.contains("at the latest at") && !lines.contains("used the units"), "{lines}");
     assert_eq!(passes, None);
 }
 
-/// Extra quota of `vip`.
+/// Grants for `vip`.
 struct Granted(Arc<Grants>);
 
 impl QuotaProvider for Granted {
@@ -289,35 +286,32 @@ impl QuotaProvider for Granted {
     }
 }
 
-/// What extra quota paid for: the limit was used up, and what is left is of the extra quota.
+/// A request covered by a grant: the limit is exhausted, and the remainder is that of the grant.
 #[test]
 fn what_extra_quota_paid_for_is_told_so() {
     let (limiter, observe) =
-        watched("{domain: d, descriptors: [{key: api_key, name: own, limit: 5/hour}]}", memory());
+        observed("{domain: d, descriptors: [{key: api_key, name: own, limit: 5/hour}]}", memory());
     let lasts = TimeDelta::from_secs(86_400);
     let rules = limiter.rules().find_per_caller_rules("own");
     let grant = Grant::new("g1", 2, rules, lasts, SystemClock::new().now() + lasts).expect("a grant");
     let limiter = limiter.with_quotas(Arc::new(Granted(Arc::new(vec![Arc::new(grant)]))));
-    let passed = (0..8).filter(|_| ask(&limiter, &[("api_key", "vip")])).count();
+    let passed = (0..8).filter(|_| check(&limiter, &[("api_key", "vip")])).count();
     assert_eq!(passed, 7);
-    let mut all = told(&observe);
+    let mut all = records(&observe);
     all.reverse();
     let seen: Vec<_> = all.iter().map(|(entry, ..)| (&entry["origin"], &entry["used_before"])).collect();
     let expected = [("store", 4), ("grant", 5), ("grant", 5), ("store", 5)];
     let expected = expected.map(|(origin, used)| (json!(origin), json!(used)));
     assert_eq!(seen[4..], expected.iter().map(|(a, b)| (a, b)).collect::<Vec<_>>());
     let (_, lines, _) = &all[5];
-    assert!(
-        lines.contains("5 of 5 units were in use") && lines.contains("1 of the extra quota were left"),
-        "{lines}"
-    );
+    assert!(lines.contains("5 of 5 units were in use") && lines.contains("1 left in the grant"), "{lines}");
 }
 
-/// Two descriptors may say two things by one name: both are told.
+/// Two descriptors may have different values for one key: both are shown.
 #[test]
 fn attributes_of_one_name_are_all_told() {
     let (limiter, observe) =
-        watched("{domain: d, descriptors: [{key: bad, name: bad, limit: 0/hour}]}", memory());
+        observed("{domain: d, descriptors: [{key: bad, name: bad, limit: 0/hour}]}", memory());
     let one = |entries| Descriptor { entries, ..Descriptor::default() };
     let all = [
         one(&[("bad", "one"), ("user", "u"), ("api_key", "sk_live_0123456789")]),
@@ -325,7 +319,7 @@ fn attributes_of_one_name_are_all_told() {
         one(&[("bad", "three")]),
     ];
     pollster::block_on(limiter.check(&Check::descriptors("d", &all)));
-    let (entry, lines, _) = told(&observe).swap_remove(0);
+    let (entry, lines, _) = records(&observe).swap_remove(0);
     assert_eq!(entry["attributes"]["bad"], json!(["one", "two", "three"]), "{entry}");
     assert_eq!(entry["attributes"]["user"], "u");
     assert!(!entry.to_string().contains("0123456789"), "{entry}");

@@ -1,5 +1,5 @@
-//! The watcher beside a real limiter: what it counts is what was decided, on many threads and across changes of the rules;
-//! and when nobody empties what it sets aside, decisions go on and memory stays.
+//! The recorder with a real limiter: counts match the decisions, on many threads and across rule changes; and if nothing
+//! drains the buffers, decisions continue and memory stays bounded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ fn rules(text: &str) -> Arc<Ruleset> {
     Arc::new(Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules"))
 }
 
-fn watched(text: &str, settings: TelemetryConfig) -> (Limiter<MemoryStore<SystemClock>>, Arc<Telemetry>) {
-    let observe = Telemetry::new(settings).expect("a watcher");
+fn observed(text: &str, settings: TelemetryConfig) -> (Limiter<MemoryStore<SystemClock>>, Arc<Telemetry>) {
+    let observe = Telemetry::new(settings).expect("telemetry");
     let clock = SystemClock::new();
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("memory");
     let limiter = Limiter::new(rules(text), store, Arc::new(clock)).with_observer(Arc::clone(&observe) as _);
@@ -28,7 +28,7 @@ fn decide(limiter: &Limiter<MemoryStore<SystemClock>>, pairs: &[(&str, &str)]) -
     if decision.is_allowed() { "allow" } else { "deny" }
 }
 
-/// The counts of decisions, by rule and verdict.
+/// Returns the number of decisions by rule and verdict.
 fn counted(observe: &Telemetry) -> BTreeMap<(String, String), u64> {
     let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
     observe.write(&mut page);
@@ -44,18 +44,18 @@ fn counted(observe: &Telemetry) -> BTreeMap<(String, String), u64> {
     counts
 }
 
-/// Against a plain map that is told of every answer.
+/// Compares with a plain map of all decisions.
 #[test]
 fn counts_are_what_was_decided_on_every_thread_and_over_changes_of_rules() {
     let first =
         "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}, {key: b, name: b, limit: 7/hour}]}";
     let second =
         "{domain: d, descriptors: [{key: c, name: c, limit: 9/hour}, {key: b, name: b, limit: 700/hour}]}";
-    let (limiter, observe) = watched(first, TelemetryConfig::default());
+    let (limiter, observe) = observed(first, TelemetryConfig::default());
     let mut exact: BTreeMap<(String, String), u64> = BTreeMap::new();
     for round in [first, second] {
         limiter.replace_rules(rules(round));
-        let told: Vec<Vec<(&str, &str)>> = std::thread::scope(|scope| {
+        let verdicts: Vec<Vec<(&str, &str)>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
                 .map(|thread| {
                     let limiter = &limiter;
@@ -74,36 +74,36 @@ fn counts_are_what_was_decided_on_every_thread_and_over_changes_of_rules() {
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
         });
-        for (rule, verdict) in told.into_iter().flatten() {
+        for (rule, verdict) in verdicts.into_iter().flatten() {
             *exact.entry((rule.to_owned(), verdict.to_owned())).or_default() += 1;
         }
     }
     assert_eq!(counted(&observe), exact);
 }
 
-/// Nobody empties the buffers: they fill, what does not fit is counted, and every decision is made all the same.
+/// Without draining the buffers fill up, captures that do not fit are counted, and every decision is still made.
 #[test]
 fn what_does_not_fit_is_dropped_and_counted() {
     let text = "{domain: d, descriptors: [{key: a, name: a, limit: 1/hour}]}";
     let (limiter, observe) =
-        watched(text, TelemetryConfig { max_records: 5_000, ..TelemetryConfig::default() });
+        observed(text, TelemetryConfig { max_records: 5_000, ..TelemetryConfig::default() });
     let denials = (0..20_001).filter(|_| decide(&limiter, &[("a", "x")]) == "deny").count();
     assert_eq!(denials, 20_000);
     observe.run_once();
     let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
     observe.write(&mut page);
     let text = page.finish();
-    let figure = |name: &str| -> usize {
+    let metric = |name: &str| -> usize {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.and_then(|value| value.parse().ok()).expect(name)
     };
-    let logged = figure("ratelimit_decision_log_decisions_total");
-    let dropped = figure("ratelimit_decision_log_dropped_total{where=\"memory\"}");
+    let logged = metric("ratelimit_decision_log_decisions_total");
+    let dropped = metric("ratelimit_decision_log_dropped_total{where=\"memory\"}");
     assert!(logged > 0 && dropped > 0, "{logged} logged, {dropped} dropped");
-    // One sample of what is allowed may be among them.
+    // A sample of allowed decisions may be among them.
     assert!((20_000..=20_001).contains(&(logged + dropped)), "{logged} + {dropped}");
     assert_eq!(counted(&observe)[&("a".to_owned(), "deny".to_owned())], 20_000, "counts drop nothing");
-    // From now on somebody does.
+    // Draining resumes.
     decide(&limiter, &[("a", "y")]);
     decide(&limiter, &[("a", "y")]);
     observe.run_once();
@@ -114,14 +114,14 @@ fn what_does_not_fit_is_dropped_and_counted() {
         ..DecisionQuery::default()
     };
     assert_eq!(observe.search(&search).0.len(), 1);
-    assert!(figure("ratelimit_decision_log_entries") <= 5_000);
+    assert!(metric("ratelimit_decision_log_entries") <= 5_000);
 }
 
 #[test]
 fn the_sample_of_what_is_allowed_has_its_size() {
     let text = "{domain: d, descriptors: [{key: a, name: a, limit: 1000000/hour}]}";
     for (allowed, least, most) in [(0.0, 0, 0), (1.0, 30_000, 30_000), (0.01, 200, 400)] {
-        let (limiter, observe) = watched(
+        let (limiter, observe) = observed(
             text,
             TelemetryConfig { allowed_sample: allowed, max_records: 100_000, ..TelemetryConfig::default() },
         );
@@ -138,11 +138,11 @@ fn the_sample_of_what_is_allowed_has_its_size() {
     }
 }
 
-/// Sampled or not, shares are told as they are.
+/// Shares are correct with and without sampling.
 #[test]
 fn shares_are_right_under_load() {
     let text = "{domain: d, descriptors: [{key: api_key, name: a, limit: 100000000/hour}]}";
-    let (limiter, observe) = watched(text, TelemetryConfig::default());
+    let (limiter, observe) = observed(text, TelemetryConfig::default());
     for round in 0..200 {
         for n in 0..2_000 {
             let name = if n % 4 == 0 {
@@ -160,11 +160,11 @@ fn shares_are_right_under_load() {
     assert!(!top.to_string().contains("heavy-caller"), "{top}");
 }
 
-/// A collector that is away, and callers who have everything sampled: memory has an end, and each span is accounted for.
+/// With the collector unavailable and everything sampled, memory is bounded and every span is accounted for.
 #[test]
 fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
     let settings = TelemetryConfig { service_name: Some("t".to_owned()), ..TelemetryConfig::default() };
-    let (limiter, observe) = watched("{domain: d, descriptors: [{key: a, limit: 9/hour}]}", settings);
+    let (limiter, observe) = observed("{domain: d, descriptors: [{key: a, limit: 9/hour}]}", settings);
     assert!(limiter.is_traced());
     std::thread::scope(|scope| {
         for thread in 0..4_u8 {
@@ -179,45 +179,45 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
             });
         }
     });
-    let figures = || {
+    let metrics = || {
         let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
         observe.write(&mut page);
         let text = page.finish();
         ["_total", "_sent_total", "_dropped_total{where=\"memory\"}", "_dropped_total{where=\"collector\"}"]
             .map(|name| {
                 let name = format!("ratelimit_trace_spans{name} ");
-                let line = text.lines().find_map(|line| line.strip_prefix(&name)).expect("a figure");
+                let line = text.lines().find_map(|line| line.strip_prefix(&name)).expect("a metric");
                 line.parse::<u64>().expect("a number")
             })
     };
-    assert_eq!(figures(), [20_000, 0, 20_000 - 8_192, 0]);
-    let traces = observe.spans().expect("they are followed");
+    assert_eq!(metrics(), [20_000, 0, 20_000 - 8_192, 0]);
+    let traces = observe.spans().expect("tracing is enabled");
     let mut taken = Vec::new();
     while let Some(batch) = traces.drain(1_000) {
         assert!(batch.message.len() > 100 * batch.spans as usize);
         taken.push(batch.spans);
     }
     assert_eq!((taken.len(), taken.iter().sum::<u64>()), (9, 8_192));
-    // `partial_success { rejected_spans: 3 }`; no answer at all; one that makes no sense.
+    // `partial_success { rejected_spans: 3 }`; an empty response; one that cannot be decoded.
     traces.record_sent(taken[0], &[0x0a, 0x02, 0x08, 0x03]);
     traces.record_sent(taken[1], &[]);
     traces.record_sent(taken[2], b"<html>");
     traces.record_dropped(taken[3]);
-    assert_eq!(figures(), [20_000, 2_997, 20_000 - 8_192, 1_003]);
+    assert_eq!(metrics(), [20_000, 2_997, 20_000 - 8_192, 1_003]);
     // There is room again.
     let trace = TraceContext::new([1; 16], [1; 8], Timestamp::ZERO);
     pollster::block_on(limiter.check(&Check::attributes("d", &[("a", "x")]).with_trace(Some(&trace))));
     assert_eq!(traces.drain(10).map(|batch| batch.spans), Some(1));
 }
 
-/// What is told of callers is worked out once and remembered: never for somebody else, and no secret with it.
+/// Cached descriptions are never used for another caller, and contain no secret.
 #[test]
 fn callers_are_not_mistaken_for_each_other() {
     let text =
         "{domain: d, descriptors: [{key: a, name: a, limit: 0/hour}, {key: ab, name: ab, limit: 0/hour}]}";
     let (limiter, observe) =
-        watched(text, TelemetryConfig { max_records: 20_000, ..TelemetryConfig::default() });
-    // The same letters in other places, and more callers than are remembered, each of them twice.
+        observed(text, TelemetryConfig { max_records: 20_000, ..TelemetryConfig::default() });
+    // The same letters split differently, and more callers than the cache holds, each of them twice.
     let twins = [[("a", "bc"), ("x", "")], [("ab", "c"), ("x", "")], [("a", "b"), ("cx", "")]];
     for pairs in &twins {
         assert_eq!(decide(&limiter, pairs), "deny");
@@ -236,14 +236,14 @@ fn callers_are_not_mistaken_for_each_other() {
     let found = |key: &str| {
         observe.search(&DecisionQuery { key: Some(key.to_owned()), limit: 10, ..DecisionQuery::default() }).0
     };
-    let told = |key: &str| -> Vec<String> {
+    let shown = |key: &str| -> Vec<String> {
         found(key).iter().map(|entry| entry.json(observe.node_info())["attributes"].to_string()).collect()
     };
-    assert_eq!(told("bc"), ["{\"a\":\"bc\",\"x\":\"\"}"]);
-    assert_eq!(told("c"), ["{\"ab\":\"c\",\"x\":\"\"}"]);
-    assert_eq!(told("b"), ["{\"a\":\"b\",\"cx\":\"\"}"]);
+    assert_eq!(shown("bc"), ["{\"a\":\"bc\",\"x\":\"\"}"]);
+    assert_eq!(shown("c"), ["{\"ab\":\"c\",\"x\":\"\"}"]);
+    assert_eq!(shown("b"), ["{\"a\":\"b\",\"cx\":\"\"}"]);
     for n in [0, 1, all / 2, all - 1] {
-        let own = told(&format!("sk_live_{n:08}"));
+        let own = shown(&format!("sk_live_{n:08}"));
         assert_eq!(own.len(), 2, "{n}");
         assert!(
             own.iter().all(|text| text.contains(&format!("\"user\":\"u{n}\"")) && !text.contains("sk_live_"))
@@ -251,26 +251,26 @@ fn callers_are_not_mistaken_for_each_other() {
     }
 }
 
-/// Limits that callers bring themselves are counted and logged as rules' are, however their calls come together.
+/// Inline limits are counted and logged like those of rules, in batches of any size.
 #[test]
 fn what_callers_bring_themselves_is_watched_too() {
     use tollgate_core::{Algorithm, Charge, Cost, CounterKey, KeyPart, LimitSpec, Rate, Scope, TimeDelta};
     let rules = "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}]}";
     for (share, logged_allows) in [(0.0, false), (1.0, true)] {
         let (limiter, observe) =
-            watched(rules, TelemetryConfig { allowed_sample: share, ..TelemetryConfig::default() });
+            observed(rules, TelemetryConfig { allowed_sample: share, ..TelemetryConfig::default() });
         let limit = LimitSpec::new(Algorithm::Gcra, Rate::per(5, TimeDelta::from_secs(3_600)))
             .build()
             .expect("a limit");
         let scope = Scope::new("cl.throttle");
         let (mut allowed, mut denied) = (0_u64, 0_u64);
-        // What was left of a limit, by tenths: of five units each is two tenths.
+        // Remaining shares by tenths: each of five units is two tenths.
         let mut tenths = [0_u64; 10];
-        let mut rng = 7_usize;
+        let mut random = 7_usize;
         for _ in 0..60 {
-            rng = rng.wrapping_mul(1_103_515_245).wrapping_add(12_345);
+            random = random.wrapping_mul(1_103_515_245).wrapping_add(12_345);
             let parts: Vec<[KeyPart<'_>; 1]> =
-                (0..rng / 65_536 % 32).map(|n| [KeyPart::Text(["x", "y", "z"][n % 3])]).collect();
+                (0..random / 65_536 % 32).map(|n| [KeyPart::Text(["x", "y", "z"][n % 3])]).collect();
             let charge = |parts| Charge::new(CounterKey { scope: &scope, parts }, &limit, Cost::ONE);
             let charges: Vec<Charge<'_>> = parts.iter().map(|parts| charge(parts)).collect();
             let mut outcomes = Vec::new();
@@ -281,21 +281,21 @@ fn what_callers_bring_themselves_is_watched_too() {
             for outcome in &outcomes {
                 tenths[(outcome.remaining as usize * 2).saturating_sub(1)] += 1;
             }
-            // Rules are decided on the same thread, in between.
+            // Checks by rules run on the same thread in between.
             decide(&limiter, &[("a", "x")]);
             observe.run_once();
         }
-        // The rule's own sixty decisions: one unit of fifty less each time, then none.
+        // The 60 decisions by the rule: one unit of fifty less each time, then none.
         (0..60_usize).for_each(|n| tenths[49_usize.saturating_sub(n).saturating_sub(1) / 5] += 1);
         let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
         observe.write(&mut page);
         let text = page.finish();
-        let told: Vec<u64> = (text.lines())
+        let buckets: Vec<u64> = (text.lines())
             .filter_map(|line| line.strip_prefix("ratelimit_remaining_bucket{tier=\"none\",le=\""))
             .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
             .collect();
         let sums: Vec<u64> = (0..10).map(|tenth| tenths[..=tenth].iter().sum()).collect();
-        assert_eq!(told[..10], sums[..], "{text}");
+        assert_eq!(buckets[..10], sums[..], "{text}");
         assert!(allowed == 15 && denied > 100, "{allowed} {denied}");
         let counts = counted(&observe);
         let count = |verdict: &str| counts[&("cl.throttle".to_owned(), verdict.to_owned())];
@@ -312,9 +312,9 @@ fn what_callers_bring_themselves_is_watched_too() {
         };
         assert_eq!(all(LoggedVerdict::Deny).len() as u64, denied, "every denial is in the log");
         assert_eq!(all(LoggedVerdict::Allow).len() as u64, if logged_allows { allowed } else { 0 });
-        let told = all(LoggedVerdict::Deny)[0].json(observe.node_info());
-        assert_eq!((&told["protocol"], &told["used_before"]), (&"resp".into(), &5.into()), "{told}");
-        // When everything passes, what would have been denied is told apart.
+        let record = all(LoggedVerdict::Deny)[0].json(observe.node_info());
+        assert_eq!((&record["protocol"], &record["used_before"]), (&"resp".into(), &5.into()), "{record}");
+        // In global shadow mode would-be denials are separate.
         let limiter = limiter.with_global_shadow(true);
         let parts = [KeyPart::Text("x")];
         let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
@@ -326,16 +326,16 @@ fn what_callers_bring_themselves_is_watched_too() {
     }
 }
 
-/// A flood of callers who ask once each must not hide the one that matters: who is listed, or in the log, can be acted on.
+/// A flood of callers with one request each must not hide the heavy one: every listed or logged caller can be acted on.
 #[test]
 fn whoever_is_listed_can_be_acted_on_in_a_flood() {
     let text =
         "{domain: d, descriptors: [{key: api_key, name: a, limit: 1000/hour}, {key: bad, limit: 0/hour}]}";
-    let (limiter, observe) = watched(text, TelemetryConfig::default());
+    let (limiter, observe) = observed(text, TelemetryConfig::default());
     let heavy = "sk_live_heavy_0123456789";
     for n in 0..100_000 {
         decide(&limiter, &[("api_key", &format!("sk_live_once_{n:08}"))]);
-        // It comes when many thousands have come already, and is still one of very many.
+        // It starts after many thousands of others, and is still one of very many.
         if n >= 50_000 && n % 25 == 0 {
             decide(&limiter, &[("api_key", heavy)]);
         }
@@ -356,7 +356,7 @@ fn whoever_is_listed_can_be_acted_on_in_a_flood() {
         assert!(observe.api_key(id(listed)).is_some_and(|key| key.starts_with("sk_live_")), "{listed}");
         assert_eq!(listed["actionable"], true);
     }
-    // One who was denied once among many who were, and stands in no list: it is in the log.
+    // A caller denied once among many, on no list: it is in the log.
     for n in 0..8_000 {
         decide(&limiter, &[("api_key", &format!("sk_live_denied_{n:08}")), ("bad", "")]);
         if n % 100 == 99 {
@@ -367,20 +367,20 @@ fn whoever_is_listed_can_be_acted_on_in_a_flood() {
     let search = DecisionQuery { key: Some(key.to_owned()), limit: 1, ..DecisionQuery::default() };
     let logged = observe.search(&search).0.pop().expect("a denial").json(observe.node_info());
     assert_eq!(observe.api_key(id(&logged)).as_deref(), Some(key), "{logged}");
-    assert!(!format!("{observe:?}").contains("sk_live_"), "it tells nobody");
+    assert!(!format!("{observe:?}").contains("sk_live_"), "Debug output contains no keys");
 }
 
-/// The `top` of a limiter that has been asked so.
+/// Returns the top callers after draining.
 fn top(limiter: &Limiter<MemoryStore<SystemClock>>, observe: &Telemetry) -> serde_json::Value {
     observe.run_once();
     observe.top_talkers(&limiter.rules())
 }
 
-/// Few denials among much that is allowed are told one by one, neither left out nor made more.
+/// Rare denials among many allowed requests are each counted exactly once.
 #[test]
 fn every_denial_of_a_caller_is_told_whatever_else_passes() {
     let text = "{domain: d, descriptors: [{key: user, name: many, limit: 100000000/hour}, {key: bad, limit: 0/hour}]}";
-    let (limiter, observe) = watched(text, TelemetryConfig::default());
+    let (limiter, observe) = observed(text, TelemetryConfig::default());
     for n in 0..60_000 {
         decide(&limiter, &[("user", "busy")]);
         if n % 3_000 == 1_500 {
@@ -397,15 +397,15 @@ fn every_denial_of_a_caller_is_told_whatever_else_passes() {
     assert_eq!(top["by_rate"][0]["key_masked"], "busy");
 }
 
-/// Every rule gets another name, more of them than there are numbers in all: the new ones are counted apart, from nothing, and
-/// what adds all up does not go back.
+/// After all rules are renamed, more than there are slots in total, the new ones are counted separately from zero, and the
+/// totals do not decrease.
 #[test]
 fn renamed_rules_are_counted_apart_from_nothing() {
     let many = |prefix: &str| {
         let each = |n| format!("\n  - {{key: k, value: v{n}, name: {prefix}{n}, limit: 1/hour}}");
         format!("domain: d\ndescriptors:{}\n", (0..600).map(each).collect::<String>())
     };
-    let (limiter, observe) = watched(&many("a"), TelemetryConfig::default());
+    let (limiter, observe) = observed(&many("a"), TelemetryConfig::default());
     let ask = || (0..600).filter(|n| decide(&limiter, &[("k", &format!("v{n}"))]) == "allow").count();
     let all = |observe: &Telemetry, prefix: &str| {
         let counts = counted(observe);
@@ -431,7 +431,7 @@ fn renamed_rules_are_counted_apart_from_nothing() {
     assert_eq!(all(&observe, "a"), vec![1; 1_200]);
     assert_eq!(total(&observe), [600, 600]);
     limiter.replace_rules(rules(&many("b")));
-    // The same counters by other names.
+    // The same counters under other names.
     assert_eq!(ask(), 0);
     assert_eq!(all(&observe, "b"), vec![1; 600]);
     assert!(all(&observe, "other").is_empty());

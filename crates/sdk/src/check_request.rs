@@ -1,8 +1,15 @@
 //! What is asked about a request. Made by the program's own closure, so that anything it knows can decide.
 
 use http::header::HeaderValue;
+#[cfg(feature = "in-process")]
+use smallvec::SmallVec;
 use std::borrow::Cow;
+#[cfg(feature = "in-process")]
 use tollgate_core::Cost;
+#[cfg(feature = "in-process")]
+use tollgate_engine::CheckInput;
+#[cfg(feature = "in-process")]
+use tollgate_rules::Descriptor;
 
 /// The key and the value of an attribute.
 pub(crate) type Pair = (Cow<'static, str>, String);
@@ -80,6 +87,7 @@ impl CheckRequest {
         self
     }
 
+    #[cfg(feature = "in-process")]
     pub(crate) const fn engine_cost(&self) -> Cost {
         Cost::new(self.cost)
     }
@@ -89,4 +97,40 @@ fn attribute_pairs<K: Into<Cow<'static, str>>, V: Into<String>>(
     pairs: impl IntoIterator<Item = (K, V)>,
 ) -> Vec<Pair> {
     pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect()
+}
+
+/// The entries of all descriptors; a single one for attributes.
+#[cfg(feature = "in-process")]
+pub(crate) type Entries<'r> = SmallVec<[SmallVec<[(&'r str, &'r str); 8]>; 1]>;
+
+#[cfg(feature = "in-process")]
+impl CheckRequest {
+    pub(crate) fn entries(&self) -> Entries<'_> {
+        fn borrow(pairs: &[Pair]) -> SmallVec<[(&str, &str); 8]> {
+            pairs.iter().map(|(key, value)| (&**key, value.as_str())).collect()
+        }
+        match &self.form {
+            CheckForm::Attributes(pairs) => SmallVec::from_buf([borrow(pairs)]),
+            CheckForm::Descriptors(all) => all.iter().map(|pairs| borrow(pairs)).collect(),
+        }
+    }
+
+    /// Returns the request as the engine takes it, of its [`Self::entries`] and their [`descriptors`].
+    pub(crate) fn engine_request<'e>(
+        &self,
+        entries: &'e Entries<'_>,
+        descriptors: &'e [Descriptor<'e>],
+    ) -> CheckInput<'e> {
+        match &self.form {
+            CheckForm::Attributes(_) => {
+                CheckInput::Attributes(entries.first().map_or(&[][..], |pairs| pairs))
+            }
+            CheckForm::Descriptors(_) => CheckInput::Descriptors(descriptors),
+        }
+    }
+}
+
+#[cfg(feature = "in-process")]
+pub(crate) fn descriptors<'e>(entries: &'e Entries<'_>) -> SmallVec<[Descriptor<'e>; 4]> {
+    entries.iter().map(|entries| Descriptor { entries, hits: None, limit: None }).collect()
 }

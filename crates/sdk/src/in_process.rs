@@ -1,21 +1,20 @@
 //! Deciding here, by an engine of this process. Its counters may be its own, or shared by all through Redis.
 
-use crate::check_request::{CheckForm, CheckRequest};
+use crate::check_request::{CheckRequest, descriptors};
 use crate::decider::{Decider, HeldResource, LayerDecision};
-use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock};
-use tollgate_engine::{Check, CheckInput, Limiter, PermitGuard};
+use tollgate_engine::{Check, Limiter, PermitGuard};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 use tollgate_http::traceparent;
-use tollgate_rules::{Descriptor, Options, Ruleset, Source};
+use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// Decides by an engine in this process.
 pub struct InProcess<S> {
-    limiter: Arc<Limiter<S>>,
-    domain: String,
+    pub(crate) limiter: Arc<Limiter<S>>,
+    pub(crate) domain: String,
     responses: ResponseConfig,
 }
 
@@ -94,39 +93,18 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
         let began = limiter.clock().now();
         let parent = ask.traceparent.as_ref().filter(|_| limiter.is_traced());
         let trace = parent.and_then(|parent| traceparent::sampled(parent.as_bytes(), || began));
-        let trace = trace.as_ref();
-        let (decision, held) = match &ask.form {
-            CheckForm::Attributes(pairs) => {
-                let bag: SmallVec<[(&str, &str); 8]> =
-                    pairs.iter().map(|(k, v)| (&**k, v.as_str())).collect();
-                let request = CheckInput::Attributes(&bag);
-                let check = Check {
-                    domain: &self.domain,
-                    input: request,
-                    cost,
-                    protocol: "sdk",
-                    trace,
-                    address: None,
-                };
-                self.limiter.admit(&check).await
-            }
-            CheckForm::Descriptors(all) => {
-                let entries: Vec<Vec<(&str, &str)>> =
-                    all.iter().map(|one| one.iter().map(|(k, v)| (&**k, v.as_str())).collect()).collect();
-                let descriptors: Vec<Descriptor<'_>> =
-                    entries.iter().map(|entries| Descriptor { entries, hits: None, limit: None }).collect();
-                let request = CheckInput::Descriptors(&descriptors);
-                let check = Check {
-                    domain: &self.domain,
-                    input: request,
-                    cost,
-                    protocol: "sdk",
-                    trace,
-                    address: None,
-                };
-                self.limiter.admit(&check).await
-            }
+        let entries = ask.entries();
+        let descriptors = descriptors(&entries);
+        let request = ask.engine_request(&entries, &descriptors);
+        let check = Check {
+            domain: &self.domain,
+            input: request,
+            cost,
+            protocol: "sdk",
+            trace: trace.as_ref(),
+            address: None,
         };
+        let (decision, held) = limiter.admit(&check).await;
         let now = limiter.clock().now();
         limiter.record_latency("sdk", 1, now.since(began));
         let facts = DecisionSummary::from_decision(&decision);

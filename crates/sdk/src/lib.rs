@@ -38,6 +38,7 @@
 //! # }
 //! ```
 
+#[cfg(feature = "tower")]
 mod body;
 mod check_request;
 mod decider;
@@ -45,16 +46,22 @@ mod decider;
 mod in_process;
 #[cfg(feature = "in-process")]
 mod keyed;
+#[cfg(feature = "tower")]
 mod layer;
-#[cfg(feature = "in-process")]
+#[cfg(all(feature = "in-process", feature = "tower"))]
 mod rate_limit_layer;
 #[cfg(feature = "remote")]
 mod remote;
+#[cfg(feature = "in-process")]
+mod reservation;
+#[cfg(feature = "tower")]
 mod retry_after;
+#[cfg(feature = "tower")]
 mod retry_after_layer;
 #[cfg(feature = "remote")]
 mod rls;
 
+#[cfg(feature = "tower")]
 pub use body::LimitedBody;
 pub use check_request::CheckRequest;
 pub use decider::{Decider, LayerDecision};
@@ -62,18 +69,22 @@ pub use decider::{Decider, LayerDecision};
 pub use in_process::{InProcess, RulesError};
 #[cfg(feature = "in-process")]
 pub use keyed::{Allowed, Denied, Key, KeyedLimiter, KeyedLimiterError};
+#[cfg(feature = "tower")]
 pub use layer::{TollgateLayer, TollgateService};
-#[cfg(feature = "in-process")]
+#[cfg(all(feature = "in-process", feature = "tower"))]
 pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]
 pub use remote::{FailPolicy, Remote, RemoteConfig, RemoteError, RemoteTls};
+#[cfg(feature = "in-process")]
+pub use reservation::{Reservation, ReservationError};
+#[cfg(feature = "tower")]
 pub use retry_after_layer::{RetryAfterError, RetryAfterLayer, RetryAfterService};
 #[cfg(feature = "in-process")]
 pub use tollgate_core::nonzero;
 pub use tollgate_http::response::ResponseConfig;
 
 /// Compiles the examples of the README and the user guide.
-#[cfg(all(doctest, feature = "in-process"))]
+#[cfg(all(doctest, feature = "in-process", feature = "tower"))]
 mod documentation {
     #[doc = include_str!("../README.md")]
     struct Readme;

@@ -53,7 +53,7 @@ impl RemoteTls {
                 let wrong = |wrong: String| RemoteError::Authorities { path: path.clone(), wrong };
                 let pem = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
                 if !String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----") {
-                    return Err(wrong("there is no certificate in PEM form".to_owned()));
+                    return Err(wrong("no PEM certificate found".to_owned()));
                 }
                 tls.ca_certificate(Certificate::from_pem(pem))
             }
@@ -216,7 +216,7 @@ impl Remote {
 
     fn undecided(&self, status: &Status) -> LayerDecision {
         if !self.unavailable_until.swap(true, Ordering::Relaxed) {
-            tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate does not decide");
+            tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate server unavailable");
         }
         match self.config.fail_policy {
             FailPolicy::Open => LayerDecision::pass(),
@@ -299,9 +299,9 @@ fn summary(statuses: &[DescriptorStatus], passes: bool) -> DecisionSummary<'_> {
             .map_or(0, |reset| u64::try_from(reset.seconds).unwrap_or(0) + u64::from(reset.nanos > 0));
         let name = if limit.name.is_empty() { "default" } else { &limit.name };
         let policy = Policy::new(name, u64::from(limit.requests_per_unit), window)
-            .remaining_fraction(u64::from(status.limit_remaining))
-            .until(reset);
-        Some(if status.code == OVER_LIMIT { policy.over() } else { policy })
+            .with_remaining(u64::from(status.limit_remaining))
+            .with_reset(reset);
+        Some(if status.code == OVER_LIMIT { policy.denied() } else { policy })
     });
     let mut facts = DecisionSummary::from_policies(policies);
     if !passes {

@@ -20,7 +20,7 @@ descriptors:
   - {key: host, value: hidden.example, name: hidden, limit: 0/hour}
 ";
 
-const WHO: &str = "who: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}\n";
+const WHO: &str = "identity: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}\n";
 
 fn serve() -> Server {
     Server::start(&[RULES], WHO)

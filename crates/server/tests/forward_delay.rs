@@ -25,7 +25,7 @@ fn left(server: &Server) -> u64 {
 /// Without it a proxy passes a burst on that the rule says to spread out.
 #[test]
 fn answers_come_when_it_is_their_turn() {
-    let server = serve("limit: 20/second, burst: 50", "hold_ms: 60000");
+    let server = serve("limit: 20/second, burst: 50", "max_delay_ms: 60000");
     let watch = Stopwatch::start();
     let mut asked: Vec<WebConnection> = (0..11).map(|_| asks(&server)).collect();
     for open in &mut asked {
@@ -56,7 +56,7 @@ fn whoever_would_wait_for_too_long_is_denied_and_takes_nothing() {
 /// Two that came together: the first is answered although the second waits for longer than any client would for both.
 #[test]
 fn an_answer_does_not_wait_for_one_that_is_held_behind_it() {
-    let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
+    let server = serve("limit: 1 per 50s, burst: 3", "max_delay_ms: 60000");
     let mut open = asks(&server);
     open.send(b"GET /check/p HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     assert_eq!(open.response().expect("the first").status, 200);
@@ -68,7 +68,7 @@ fn an_answer_does_not_wait_for_one_that_is_held_behind_it() {
 
 #[test]
 fn whoever_leaves_gives_its_turn_back() {
-    let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
+    let server = serve("limit: 1 per 50s, burst: 3", "max_delay_ms: 60000");
     assert_eq!(server.get("/check/p").status, 200);
     let before = left(&server);
     for _ in 0..4 {
@@ -82,7 +82,7 @@ fn whoever_leaves_gives_its_turn_back() {
 /// However many are held back, those who are not are still answered.
 #[test]
 fn those_who_wait_are_bounded() {
-    let server = serve("limit: 1 per 20s, burst: 5", "hold_ms: 60000, held: 1");
+    let server = serve("limit: 1 per 20s, burst: 5", "max_delay_ms: 60000, max_delayed: 1");
     assert_eq!(server.get("/check/p").status, 200);
     let before = left(&server);
     let _waits = asks(&server);
@@ -91,6 +91,6 @@ fn those_who_wait_are_bounded() {
     assert_eq!((turned_away.status, turned_away.header("retry-after").is_some()), (503, true));
     assert_eq!(left(&server), before - 1, "it has taken nothing");
     assert_eq!(server.get("/check/other").status, 200);
-    let refused = Server::refusal("forward_auth: {hold_ms: 3600000}");
-    assert!(refused.contains("hold_ms") && refused.contains("60000"), "{refused}");
+    let refused = Server::refusal("forward_auth: {max_delay_ms: 3600000}");
+    assert!(refused.contains("max_delay_ms") && refused.contains("60000"), "{refused}");
 }

@@ -1,5 +1,6 @@
-//! `sim --seeds 1000`, `sim --from 5000 --seeds 1000`, `sim --seed 42 --trace`.
+//! Command line of the simulation: `sim --seeds 1000`, `sim --from 5000 --seeds 1000`, `sim --seed 42 --trace`.
 
+use indicatif::{ProgressBar, ProgressStyle};
 use std::process::ExitCode;
 use tollgate_sim::{Report, run};
 
@@ -15,19 +16,31 @@ fn main() -> ExitCode {
         None => (number("--from").unwrap_or(0), number("--seeds").unwrap_or(2_000)),
     };
     let (mut broken, mut checks, mut local, mut admitted) = (0, 0, 0, 0);
+    let progress = progress(seeds);
     for seed in from..from + seeds {
         let report = run(seed, None);
         (checks, local, admitted) =
             (checks + report.checks, local + report.local, admitted + report.admitted);
         if report.violation.is_some() || trace {
-            print_report(&report);
+            progress.suspend(|| print_report(&report));
         }
         broken += u64::from(report.violation.is_some());
+        progress.inc(1);
     }
+    progress.finish_and_clear();
     print_line(&format!(
-        "{seeds} seeds from {from}: {broken} broken; {checks} checks, {local} of them answered without the store, {admitted} units let through"
+        "{seeds} seeds from {from}: {broken} failed; {checks} checks, {local} of them decided without the store, {admitted} units admitted"
     ));
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A bar on standard error, where that is a terminal.
+fn progress(seeds: u64) -> ProgressBar {
+    let bar = ProgressBar::new(seeds);
+    let template = "simulating [{bar:30}] {human_pos}/{human_len} seeds, {eta} left";
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style.progress_chars("=> "));
+    bar
 }
 
 fn print_report(report: &Report) {
@@ -35,10 +48,10 @@ fn print_report(report: &Report) {
         print_line(line);
     }
     let what = report.violation.as_deref().unwrap_or("holds");
-    print_line(&format!("seed {}: {what}; again with: sim --seed {} --trace", report.seed, report.seed));
+    print_line(&format!("seed {}: {what}; repeat with: sim --seed {} --trace", report.seed, report.seed));
 }
 
-#[allow(clippy::print_stdout, reason = "a program for people")]
+#[allow(clippy::print_stdout, reason = "the output of a command line program")]
 fn print_line(line: &str) {
     println!("{line}");
 }

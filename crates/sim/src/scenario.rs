@@ -1,26 +1,26 @@
-//! What a seed stands for: a rule, nodes, their traffic, a network and what breaks.
+//! Scenarios: the rule, the nodes, their traffic, the network and the faults that a seed determines.
 
 use crate::world::Network;
 use tollgate_core::TimeDelta;
 use tollgate_core::conformance::SplitMix64;
 use tollgate_store::LeaseConfig;
 
-/// Everything that a run is made of.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     /// The rule file.
     pub(crate) rules: String,
-    /// Whether a part of the limit is set aside for nodes that are cut off.
+    /// Whether a share of the limit is set aside for partitioned nodes.
     pub(crate) fallback: bool,
     pub(crate) nodes: usize,
     pub(crate) leases: LeaseConfig,
     pub(crate) network: Network,
-    /// Microseconds between two checks at each node, on average; and what each costs at most.
+    /// Mean microseconds between two checks on each node; and the maximum cost of a check.
     pub(crate) pace: Vec<u64>,
     pub(crate) cost: u64,
-    /// How long traffic lasts, in microseconds.
+    /// Duration of the traffic in microseconds.
     pub(crate) length: u64,
-    /// Whether anything breaks.
+    /// Whether there are no faults.
     pub(crate) calm: bool,
     /// Whether the store's clock jumps.
     pub(crate) jumps: bool,
@@ -57,7 +57,7 @@ impl Scenario {
             ..Network::default()
         };
         let length = rng.between(2, 9) * 1_000_000;
-        // Together from a tenth of the limit to ten times it, in about two thousand checks.
+        // In total from a tenth of the limit to ten times the limit, in about two thousand checks.
         let demand = (rate * rng.between(1, 100) / 10).max(2);
         let cost = (demand * length / 1_000_000 / 2_000).max(1);
         let checks = (demand / cost).max(1);

@@ -18,14 +18,14 @@ pub struct BreakerConfig {
     /// So many failures …
     pub failures: usize,
     /// … within this time open it.
-    pub within: TimeDelta,
+    pub window: TimeDelta,
     /// How long it stays open before one request may try.
     pub cooldown: TimeDelta,
 }
 
 impl Default for BreakerConfig {
     fn default() -> Self {
-        Self { failures: 5, within: TimeDelta::from_secs(10), cooldown: TimeDelta::from_secs(30) }
+        Self { failures: 5, window: TimeDelta::from_secs(10), cooldown: TimeDelta::from_secs(30) }
     }
 }
 
@@ -177,7 +177,7 @@ impl CallGuard<'_> {
             // Sent before it opened: nothing new.
             return Transition::Unchanged;
         }
-        while trouble.failures.front().is_some_and(|at| *at + config.within <= now) {
+        while trouble.failures.front().is_some_and(|at| *at + config.window <= now) {
             trouble.failures.pop_front();
         }
         trouble.failures.push_back(now);

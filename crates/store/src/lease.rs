@@ -76,7 +76,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             clock,
             hasher: KeyHasher::random(),
             hot: config.hot.map(HotKeys::new),
-            table: Table::new(config.max_leases),
+            table: Table::new(config.max_keys),
             config,
             local: None,
             counts: Counts::default(),

@@ -1,9 +1,10 @@
-//! The command line's way to a running server: one request a connection, over HTTP or TLS, with a token if there is one.
+//! Admin API client of the command line: one request per connection, over HTTP or TLS, with a token if there is one.
 //!
-//! A command that changes something asks the server, so that what it does is checked against the rules that act there. What
-//! the server refuses is told with its place, and the command ends with 1.
+//! A command that changes something sends it to a server, which validates it against its active rules. A rejected change is
+//! an error with the field it is about, and the command exits with 1.
 
 use crate::cli::FormatFlags;
+use crate::cli::output::{self, TITLE, paint};
 use anyhow::Context;
 use bytes::Bytes;
 use clap::Args;
@@ -28,10 +29,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tollgate_http::tls;
 
-/// Where the server is, and who asks. For a command's `#[command(flatten)]`.
+/// The server's address and the operator's credentials, for a command's `#[command(flatten)]`.
 #[derive(Debug, Args)]
 pub(crate) struct AdminFlags {
-    /// The server's admin address, http:// or https://.
+    /// Admin URL of a server, http:// or https://.
     #[arg(
         long,
         global = true,
@@ -40,16 +41,16 @@ pub(crate) struct AdminFlags {
         default_value = "http://127.0.0.1:8082"
     )]
     admin: String,
-    /// A file that holds the token and nothing else; or set TOLLGATE_TOKEN.
+    /// File containing the token; or set TOLLGATE_TOKEN.
     #[arg(long, global = true, env = "TOLLGATE_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Trust certificates of this authority, and no others, with https://.
+    /// CA bundle for https:// [default: the system's].
     #[arg(long, global = true, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// A certificate that says who you are, with https://.
+    /// Client certificate (mutual TLS).
     #[arg(long, global = true, value_name = "FILE", requires = "cert_key")]
     cert: Option<PathBuf>,
-    /// The certificate's key.
+    /// Private key of the client certificate.
     #[arg(long, global = true, value_name = "FILE", requires = "cert")]
     cert_key: Option<PathBuf>,
     #[command(flatten)]
@@ -57,7 +58,7 @@ pub(crate) struct AdminFlags {
 }
 
 impl AdminFlags {
-    /// Whether a program reads what is printed.
+    /// Returns whether a program reads the output.
     pub(crate) fn is_json(&self) -> bool {
         self.format.is_json()
     }
@@ -81,10 +82,10 @@ pub(crate) struct Client {
     token: Option<HeaderValue>,
 }
 
-/// How long a server may take to be reached, and to begin its answer where that is not long work.
+/// How long connecting and an ordinary request may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs what a command does with a server. Whoever reads its output may stop reading.
+/// Runs a command against a server.
 pub(crate) fn run(
     flags: &AdminFlags,
     act: impl AsyncFnOnce(Client) -> anyhow::Result<ExitCode>,
@@ -94,20 +95,12 @@ pub(crate) fn run(
     let done = runtime.block_on(act(client));
     // Whatever still reads the standard input is not waited for.
     runtime.shutdown_background();
-    match done {
-        Err(error) if closed(&error) => Ok(ExitCode::SUCCESS),
-        done => done,
-    }
-}
-
-fn closed(error: &anyhow::Error) -> bool {
-    let io = error.root_cause().downcast_ref::<std::io::Error>();
-    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    done
 }
 
 impl Client {
     fn new(flags: &AdminFlags) -> anyhow::Result<Self> {
-        let wrong = || format!("--admin {}: write an address such as http://127.0.0.1:8082", flags.admin);
+        let wrong = || format!("--admin {}: not a URL such as http://127.0.0.1:8082", flags.admin);
         let uri: Uri = flags.admin.parse().with_context(wrong)?;
         let authority = uri.authority().with_context(wrong)?;
         anyhow::ensure!(
@@ -124,7 +117,7 @@ impl Client {
         let host = bare(authority.host());
         let near = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
         if token.is_some() && client.tls.is_none() && !near {
-            eprintln!("tollgate: the token goes to {authority} in the clear; use https://");
+            eprintln!("tollgate: warning: sending the token to {authority} unencrypted; use https://");
         }
         Ok(Self { token, ..client })
     }
@@ -134,15 +127,16 @@ impl Client {
         uri: &Uri,
         trusting: impl FnOnce() -> anyhow::Result<rustls::ClientConfig>,
     ) -> anyhow::Result<Self> {
-        let authority = uri.authority().context("it names no host")?;
+        let authority = uri.authority().context("missing host")?;
         let (tls, port) = match uri.scheme_str() {
             None | Some("http") => (None, 80),
             Some("https") => {
                 let host = bare(authority.host()).to_owned();
-                let name = ServerName::try_from(host).with_context(|| format!("{authority}: no host"))?;
+                let name =
+                    ServerName::try_from(host).with_context(|| format!("{authority}: invalid host name"))?;
                 (Some((TlsConnector::from(Arc::new(trusting()?)), name)), 443)
             }
-            Some(other) => anyhow::bail!("{other}:// is not spoken here"),
+            Some(other) => anyhow::bail!("unsupported scheme {other}://"),
         };
         let port = authority.port_u16().unwrap_or(port);
         Ok(Self { authority: format!("{}:{port}", authority.host()), tls, token: None })
@@ -188,12 +182,12 @@ impl Client {
         headers: &[(HeaderName, &str)],
         body: RequestBody,
     ) -> anyhow::Result<Response<Incoming>> {
-        let mut sender = with_timeout(self.connect()).await.with_context(|| {
-            format!("{}: nobody answers; say where the server is with --admin", self.authority)
-        })?;
+        let mut sender = with_timeout(self.connect())
+            .await
+            .with_context(|| format!("{}: cannot connect; set --admin to the admin URL", self.authority))?;
         let mut request = Request::new(body);
         *request.method_mut() = method;
-        *request.uri_mut() = path.parse().with_context(|| format!("`{path}` is no path"))?;
+        *request.uri_mut() = path.parse().with_context(|| format!("invalid path `{path}`"))?;
         let own = request.headers_mut();
         own.insert(HOST, self.host()?);
         own.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -209,13 +203,14 @@ impl Client {
     /// All of an answer.
     pub(crate) async fn read_response(&self, answer: Response<Incoming>) -> anyhow::Result<AdminResponse> {
         let (head, body) = answer.into_parts();
-        let bytes = body.collect().await.context("the answer broke off")?.to_bytes();
+        let bytes =
+            body.collect().await.context("connection closed before the response was complete")?.to_bytes();
         let body = if bytes.is_empty() {
             Value::Null
         } else {
             serde_json::from_slice(&bytes).with_context(|| {
                 format!(
-                    "{} does not answer as an admin address does (status {})",
+                    "{} is not an admin API (status {}, no JSON); set --admin to the admin URL",
                     self.authority, head.status
                 )
             })?
@@ -251,7 +246,7 @@ impl AdminResponse {
     /// A refusal, as people read it.
     pub(crate) fn problem(&self) -> anyhow::Error {
         let text = |name: &str| self.body[name].as_str().filter(|text| !text.is_empty());
-        let title = text("title").unwrap_or("it was refused");
+        let title = text("title").unwrap_or("request rejected");
         let detail = text("detail").map(|detail| format!(": {detail}")).unwrap_or_default();
         let place = text("field").map(|place| format!(" (at {place})")).unwrap_or_default();
         anyhow::anyhow!("{title}{detail}{place}")
@@ -259,7 +254,7 @@ impl AdminResponse {
 }
 
 async fn with_timeout<T>(doing: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let late = || format!("no answer within {} s", TIMEOUT.as_secs());
+    let late = || format!("no response within {} s", TIMEOUT.as_secs());
     tokio::time::timeout(TIMEOUT, doing).await.with_context(late)?
 }
 
@@ -274,7 +269,7 @@ fn token(flags: &AdminFlags) -> anyhow::Result<Option<HeaderValue>> {
     let Some(token) = token.as_deref().map(str::trim).filter(|token| !token.is_empty()) else {
         return Ok(None);
     };
-    let mut header = HeaderValue::from_str(&format!("Bearer {token}")).context("the token is none")?;
+    let mut header = HeaderValue::from_str(&format!("Bearer {token}")).context("invalid token")?;
     header.set_sensitive(true);
     Ok(Some(header))
 }
@@ -305,7 +300,7 @@ pub(crate) fn trusting(
         Some((cert, key)) => {
             let chain = tls::certificates(cert).map_err(of("--cert"))?;
             let key = tls::private_key(key).map_err(of("--cert-key"))?;
-            builder.with_client_auth_cert(chain, key).context("--cert and --cert-key do not make a pair")?
+            builder.with_client_auth_cert(chain, key).context("--cert and --cert-key do not match")?
         }
         None => builder.with_no_client_auth(),
     })
@@ -323,10 +318,10 @@ pub(crate) fn encoded(text: &str) -> String {
     out
 }
 
-/// Where what is exported goes: a file, or the output.
+/// Opens the destination of an export: a file, or the standard output.
 pub(crate) fn output(file: Option<&Path>) -> anyhow::Result<BufWriter<Box<dyn Write>>> {
     let out: Box<dyn Write> = match file {
-        None => Box::new(std::io::stdout()),
+        None => Box::new(output::raw()),
         Some(path) => {
             Box::new(File::create(path).with_context(|| format!("cannot create {}", path.display()))?)
         }
@@ -334,10 +329,21 @@ pub(crate) fn output(file: Option<&Path>) -> anyhow::Result<BufWriter<Box<dyn Wr
     Ok(BufWriter::with_capacity(256 * 1024, out))
 }
 
-/// Prints a table, for people: columns as wide as they must be, the last as long as it is.
+/// Prints a table, for people; `empty` in its place where there are no rows.
+pub(crate) fn table_or<const N: usize>(
+    titles: [&str; N],
+    rows: &[[String; N]],
+    empty: &str,
+) -> anyhow::Result<()> {
+    if rows.is_empty() { Ok(writeln!(output::styled(), "{empty}")?) } else { table(titles, rows) }
+}
+
+/// Prints a table, for people: columns as wide as their widest cell, titles in bold.
 pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(columns(titles, rows).as_bytes())?;
+    let text = columns(titles, rows);
+    let (title, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    let mut out = output::styled();
+    out.write_all(format!("{}\n{rest}", paint(TITLE, title)).as_bytes())?;
     Ok(())
 }
 
@@ -352,7 +358,7 @@ fn columns<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
     let line = |cells: [&str; N]| {
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(widths) {
-            // What somebody else has written must not move the cursor.
+            // Text from elsewhere must not move the cursor.
             let cell: String = cell.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
             line.push_str(&format!("{cell:width$}  "));
         }

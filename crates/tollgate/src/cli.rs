@@ -1,11 +1,16 @@
-//! The command line. Raw words become typed values here, once.
+//! The command line. Raw arguments become typed values here, once.
 
 use crate::server::logging::LogFlag;
 mod format;
+pub(crate) mod output;
+mod progress;
 mod publishing;
+mod time_arg;
 
 pub(crate) use format::{FormatFlags, print, print_line};
-pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName};
+pub(crate) use progress::Progress;
+pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName, deprecated_variable};
+pub(crate) use time_arg::{TimeArg, now, parse_duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
@@ -18,9 +23,9 @@ pub(crate) const MAX_FAILURES: u64 = 1_000_000;
 /// A day, in milliseconds.
 pub(crate) const DAY: u64 = 86_400_000;
 
-/// A rate limiter that decides, for every request, whether it may pass.
+/// Distributed rate limiter: decides for every request whether it may pass.
 #[derive(Debug, Parser)]
-#[command(name = "tollgate", version, about, arg_required_else_help = true)]
+#[command(name = "tollgate", version, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -28,34 +33,64 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Answer requests. With no flags: in memory, by sample rules, on loopback.
+    /// Run the rate limit server. Without flags: in-memory counters, sample rules, loopback only.
     Serve(Box<ServeFlags>),
-    /// Stand before an API: pass on what may pass. Needs --config with a `gateway` section.
+    /// Run the reverse proxy with built-in rate limiting. Requires --config with a `gateway` section.
     Gateway(Box<ServeFlags>),
-    /// Check rule files: errors and lint warnings with line and column. Exits with 1 on errors.
-    Check(CheckFlags),
-    /// Print the JSON schema of rule files, for editors: it is JSON whatever is asked for.
+    /// Validate rule files. Reports errors and lint warnings with line and column; exits 1 on errors.
+    #[command(visible_alias = "check")]
+    Validate(ValidateFlags),
+    /// Print the JSON Schema for rule files.
     Schema(FormatFlags),
-    /// Say which rules a request meets, and why it does not meet the others.
+    /// Show which rules match a request, and why the others do not.
     Explain(ExplainFlags),
-    /// Run unit tests of rule files, on a clock that only the tests move.
+    /// Run unit tests for rule files on a simulated clock.
     Test(TestFlags),
-    /// Make, list and revoke tokens for the admin API.
+    /// Create, list and revoke tokens for the admin API.
     Token(TokenFlags),
-    /// Look at the log of what operators changed.
+    /// List, verify or export the audit log.
     Audit(AuditFlags),
-    /// Publish rules, look at revisions of them, and go back, by way of a running server.
+    /// Publish rules, list revisions, roll back.
     Rules(crate::commands::rules::RulesFlags),
-    /// What is agreed with single callers: get, set, list, delete, import, export.
+    /// Manage quotas of single callers: get, set, list, delete, import, export.
     Quota(Box<crate::commands::quota::QuotaFlags>),
-    /// What a caller has used of its limits; `reset` gives it back, `grant` gives more, once.
+    /// Show a caller's usage; reset it, grant extra units.
     Usage(Box<crate::commands::usage::UsageFlags>),
-    /// Act at once, on every node: block, tighten, exempt, disable-rule, allow-all, shadow-all; list, renew, end.
+    /// Manage emergency measures on all nodes.
     Emergency(Box<crate::commands::emergency::EmergencyFlags>),
-    /// Say why a request was denied or allowed: which rule, its limit and counter then, and when it would have passed.
+    /// Explain a past decision: rule, limit, counter, retry time.
     Why(Box<crate::commands::why::WhyFlags>),
-    /// Watch a running server: rates, denials, who asks most, breakers. Once, where there is no terminal.
+    /// Show live rates, denials, top callers, breakers (one snapshot without a terminal).
     Top(Box<crate::commands::top::TopFlags>),
+    /// Print a shell completion script. For bash: tollgate completions bash > /etc/bash_completion.d/tollgate.
+    Completions(CompletionsFlags),
+    /// Print the manual page in roff, or write one page per command into a directory.
+    Man(ManFlags),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsFlags {
+    /// Shell to complete for.
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: CompletionShell,
+}
+
+/// Shells that completions are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompletionShell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManFlags {
+    /// Write tollgate.1, tollgate-serve.1 and so on into this directory instead of standard output.
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "command")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Command whose page is printed, such as `quota set` [default: tollgate itself].
+    #[arg(value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -68,30 +103,33 @@ pub(crate) struct TokenFlags {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token, and print it: it cannot be had again.
+    /// Create a token and print it (shown only once).
     Create {
         #[command(flatten)]
         db: DbFlag,
-        /// For whom: the name in the audit log.
+        /// Name of its owner, recorded in the audit log.
         #[arg(long, value_name = "NAME")]
         name: String,
-        /// What it may do: viewer, operator or admin.
+        /// Role: viewer, operator or admin.
         #[arg(long, value_name = "ROLE")]
         role: tollgate_control::Role,
-        /// For how many days it is valid; 0 is for ever.
+        /// Days that the token is valid; 0 means it does not expire.
         #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(0..=36_500))]
         days: u32,
+        /// Expiry in place of --days: 2d, 2026-12-31 (00:00 UTC) or 2026-12-31T18:00:00Z.
+        #[arg(long, value_name = "TIME", conflicts_with = "days")]
+        until: Option<TimeArg>,
     },
-    /// All tokens there ever were.
+    /// List all tokens, including revoked.
     List {
         #[command(flatten)]
         db: DbFlag,
     },
-    /// Make a token worthless, at once.
+    /// Revoke a token immediately.
     Revoke {
         #[command(flatten)]
         db: DbFlag,
-        /// The id that `list` shows.
+        /// Token ID from `token list`.
         #[arg(value_name = "ID")]
         id: String,
     },
@@ -107,19 +145,33 @@ pub(crate) struct AuditFlags {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
-    /// Check that no entry was altered, removed or slipped in. Exits with 1 if one was.
+    /// List entries, newest first.
+    List {
+        #[command(flatten)]
+        db: DbFlag,
+        /// Maximum number of entries; 0 lists all.
+        #[arg(long, value_name = "N", default_value_t = 50)]
+        max_results: usize,
+        /// List only entries of this actor.
+        #[arg(long, value_name = "NAME")]
+        actor: Option<String>,
+        /// List only entries whose action is this or starts with it and a dot, such as `quota` or `rules.publish`.
+        #[arg(long, value_name = "ACTION")]
+        action: Option<String>,
+    },
+    /// Verify the audit hash chain; exits 1 if an entry was altered, removed or inserted.
     Verify {
         #[command(flatten)]
         db: DbFlag,
     },
-    /// All entries in order, one JSON text a line.
+    /// Export all entries as NDJSON.
     Export {
         #[command(flatten)]
         db: DbFlag,
-        /// Those after this one alone.
+        /// Export only entries after this sequence number.
         #[arg(long, value_name = "SEQ", default_value_t = 0)]
         after: i64,
-        /// Write to this file; to the output unless set.
+        /// Output file [default: standard output].
         #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
     },
@@ -127,7 +179,7 @@ pub(crate) enum AuditCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct DbFlag {
-    /// The database: sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE.
+    /// Control-plane database: sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE.
     #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
     pub(crate) db: String,
 }
@@ -135,116 +187,121 @@ pub(crate) struct DbFlag {
 /// Everything here can also be set in the file of `--config`; a flag wins over the environment, that over the file.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeFlags {
-    /// A YAML file with these settings.
+    /// YAML file with these settings.
     #[arg(long, env = "TOLLGATE_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// A rule file, or a directory of them; may be repeated. Changes act within a second.
+    /// Rule file or directory of rule files; may be repeated. Changes take effect within a second.
     #[arg(long, env = "TOLLGATE_RULES", value_name = "PATH", value_delimiter = ',')]
     pub(crate) rules: Vec<PathBuf>,
-    /// Where counters live: memory, or redis://, rediss://, redis+sentinel://h1,h2/name, redis+cluster://h1,h2.
+    /// Counter store: memory, redis://, rediss://, redis+sentinel://h1,h2/name or redis+cluster://h1,h2 [default: memory].
     #[arg(long, env = "TOLLGATE_STORE", hide_env_values = true, value_name = "STORE")]
     pub(crate) store: Option<String>,
-    /// A file that holds the store's password and nothing else; or set TOLLGATE_STORE_PASSWORD.
+    /// File containing the store's password; or set TOLLGATE_STORE_PASSWORD.
     #[arg(long, env = "TOLLGATE_STORE_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) store_password_file: Option<PathBuf>,
-    /// The longest that a check waits for the store, in milliseconds; 10 unless set.
+    /// Maximum time that a check waits for the store, in milliseconds [default: 10].
     #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=MAX_DEADLINE))]
     pub(crate) store_deadline_ms: Option<u64>,
-    /// So many failures of a Redis server within the window open its breaker: it is left alone; 5 unless set.
+    /// Failures of a shard within the window that open its circuit breaker [default: 5].
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_FAILURES", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_FAILURES))]
     pub(crate) store_breaker_failures: Option<u64>,
-    /// The window in which those failures are counted, in milliseconds; 10000 unless set.
+    /// Window in which failures are counted, in milliseconds [default: 10000].
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_WINDOW_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]
     pub(crate) store_breaker_window_ms: Option<u64>,
-    /// How long an open breaker waits before one check tries again, in milliseconds; 30000 unless set.
+    /// Time that an open breaker waits before it probes the shard, in milliseconds [default: 30000].
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_OPEN_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]
     pub(crate) store_breaker_open_ms: Option<u64>,
-    /// The longest that `security` and `strict` limits of which nothing is known count as used up after a failover that may
-    /// have lost writes, in milliseconds; 0 is not at all. Unless set: until they have recovered, in about a period.
+    /// Maximum time that `security` and `strict` limits without stored state count as exhausted after a failover that may
+    /// have lost writes, in milliseconds; 0 disables this [default: until they have recovered, about one period].
     #[arg(long, env = "TOLLGATE_STORE_CAUTION_MS", value_name = "MS")]
     pub(crate) store_caution_ms: Option<u64>,
-    /// How many nodes share the store: each decides by that share of a limit when the store is away.
+    /// Nodes sharing the store; in fallback each enforces 1/N of a limit.
     #[arg(long, env = "TOLLGATE_NODES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) nodes: Option<u32>,
-    /// The part of a limit's burst that may be out in leases at once, with a Redis store (default 0.25).
-    #[arg(long, env = "TOLLGATE_LEASE_SHARE", value_name = "PART")]
+    /// Fraction of a limit's burst that may be leased at once, with a Redis store [default: 0.25].
+    #[arg(long, env = "TOLLGATE_LEASE_SHARE", value_name = "FRACTION")]
     pub(crate) lease_share: Option<f64>,
-    /// Checks a second at this node from which on a key is leased by itself, with a Redis store; 0 is never (default 1000).
+    /// Checks per second on this node above which a key is leased automatically, with a Redis store; 0 disables this
+    /// [default: 1000].
     #[arg(long, env = "TOLLGATE_HOT_PER_SECOND", value_name = "N")]
     pub(crate) hot_per_second: Option<u64>,
-    /// The most memory that counters may take, such as 512MiB.
+    /// Maximum memory for counters, such as 512MiB [default: 512MiB].
     #[arg(long, env = "TOLLGATE_MEMORY", value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<usize>,
-    /// Where Envoy's rate limit service listens, or `off`.
+    /// Address of Envoy's rate limit service (gRPC), or `off` [default: 127.0.0.1:8081; off with `gateway`].
     #[arg(long, env = "TOLLGATE_GRPC", value_name = "ADDRESS|off")]
     pub(crate) grpc: Option<Listen>,
-    /// Where HTTP listens, or `off`.
+    /// Address of the HTTP API, or `off` [default: 127.0.0.1:8080; off with `gateway`].
     #[arg(long, env = "TOLLGATE_HTTP", value_name = "ADDRESS|off")]
     pub(crate) http: Option<Listen>,
-    /// Where the Redis protocol listens, or `off`.
+    /// Address of the Redis protocol, or `off` [default: 127.0.0.1:6380 if free; off with `gateway`].
     #[arg(long, env = "TOLLGATE_RESP", value_name = "ADDRESS|off")]
     pub(crate) resp: Option<Listen>,
-    /// A file that holds the password of the Redis protocol and nothing else; or set TOLLGATE_RESP_PASSWORD.
+    /// File containing the password of the Redis protocol; or set TOLLGATE_RESP_PASSWORD.
     #[arg(long, env = "TOLLGATE_RESP_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
-    /// What operators decide is kept here: sqlite:FILE, or postgres://USER:PASSWORD@HOST/DATABASE for several nodes.
-    /// Without it nothing can be changed at the admin address.
+    /// Control-plane database (sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE); without it the admin API is read-only.
     #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
     pub(crate) db: Option<String>,
-    /// Where operators come in (metrics, the decision log, the admin API), or `off`; 127.0.0.1:8082 unless set. Elsewhere
-    /// than on loopback it needs --db and a token.
+    /// Admin API and dashboard address, or `off` [default: 127.0.0.1:8082]. Addresses other than loopback require --db and a
+    /// token.
     #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS|off")]
     pub(crate) admin: Option<Listen>,
-    /// A certificate for the admin address, in PEM form: it then speaks TLS. Changed files act within a second.
+    /// TLS certificate of the admin address (PEM); reloaded within a second when the file changes.
     #[arg(long, env = "TOLLGATE_ADMIN_TLS_CERT", value_name = "FILE")]
     pub(crate) admin_tls_cert: Option<PathBuf>,
-    /// The key of that certificate.
+    /// Private key of that certificate (PEM).
     #[arg(long, env = "TOLLGATE_ADMIN_TLS_KEY", value_name = "FILE")]
     pub(crate) admin_tls_key: Option<PathBuf>,
-    /// Operators may prove who they are by certificates of this authority; `admin_roles` in the file of --config says what
-    /// their names may do.
+    /// CA bundle for operators' client certificates (mutual TLS); `admin_roles` in the file of --config maps their names to
+    /// roles.
     #[arg(long, env = "TOLLGATE_ADMIN_CLIENT_CA", value_name = "FILE")]
     pub(crate) admin_client_ca: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) publishing: PublishingFlags,
-    /// This node's name in logs and metrics; the machine's unless set.
+    /// Name of this node in logs, metrics and node lists [default: host name].
     #[arg(long, env = "TOLLGATE_NODE", value_name = "NAME")]
     pub(crate) node: Option<String>,
-    /// The region that this node is in, as logs, metrics and lists of nodes tell it.
+    /// Region of this node in logs, metrics and node lists.
     #[arg(long, env = "TOLLGATE_REGION", value_name = "NAME")]
     pub(crate) region: Option<String>,
-    /// Write decisions as lines of JSON: to this file, which is rotated, or to `stdout`.
+    /// Write the decision log as NDJSON to this file, which is rotated, or to `stdout`.
     #[arg(long, env = "TOLLGATE_DECISION_LOG", value_name = "FILE|stdout")]
     pub(crate) decision_log: Option<PathBuf>,
-    /// The part of allowed decisions that is logged, from 0 to 1; 0.001 unless set. Denials are all logged.
-    #[arg(long, env = "TOLLGATE_DECISION_LOG_ALLOWED", value_name = "PART")]
-    pub(crate) decision_log_allowed: Option<f64>,
-    /// Send a span of each decision whose caller follows a sampled trace to this OpenTelemetry collector, over HTTP, such as
-    /// http://127.0.0.1:4318; or `off`. OTEL_EXPORTER_OTLP_ENDPOINT unless set.
+    /// Fraction of allowed decisions to log, from 0 to 1; denials are always logged [default: 0.001].
+    #[arg(
+        long,
+        alias = "decision-log-allowed",
+        env = "TOLLGATE_DECISION_LOG_ALLOWED_SAMPLE",
+        value_name = "FRACTION"
+    )]
+    pub(crate) decision_log_allowed_sample: Option<f64>,
+    /// OpenTelemetry collector (OTLP over HTTP) for spans of decisions in sampled traces, such as http://127.0.0.1:4318, or
+    /// `off` [default: OTEL_EXPORTER_OTLP_ENDPOINT].
     #[arg(long, env = "TOLLGATE_OTLP", value_name = "URL|off")]
     pub(crate) otlp: Option<String>,
-    /// Decide all domains by this arithmetic, whatever their files say.
+    /// Arithmetic for all domains, overriding `profile` in rule files.
     #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
-    /// Count and tell, but deny nothing.
+    /// Shadow mode for all rules: count, deny nothing.
     #[arg(long, env = "TOLLGATE_GLOBAL_SHADOW", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) global_shadow: Option<bool>,
-    /// The least important messages to log, and those of single modules: info, or info,tollgate_store=debug.
+    /// Minimum level of log messages, and of single modules: info, or info,tollgate_store=debug.
     #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVELS", default_value = "info")]
     pub(crate) log: LogFlag,
-    /// How messages are written: text for people, json for machines.
+    /// Format of log messages.
     #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
 }
 
-/// How messages are written.
+/// Format of log messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     Text,
     Json,
 }
 
-/// Where a front listens, if it does.
+/// Address of a listener, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) enum Listen {
@@ -258,7 +315,7 @@ impl std::str::FromStr for Listen {
         if text == "off" {
             return Ok(Self::Off);
         }
-        let wrong = || format!("`{text}` is no address; write one such as 127.0.0.1:8080, or off");
+        let wrong = || format!("`{text}` is not an address; use one such as 127.0.0.1:8080, or off");
         text.parse().map(Self::At).map_err(|_| wrong())
     }
 }
@@ -273,7 +330,7 @@ impl TryFrom<String> for Listen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ProfileName {
-    /// Tollgate's own: all limits of a request in one atomic decision.
+    /// All limits of a request in one atomic decision.
     Native,
     /// The arithmetic of envoyproxy/ratelimit.
     Envoy,
@@ -289,11 +346,11 @@ impl From<ProfileName> for tollgate_rules::Profile {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CheckFlags {
-    /// Rule files, or directories of them.
+pub(crate) struct ValidateFlags {
+    /// Rule files or directories of rule files.
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
-    /// Check as this profile would read them.
+    /// Validate for this profile.
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
     #[command(flatten)]
@@ -302,16 +359,16 @@ pub(crate) struct CheckFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainFlags {
-    /// A rule file, or a directory of them; may be repeated.
+    /// Rule file or directory of rule files; may be repeated.
     #[arg(long, required = true, value_name = "PATH")]
     pub(crate) rules: Vec<PathBuf>,
-    /// An attribute of the request; may be repeated.
+    /// Attribute of the request; may be repeated.
     #[arg(long = "attr", value_name = "KEY=VALUE", value_parser = parse_attribute)]
     pub(crate) attributes: Vec<(String, String)>,
-    /// The domain; not needed where there is only one.
+    /// Rule domain; required if there are several.
     #[arg(long, value_name = "NAME")]
     pub(crate) domain: Option<String>,
-    /// Explain by this profile.
+    /// Explain for this profile.
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
     #[command(flatten)]
@@ -328,9 +385,9 @@ pub(crate) struct TestFlags {
 }
 
 pub(crate) fn parse_attribute(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("write key=value")?;
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     if key.is_empty() {
-        return Err("the key is empty; write key=value".to_owned());
+        return Err("the key is empty; expected KEY=VALUE".to_owned());
     }
     Ok((key.to_owned(), value.to_owned()))
 }
@@ -346,11 +403,11 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
         "kb" => 1_000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
-        _ => return Err(format!("`{text}` is no size; write one such as 512MiB or 2GiB")),
+        _ => return Err(format!("`{text}` is not a size; use one such as 512MiB or 2GiB")),
     };
     let number: usize =
-        digits.parse().map_err(|_| format!("`{text}` is no size; write one such as 512MiB"))?;
-    number.checked_mul(scale).ok_or_else(|| format!("{text} is more than this machine can address"))
+        digits.parse().map_err(|_| format!("`{text}` is not a size; use one such as 512MiB"))?;
+    number.checked_mul(scale).ok_or_else(|| format!("{text} exceeds the address space of this machine"))
 }
 
 #[cfg(test)]
@@ -363,7 +420,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Whoever needs only one front can do without the others.
+    /// Every listener can be turned off on its own.
     #[test]
     fn every_address_can_be_off() {
         for flag in ["--grpc", "--http", "--resp", "--admin"] {

@@ -7,7 +7,7 @@ mod config;
 mod ndjson;
 mod server;
 
-use commands::{access, emergency, quota, rule_files, rules, test, top, usage, why};
+use commands::{access, emergency, generate, quota, rule_files, rules, test, top, usage, why};
 use server::{gateway, logging, serve};
 
 use clap::Parser;
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     let outcome = match cli::Cli::parse().command {
         cli::Command::Serve(flags) => serve::run(&flags),
         cli::Command::Gateway(flags) => gateway::run(&flags),
-        cli::Command::Check(flags) => rule_files::check(&flags),
+        cli::Command::Validate(flags) => rule_files::validate(&flags),
         cli::Command::Schema(_) => rule_files::schema(),
         cli::Command::Explain(flags) => rule_files::explain(&flags),
         cli::Command::Test(flags) => test::run(&flags),
@@ -33,6 +33,13 @@ fn main() -> ExitCode {
         cli::Command::Emergency(flags) => emergency::emergency(&flags),
         cli::Command::Why(flags) => why::why(&flags),
         cli::Command::Top(flags) => top::run(&flags),
+        cli::Command::Completions(flags) => generate::completions(&flags),
+        cli::Command::Man(flags) => generate::man(&flags),
+    };
+    // `tollgate … | head`: the reader has what it wanted.
+    let outcome = match outcome {
+        Err(error) if cli::output::is_closed_output(&error) => Ok(ExitCode::SUCCESS),
+        outcome => outcome,
     };
     logging::flush(outcome.as_ref().err());
     outcome.unwrap_or(ExitCode::FAILURE)

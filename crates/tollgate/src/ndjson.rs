@@ -1,6 +1,7 @@
-//! Long files of one JSON text a line, to a server and from it, without ever holding one whole.
+//! NDJSON files to and from a server, streamed, with a progress bar.
 
-use crate::admin_client::{AdminResponse, Client, RequestBody};
+use crate::admin_client::{self, AdminResponse, Client, RequestBody};
+use crate::cli::Progress;
 use anyhow::Context;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
@@ -19,19 +20,22 @@ const CHUNK: usize = 256 * 1024;
 
 /// Sends a file, or the standard input for `-`.
 pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Result<AdminResponse> {
-    let source: Box<dyn Read + Send> = if file == Path::new("-") {
-        Box::new(std::io::stdin())
+    let (source, size): (Box<dyn Read + Send>, _) = if file == Path::new("-") {
+        (Box::new(std::io::stdin()), None)
     } else {
-        Box::new(File::open(file).with_context(|| format!("cannot read {}", file.display()))?)
+        let file = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let size = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|about| about.len());
+        (Box::new(file), size)
     };
-    let body = streamed(source);
+    let progress = Progress::bytes("importing", size);
+    let body = streamed(source, progress.counter());
     let headers = [(CONTENT_TYPE, "application/x-ndjson")];
     let answer = client.send(Method::POST, path, &headers, body).await?;
     client.read_response(answer).await
 }
 
-/// A thread reads, so that a slow source does not hold the connection up.
-fn streamed(mut source: Box<dyn Read + Send>) -> RequestBody {
+/// Reads on a thread of its own, so that a slow source does not block the connection.
+fn streamed(mut source: Box<dyn Read + Send>, count: impl Fn(u64) + Send + 'static) -> RequestBody {
     let (sender, receiver) = mpsc::channel::<std::io::Result<Bytes>>(4);
     std::thread::spawn(move || {
         loop {
@@ -43,9 +47,11 @@ fn streamed(mut source: Box<dyn Read + Send>) -> RequestBody {
                 Err(error) => Err(error),
             };
             let failed = read.is_err();
+            let bytes = read.as_ref().map_or(0, Bytes::len) as u64;
             if sender.blocking_send(read).is_err() || failed {
                 return;
             }
+            count(bytes);
         }
     });
     let pieces = stream::unfold(receiver, async |mut receiver| {
@@ -55,18 +61,22 @@ fn streamed(mut source: Box<dyn Read + Send>) -> RequestBody {
     UnsyncBoxBody::new(StreamBody::new(pieces))
 }
 
-/// Writes what a server answers, as it comes.
-pub(crate) async fn receive(client: &Client, path: &str, mut out: impl Write) -> anyhow::Result<()> {
+/// Writes the response of a server to a file or the standard output, as it arrives.
+pub(crate) async fn receive(client: &Client, path: &str, file: Option<&Path>) -> anyhow::Result<()> {
     let nothing = Empty::new().map_err(|never: Infallible| match never {}).boxed_unsync();
     let answer = client.send(Method::GET, path, &[], nothing).await?;
     if !answer.status().is_success() {
         return Err(client.read_response(answer).await?.problem());
     }
+    let mut out = admin_client::output(file)?;
+    let progress = Progress::bytes("exporting", None).unless_on_screen(file);
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {
-        let frame = frame.context("the answer broke off: what was written is not all")?;
+        let frame =
+            frame.context("connection closed before the response was complete; the output is truncated")?;
         if let Some(data) = frame.data_ref() {
             out.write_all(data)?;
+            progress.advance(data.len() as u64);
         }
     }
     Ok(out.flush()?)

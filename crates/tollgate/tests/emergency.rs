@@ -195,7 +195,7 @@ fn the_command_line_does_it_too() {
         (&["emergency", "block", "--api-key", "k", "--tenant", "t", "--reason", "r"], "cannot be used with"),
         (&["emergency", "block", "--api-key", "k"], "--reason"),
         (&["emergency", "block", "--address", "10.0.0.1/8", "--reason", "r"], "target.value"),
-        (&["emergency", "allow-all", "--reason", "r", "--for", "5"], "write one such as"),
+        (&["emergency", "allow-all", "--reason", "r", "--for", "5"], "use one such as"),
     ] {
         let said = node.run(args);
         assert!(said.code != Some(0) && said.err.contains(says), "{args:?}: {}{}", said.out, said.err);

@@ -28,7 +28,7 @@ fn every_answer_says_what_is_left_in_fields_that_others_can_read() {
 fn fields_follow_the_settings_file() {
     let folder = harness::Folder::new();
     folder.write("rules.yaml", RULES);
-    let text = "{http: '127.0.0.1:0', grpc: '127.0.0.1:0', rules: [rules.yaml], answers: {legacy: delta, ratelimit: none, denied_by: false, status: 403}}";
+    let text = "{http: '127.0.0.1:0', grpc: '127.0.0.1:0', rules: [rules.yaml], responses: {legacy: delta, ratelimit: none, denied_by: false, status: 403}}";
     let path = folder.write("tollgate.yaml", text);
     let server = Server::start(&["--config", path.to_str().expect("a plain path")]);
     let ask = || server.check("fields", &serde_json::json!({"a": "x"}));

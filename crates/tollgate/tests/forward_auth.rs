@@ -27,7 +27,7 @@ const SETTINGS: &str = "
 rules: [rules.yaml]
 http: 127.0.0.1:0
 grpc: 127.0.0.1:0
-who: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}
+identity: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}
 ";
 
 fn serve(more: &str) -> (Server, Folder) {
@@ -220,7 +220,7 @@ fn wrong_settings_are_refused() {
     for (more, says) in [
         ("forward_auth: {domian: web}\n", "domian"),
         ("forward_auth: {accel_redirect: app}\n", "@app"),
-        ("answers: {status: 200}\n", "429"),
+        ("responses: {status: 200}\n", "429"),
     ] {
         let path = folder.write("tollgate.yml", format!("{SETTINGS}{more}"));
         let run = run(&["serve", "--config", path.to_str().expect("a plain path")]);

@@ -40,14 +40,14 @@ fn on_the_standard_output_there_is_json_alone() {
     let output = eventually("a line", || Some(gateway.output()).filter(|output| output.ends_with('\n')));
     let told: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     assert!(told.len() == 1 && told[0]["path"] == "/a", "{output}");
-    assert!(gateway.log().contains("stands before your API"), "{}", gateway.log());
+    assert!(gateway.log().contains("gateway is listening"), "{}", gateway.log());
 }
 
 /// Attempts at smuggling, and broken clients, must be seen: by HTTP/1 and HTTP/2, and those that are merely slow.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
 fn what_is_refused_as_bad_has_its_line() {
-    let (gateway, origin) = start("", "  callers: {header_timeout: 300ms}\n");
+    let (gateway, origin) = start("", "  clients: {header_timeout: 300ms}\n");
     let twice = b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n";
     assert_eq!(gateway.exchange(twice).status, 400);
     let mut slow = gateway.open();
@@ -89,6 +89,6 @@ fn the_end_waits_for_the_last_lines() {
     gateway.signal("TERM");
     assert!(gateway.wait().success());
     let log = gateway.log();
-    assert!(log.contains("the access log did not take its last lines in time"), "{log}");
+    assert!(log.contains("access log lines lost at shutdown"), "{log}");
     drop(reader);
 }

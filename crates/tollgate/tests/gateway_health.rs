@@ -44,5 +44,5 @@ fn unhealthy_upstreams_are_left_alone() {
     for _ in 0..20 {
         assert_eq!(gateway.get("/ejected").status, 200);
     }
-    eventually("it to be told", || gateway.log().contains("passed over for a while").then_some(()));
+    eventually("it to be told", || gateway.log().contains("backend ejected").then_some(()));
 }

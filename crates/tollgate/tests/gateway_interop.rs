@@ -78,7 +78,7 @@ fn certificates_are_read_again() {
     std::fs::copy(path("gateway.crt"), path("old.crt")).expect("copied");
     std::fs::copy(path("new.key"), path("gateway.key")).expect("copied");
     eventually("the half change to be refused", || {
-        gateway.log().contains("the last good certificate stays").then_some(())
+        gateway.log().contains("keeping the previous certificate").then_some(())
     });
     assert!(trusts("old.crt"));
     std::fs::copy(path("new.crt"), path("gateway.crt")).expect("copied");
@@ -102,7 +102,7 @@ fn the_proxy_protocol_names_the_caller() {
     let mut open = gateway.open();
     open.send(b"GET /a HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     assert!(open.response().is_err(), "without the header nobody is served");
-    let distrusting = Gateway::start_in(Folder::new(), RULES, "who: {trusted: [10.0.0.0/8]}", &section);
+    let distrusting = Gateway::start_in(Folder::new(), RULES, "identity: {trusted: [10.0.0.0/8]}", &section);
     let mut open = distrusting.open();
     open.send(b"PROXY TCP4 198.51.100.7 127.0.0.1 1 2\r\nGET /a HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     assert!(open.response().is_err(), "a stranger may not say who it is");

@@ -16,7 +16,8 @@ const KEY: &str = "sk_live_PLANTED0123456789abcdef";
 #[test]
 fn what_the_gateway_decides_is_seen() {
     let origin = Origin::start();
-    let more = "node: gw-1\nregion: eu-west-1\ndecision_log: {output: DIR/decisions.ndjson, allowed: 1}";
+    let more =
+        "node: gw-1\nregion: eu-west-1\ndecision_log: {output: DIR/decisions.ndjson, allowed_sample: 1}";
     let folder = Folder::new();
     let path = folder.join("decisions.ndjson");
     let more = more.replace("DIR/decisions.ndjson", path.to_str().expect("a plain path"));
@@ -49,7 +50,7 @@ fn what_the_gateway_decides_is_seen() {
     for line in [
         &decided("allow", 3),
         &decided("deny", 2),
-        "ratelimit_check_duration_seconds_count{front=\"gateway\"} 5\n",
+        "ratelimit_check_duration_seconds_count{protocol=\"gateway\"} 5\n",
         "ratelimit_node_info{node=\"gw-1\",region=\"eu-west-1\",version=",
         "\ngateway_connections ",
     ] {

@@ -80,5 +80,9 @@ fn fronts_that_nobody_asked_for_are_closed() {
         assert_eq!(gateway.get("/a").status, 200);
     }
     let nobody = run(&["serve", "--http", "off", "--grpc", "off", "--resp", "off", "--admin", "off"]);
-    assert!(nobody.code == Some(1) && nobody.err.contains("nobody could ask"), "{}", nobody.err);
+    assert!(
+        nobody.code == Some(1) && nobody.err.contains("enable at least one of --grpc, --http, --resp"),
+        "{}",
+        nobody.err
+    );
 }

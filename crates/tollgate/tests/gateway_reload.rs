@@ -49,7 +49,7 @@ fn routes_move_under_traffic_and_nobody_is_dropped() {
         assert_eq!(ask(&mut kept, "/a", "").status, 200);
         (first.requests() > before).then_some(())
     });
-    eventually("it to be told", || gateway.log().contains("`nodes` has changed").then_some(()));
+    eventually("it to be told", || gateway.log().contains("`nodes` changed").then_some(()));
 }
 
 /// A slip in the file must not take the API down, and must be seen.
@@ -62,7 +62,7 @@ fn what_cannot_be_used_changes_nothing_and_is_told() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address");
     let wrong = [
-        (good.replace("upstream: api", "upstream: apo"), "there is no upstream `apo`"),
+        (good.replace("upstream: api", "upstream: apo"), "unknown upstream `apo`"),
         (good.replace("domain: d", "domain: other"), "the domain `other`"),
         (good.replace("listeners", "lusteners"), "lusteners"),
         (good.replace("address: \"127.0.0.1:0\"", &format!("address: \"{address}\"")), "cannot listen"),
@@ -77,7 +77,7 @@ fn what_cannot_be_used_changes_nothing_and_is_told() {
         assert!(told.contains("gateway.yaml"), "{told}");
         assert_eq!(gateway.get("/a").status, 200, "the last good settings stay");
     }
-    eventually("it to be logged", || gateway.log().contains("the last good ones stay").then_some(()));
+    eventually("it to be logged", || gateway.log().contains("keeping previous settings").then_some(()));
     gateway.change("", &good);
     eventually("the error to be gone", || gateway.details()["settings"]["error"].is_null().then_some(()));
     assert_eq!(gateway.get("/a").status, 200);
@@ -101,7 +101,7 @@ fn what_is_known_of_upstreams_is_kept() {
     eventually("the sick one to be found", || (usable(&unwell) == 0).then_some(()));
     let acts = |times: usize| {
         eventually("the settings to act", || {
-            (gateway.log().matches("gateway.yaml act").count() >= times).then_some(())
+            (gateway.log().matches("configuration reloaded").count() >= times).then_some(())
         });
         assert_eq!((usable(&well), usable(&unwell)), (1, 0));
     };
@@ -141,7 +141,7 @@ fn listeners_and_limits_change() {
     });
     assert!(foreign("curl", &["-s", "--cacert", &ca, &target]).starts_with("hello"));
     assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever came before TLS did stays");
-    gateway.change("", &(one + "  callers: {header_fields: 3}\n"));
+    gateway.change("", &(one + "  clients: {header_fields: 3}\n"));
     eventually("the second address to be closed", || WebConnection::to(second).is_err().then_some(()));
     assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever is connected there stays");
     let many = b"GET /a HTTP/1.1\r\nhost: t\r\na: 1\r\nb: 2\r\nc: 3\r\nconnection: close\r\n\r\n";
@@ -158,14 +158,16 @@ fn trust_is_that_of_the_moment() {
     let mut old = gateway.open();
     let said = |open: &mut WebConnection| ask(open, "/head", "x-forwarded-for: 198.51.100.7\r\n").text();
     assert!(said(&mut old).contains("x-forwarded-for: 198.51.100.7, 127.0.0.1\r\n"));
-    gateway.change("who: {trusted: [\"10.0.0.0/8\"]}", &section);
+    gateway.change("identity: {trusted: [\"10.0.0.0/8\"]}", &section);
     let head =
         eventually("the change", || Some(said(&mut old)).filter(|head| !head.contains("198.51.100.7")));
     assert!(head.contains("x-forwarded-for: 127.0.0.1\r\n"), "{head}");
     // By SIGHUP as well, though nothing has changed.
-    let before = gateway.log().matches("gateway.yaml act").count();
+    let before = gateway.log().matches("configuration reloaded").count();
     gateway.signal("HUP");
-    eventually("a reload", || (gateway.log().matches("gateway.yaml act").count() > before).then_some(()));
+    eventually("a reload", || {
+        (gateway.log().matches("configuration reloaded").count() > before).then_some(())
+    });
     // As many connections as the system gives at all.
     let files = gateway.details()["open_files"].clone();
     let hard = std::fs::read_to_string(format!("/proc/{}/limits", gateway.id())).expect("limits");

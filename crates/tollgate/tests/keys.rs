@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 const RULES: &str = "domain: d\ndescriptors: [{key: user_id, name: per-user, limit: 100000/hour}]\n";
 /// The tokens are of 1970.
-const WHO: &str = "who: {jwt: {jwks: keys.json, leeway: 4000000000}}\n";
+const WHO: &str = "identity: {jwt: {jwks: keys.json, leeway: 4000000000}}\n";
 
 fn fixture() -> Value {
     serde_json::from_str(include_str!("../../http/tests/jwt/pyjwt.json")).expect("JSON")

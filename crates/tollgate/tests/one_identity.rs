@@ -180,7 +180,7 @@ fn a_request_with_two_keys_is_refused() {
 /// Servlet containers take `/login;a=b` for `/login`.
 #[test]
 fn parameters_of_a_path_are_no_other_endpoint() {
-    let fronts = fronts("who: {routes: ['POST /login']}");
+    let fronts = fronts("identity: {routes: ['POST /login']}");
     let check = &fronts.all[1];
     for n in 0..3 {
         let passed = check.ask(&format!("POST /login;n={n}"), "x-api-key: k\r\n");
@@ -198,7 +198,7 @@ fn no_key_is_written_to_redis() {
     let (redis, folder) = (Redis::start(), Folder::new());
     let secret = folder.write("secret", "a secret of this installation\n");
     let store = format!("store: {}\nstore_deadline_ms: 500\nleases: {{hot_per_second: 1}}\n", redis.url());
-    let keyed = format!("who: {{api_key: {{secret_file: \"{}\"}}}}\n", secret.display());
+    let keyed = format!("identity: {{api_key: {{secret_file: \"{}\"}}}}\n", secret.display());
     let monitor = redis.monitor();
     let mut names = Vec::new();
     for more in [store.clone(), format!("{store}{keyed}")] {

@@ -208,7 +208,7 @@ fn what_callers_bring_themselves_is_seen() {
             why.out,
             why.err
         );
-        assert!(why.out.contains("The limit came with the call"), "{}", why.out);
+        assert!(why.out.contains("Inline limit from the request"), "{}", why.out);
         assert!(![metrics, found.text(), why.out].iter().any(|text| text.contains("PLANTED")));
     }
 }

@@ -1,4 +1,4 @@
-//! The audit log: `GET /admin/v1/audit`, the latest first; `/export`, all of it in order.
+//! Audit log endpoints: `GET /admin/v1/audit` lists entries, newest first; `/export` streams all of them in order.
 
 use crate::auth::Administrator;
 use crate::error::ApiResult;
@@ -20,16 +20,16 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(export))
 }
 
-/// The number of an entry.
+/// Sequence number of an audit entry.
 type Seq = Number<{ i64::MAX as u64 }>;
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 struct PageParameters {
-    /// Entries before this one.
+    /// Return entries before this sequence number.
     #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
     before: Option<Seq>,
-    /// So many at most, up to 1000.
+    /// Maximum number of entries, up to 1000.
     #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
     limit: Option<Number<MAX_ENTRIES>>,
 }
@@ -41,9 +41,9 @@ struct AuditPage {
     next_before: Option<i64>,
 }
 
-/// What was changed, the latest first.
+/// Lists audit entries, newest first.
 #[utoipa::path(get, path = "/admin/v1/audit", operation_id = "GET_audit", params(PageParameters),
-    responses((status = 200, description = "What was asked for.", body = AuditPage)),
+    responses((status = 200, description = "A page of entries.", body = AuditPage)),
     extensions(("x-role" = json!("admin"))))]
 async fn list(
     State(admin): State<Arc<AdminState>>,
@@ -59,16 +59,16 @@ async fn list(
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 struct ExportParameters {
-    /// Those after this one alone.
+    /// Return only entries after this sequence number.
     #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
     after: Option<Seq>,
 }
 
-/// All entries in order, one JSON text a line.
+/// Exports audit entries in order, as NDJSON.
 ///
-/// Whoever ships them elsewhere asks for what is new.
+/// Pass the last exported `seq` as `after` to fetch only new entries.
 #[utoipa::path(get, path = "/admin/v1/audit/export", operation_id = "GET_audit_export", params(ExportParameters),
-    responses((status = 200, description = "Entries.", body = String, content_type = "application/x-ndjson")),
+    responses((status = 200, description = "One entry per line.", body = String, content_type = "application/x-ndjson")),
     extensions(("x-role" = json!("admin"))))]
 async fn export(
     State(admin): State<Arc<AdminState>>,

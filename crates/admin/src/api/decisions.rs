@@ -1,4 +1,4 @@
-//! `GET /admin/v1/decisions`: the decision log, searched; `/decisions/{id}/why`: one of them, in words.
+//! Decision log endpoints: `GET /admin/v1/decisions` searches the log; `/decisions/{id}/why` explains one decision.
 
 use super::schemas::{DecisionPage, ExplainedDecision, IdParameter};
 use crate::AdminState;
@@ -25,20 +25,21 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 }
 
 const MAX_FOUND: u64 = 1_000;
-/// As many bytes of a value as the log keeps.
+/// Bytes of a value that the decision log keeps.
 const MAX_KEY: usize = 256;
 
-/// Asks what observes decisions, of all up to now, beside the threads that decide: those never wait for a reader.
+/// Runs a query on the telemetry, after draining its buffers, on a blocking thread: request threads never wait for a
+/// reader.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     admin: &AdminState,
-    ask: impl FnOnce(&Telemetry) -> T + Send + 'static,
+    query: impl FnOnce(&Telemetry) -> T + Send + 'static,
 ) -> Result<T, Problem> {
     let observe = Arc::clone(admin.telemetry()?);
-    let asked = tokio::task::spawn_blocking(move || {
+    let task = tokio::task::spawn_blocking(move || {
         observe.drain_buffers();
-        ask(&observe)
+        query(&observe)
     });
-    asked.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal error", "try again"))
+    task.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal error", "try again"))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -64,9 +65,9 @@ struct SearchParameters {
     cursor: Option<Number<{ u64::MAX }>>,
 }
 
-/// Decisions that were made.
+/// Searches the decision log.
 #[utoipa::path(get, path = "/admin/v1/decisions", operation_id = "GET_decisions", params(SearchParameters),
-    responses((status = 200, description = "What was asked for.", body = DecisionPage)),
+    responses((status = 200, description = "The matching decisions, newest first.", body = DecisionPage)),
     extensions(("x-role" = json!("viewer"))))]
 async fn search(
     State(admin): State<Arc<AdminState>>,
@@ -75,7 +76,7 @@ async fn search(
 ) -> ApiResult {
     let search = DecisionQuery {
         id: of.id,
-        key: of.key.map(with_key_id),
+        key: of.key.map(truncate_key),
         rule: of.rule,
         ruled: of.verdict,
         from: of.from,
@@ -91,17 +92,17 @@ async fn search(
     Ok(found.await?)
 }
 
-/// Why one was made, in plain words.
+/// Explains one decision.
 #[utoipa::path(get, path = "/admin/v1/decisions/{id}/why", operation_id = "GET_decisions_id_why",
     params(IdParameter),
-    responses((status = 200, description = "What was asked for.", body = ExplainedDecision)),
+    responses((status = 200, description = "The decision with its explanation.", body = ExplainedDecision)),
     extensions(("x-role" = json!("viewer"))))]
 async fn explain(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) -> ApiResult {
     let id = decision_id(&id).ok_or_else(|| Problem::bad(DECISION_ID).in_field("id"))?;
     let observe = admin.telemetry()?;
     let found = run_blocking(&admin, move |observe| observe.find(id)).await?.ok_or_else(|| {
-        let detail = "this node has no such decision in its log; it keeps every denial and some of what it allows, and \
-                      only the latest of them. Another node may have made it";
+        let detail = "no such decision in this node's log; the log keeps recent denials and a sample of allowed \
+                      requests, so it may have expired or belong to another node";
         Problem::new(StatusCode::NOT_FOUND, "Not found", detail)
     })?;
     let mut body = found.json(observe.node_info());
@@ -115,8 +116,8 @@ async fn explain(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) ->
     Ok(compact_json(&body))
 }
 
-/// The beginning that the log would have kept: what is longer is found by it.
-fn with_key_id(mut key: String) -> String {
+/// Truncates `key` to the prefix that the log keeps, so that longer values are still found.
+fn truncate_key(mut key: String) -> String {
     let mut end = key.len().min(MAX_KEY);
     while !key.is_char_boundary(end) {
         end -= 1;
@@ -125,7 +126,7 @@ fn with_key_id(mut key: String) -> String {
     key
 }
 
-const DECISION_ID: &str = "a decision's id is 32 hexadecimal digits, as its answer had them";
+const DECISION_ID: &str = "must be a decision id from a response: 32 hexadecimal digits";
 
 fn decision_id(text: &str) -> Option<DecisionId> {
     Some(text).filter(|text| text.len() == 32).and_then(|text| text.parse().ok())
@@ -136,7 +137,7 @@ fn decision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<DecisionId>, D:
 }
 
 fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<LoggedVerdict>, D::Error> {
-    parsed(text, "write allow, deny, shadow_deny, delay or degrade", LoggedVerdict::from_name).map(Some)
+    parsed(text, "must be allow, deny, shadow_deny, delay or degrade", LoggedVerdict::from_name).map(Some)
 }
 
 fn time<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Timestamp>, D::Error> {
@@ -144,5 +145,5 @@ fn time<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Timestamp>, D::Erro
         let at: jiff::Timestamp = text.parse().ok()?;
         u64::try_from(at.as_microsecond()).ok().map(Timestamp::from_micros)
     };
-    parsed(text, "write a time such as 2027-01-31T14:32:17Z", micros).map(Some)
+    parsed(text, "must be a time such as 2027-01-31T14:32:17Z", micros).map(Some)
 }

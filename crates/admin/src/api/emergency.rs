@@ -1,4 +1,4 @@
-//! Emergency measures: list, declare, renew, end.
+//! Emergency measure endpoints: list, create, renew, end.
 
 use super::schemas::{IdParameter, SeenCallerIdParameter};
 use crate::AdminState;
@@ -32,18 +32,18 @@ struct Emergencies {
     active: Vec<EmergencyRecord>,
 }
 
-/// What acts in an emergency.
+/// Lists the active emergency measures.
 #[utoipa::path(get, path = "/admin/v1/emergency", operation_id = "GET_emergency",
-    responses((status = 200, description = "What was asked for.", body = Emergencies)),
+    responses((status = 200, description = "The active measures.", body = Emergencies)),
     extensions(("x-role" = json!("viewer"))))]
 async fn list(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<NoParameters>) -> ApiResult {
     let active = admin.control()?.emergencies().await?;
     Ok(json_response(StatusCode::OK, &Emergencies { active }))
 }
 
-/// Block, tighten or exempt; disable a rule; let all through, or only count.
+/// Creates an emergency measure: block, tighten, exempt, disable a rule, allow all or shadow all.
 #[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency", request_body = EmergencySpec,
-    responses((status = 201, description = "It acts.", body = EmergencyRecord)),
+    responses((status = 201, description = "The measure is active.", body = EmergencyRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn create(
     State(admin): State<Arc<AdminState>>,
@@ -54,7 +54,7 @@ async fn create(
     Ok(json_response(StatusCode::CREATED, &declared))
 }
 
-/// Applies a measure to a caller that a list names by its id; `target` must be absent.
+/// Creates an emergency measure for a caller id from a list; `target` must be absent.
 #[utoipa::path(post, path = "/admin/v1/emergency/by-id/{id}", operation_id = "POST_emergency_by-id_id",
     params(SeenCallerIdParameter), request_body = EmergencySpec,
     responses((status = 201, description = "The measure is active.", body = EmergencyRecord)),
@@ -66,7 +66,9 @@ async fn declare_by_id(
     Json(mut draft): Json<EmergencySpec>,
 ) -> ApiResult {
     if draft.target.is_some() {
-        return Err(Problem::bad("the path names the target; leave it out").in_field("target").into());
+        return Err(Problem::bad("must be absent; the path already names the target")
+            .in_field("target")
+            .into());
     }
     draft.target = Some(EmergencyTarget { kind: TargetKind::ApiKey, value: caller.key()?.to_owned() });
     let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;
@@ -79,10 +81,10 @@ struct Renewal {
     ttl_seconds: Option<u64>,
 }
 
-/// Let one act for longer.
+/// Extends an emergency measure.
 #[utoipa::path(post, path = "/admin/v1/emergency/{id}/renew", operation_id = "POST_emergency_id_renew",
     params(IdParameter), request_body = Option<Renewal>,
-    responses((status = 200, description = "What was asked for.", body = EmergencyRecord)),
+    responses((status = 200, description = "The extended measure.", body = EmergencyRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn renew(
     State(admin): State<Arc<AdminState>>,
@@ -94,10 +96,10 @@ async fn renew(
     Ok(json_response(StatusCode::OK, &renewed))
 }
 
-/// End one.
+/// Ends an emergency measure.
 #[utoipa::path(delete, path = "/admin/v1/emergency/{id}", operation_id = "DELETE_emergency_id",
     params(IdParameter, ReasonParameter),
-    responses((status = 204, description = "Done.")),
+    responses((status = 204, description = "The measure has ended.")),
     extensions(("x-role" = json!("operator"))))]
 async fn end(
     State(admin): State<Arc<AdminState>>,

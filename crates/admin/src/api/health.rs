@@ -1,4 +1,5 @@
-//! `GET /healthz`, `/readyz`, `/metrics`: as on the HTTP address, but figures are for those who may read.
+//! Health endpoints: `GET /healthz`, `/readyz`, `/metrics`, as on the HTTP address, but metrics require the viewer
+//! role.
 
 use super::schemas::Readiness;
 use crate::AdminState;
@@ -19,19 +20,19 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new().routes(routes!(healthz)).routes(routes!(readyz)).routes(routes!(metrics))
 }
 
-/// Does the process run?
+/// Reports whether the process is running.
 #[utoipa::path(get, path = "/healthz", operation_id = "GET__healthz",
-    responses((status = 200, description = "It does.", body = String, content_type = "text/plain")),
+    responses((status = 200, description = "The process is running.", body = String, content_type = "text/plain")),
     extensions(("x-role" = json!("anybody"))))]
 async fn healthz() -> Response {
     typed(StatusCode::OK, TEXT, "ok\n")
 }
 
-/// Should requests be sent here?
+/// Reports whether this node is ready for requests.
 #[utoipa::path(get, path = "/readyz", operation_id = "GET__readyz",
-    params(("verbose" = Option<String>, Query, description = "With the state of rules, store and database.")),
-    responses((status = 200, description = "They should.", body = Readiness),
-        (status = 503, description = "They should not.", body = Readiness)),
+    params(("verbose" = Option<String>, Query, description = "Include the state of rules, store and database.")),
+    responses((status = 200, description = "Ready.", body = Readiness),
+        (status = 503, description = "Not ready.", body = Readiness)),
     extensions(("x-role" = json!("anybody"))))]
 async fn readyz(State(admin): State<Arc<AdminState>>, uri: Uri) -> Response {
     let (ready, text) = admin.status.readiness(Verbosity::from_query(uri.query().unwrap_or_default()));
@@ -39,17 +40,17 @@ async fn readyz(State(admin): State<Arc<AdminState>>, uri: Uri) -> Response {
     typed(status, "application/json", text)
 }
 
-/// The figures of the process, as Prometheus reads them.
+/// Returns the metrics in Prometheus or OpenMetrics text format.
 #[utoipa::path(get, path = "/metrics", operation_id = "GET__metrics",
-    responses((status = 200, description = "Figures.",
+    responses((status = 200, description = "The metrics.",
         content((String = "text/plain"), (String = "application/openmetrics-text")))),
     extensions(("x-role" = json!("viewer"))))]
 async fn metrics(State(admin): State<Arc<AdminState>>, _: Viewer, headers: HeaderMap) -> Response {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let (format, status) = (ExpositionFormat::accepted(accept), Arc::clone(&admin.status));
-    // Beside the threads that decide: where there are many rules, figures take long.
+    // On a blocking thread, not on the threads that decide: with many rules, rendering takes long.
     match tokio::task::spawn_blocking(move || status.metrics_text(format)).await {
         Ok(text) => typed(StatusCode::OK, format.media_type(), text),
-        Err(_) => typed(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "not found out; try again\n"),
+        Err(_) => typed(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "internal error; retry\n"),
     }
 }

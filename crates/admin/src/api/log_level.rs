@@ -1,4 +1,4 @@
-//! `GET`, `PUT /admin/v1/log`: which messages the process writes, changed while it runs.
+//! Log level endpoints: `GET`, `PUT /admin/v1/log` read and change the log level of the running process.
 
 use crate::AdminState;
 use crate::auth::{Operator, Viewer};
@@ -17,45 +17,45 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// From which level on messages are written.
+/// Minimum levels at which log messages are written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct LogSettings {
-    /// error, warn, info, debug, trace or off.
+    /// Default level: error, warn, info, debug, trace or off.
     #[schema(schema_with = level)]
     pub level: String,
-    /// Modules with a level of their own.
+    /// Level overrides per module.
     pub modules: BTreeMap<String, String>,
 }
 
-/// What is to be changed: the level of all, of single modules, or both.
+/// A change of the default level, of module levels, or both.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = LogChange)]
 struct LogLevelUpdate {
-    /// As it is, unless said.
+    /// New default level; unchanged if absent.
     #[serde(default, deserialize_with = "given")]
     #[schema(schema_with = level)]
     level: Option<String>,
-    /// None, unless said.
+    /// New module levels; if absent, all module levels are removed.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = BTreeMap<String, String>)]
     modules: Option<BTreeMap<String, String>>,
 }
 
-/// What is there must be something: `null` is no level.
+/// Deserializes a value that is present, so that an explicit `null` is an error.
 fn given<'d, D: Deserializer<'d>, T: Deserialize<'d>>(value: D) -> Result<Option<T>, D::Error> {
     T::deserialize(value).map(Some)
 }
 
-/// Who writes the messages.
+/// Log level control of the process.
 pub trait LogLevels: Send + Sync {
-    /// What acts.
+    /// Returns the active log levels.
     fn now(&self) -> LogSettings;
 
-    /// Lets something else act, at once and until the process ends.
+    /// Activates other log levels, immediately and until the process ends.
     ///
     /// # Errors
-    /// The place of what cannot act, and why.
+    /// The invalid field, and the reason.
     fn change(&self, wanted: LogSettings) -> Result<(), (String, String)>;
 }
 
@@ -68,17 +68,17 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new().routes(routes!(get, put))
 }
 
-/// Which messages are written.
+/// Returns the active log levels.
 #[utoipa::path(get, path = "/admin/v1/log", operation_id = "GET_log",
-    responses((status = 200, description = "What was asked for.", body = LogSettings)),
+    responses((status = 200, description = "The active log levels.", body = LogSettings)),
     extensions(("x-role" = json!("viewer"))))]
 async fn get(State(admin): State<Arc<AdminState>>, _: Viewer) -> Response {
     json_response(StatusCode::OK, &admin.log.now())
 }
 
-/// Write others, until the process ends.
+/// Changes the log levels until the process ends.
 #[utoipa::path(put, path = "/admin/v1/log", operation_id = "PUT_log", request_body = LogLevelUpdate,
-    responses((status = 200, description = "What was asked for.", body = LogSettings)),
+    responses((status = 200, description = "The new log levels.", body = LogSettings)),
     extensions(("x-role" = json!("operator"))))]
 async fn put(
     State(admin): State<Arc<AdminState>>,
@@ -87,7 +87,7 @@ async fn put(
 ) -> ApiResult {
     let wanted = match update {
         LogLevelUpdate { level: None, modules: None } => {
-            return Err(Problem::bad("write `level`, `modules` or both").into());
+            return Err(Problem::bad("missing field; set `level`, `modules` or both").into());
         }
         LogLevelUpdate { level, modules } => LogSettings {
             level: level.unwrap_or_else(|| admin.log.now().level),
@@ -95,8 +95,8 @@ async fn put(
         },
     };
     let changed = admin.log.change(wanted);
-    changed.map_err(|(place, detail)| unprocessable("Validation failed", detail).in_field(place))?;
+    changed.map_err(|(field, detail)| unprocessable("Validation failed", detail).in_field(field))?;
     let now = admin.log.now();
-    tracing::warn!(by = actor.name, level = now.level, modules = ?now.modules, "the log level was changed");
+    tracing::warn!(by = actor.name, level = now.level, modules = ?now.modules, "log level changed");
     Ok(json_response(StatusCode::OK, &now))
 }

@@ -1,5 +1,5 @@
-//! The handlers, one file per resource. Each file lists its routes; `openapi` makes the document of all of them, and
-//! `schemas` describes JSON that other crates make.
+//! Admin API handlers, one file per resource. Each file lists its routes; `openapi` combines them into the OpenAPI
+//! document, and `schemas` describes JSON that other crates produce.
 
 pub(crate) mod audit;
 pub(crate) mod decisions;

@@ -1,6 +1,6 @@
-//! `GET /admin/v1/openapi.json`: what all paths take and answer, for programs. utoipa collects it from the annotations of the
-//! handlers and from their types; here it gets what holds everywhere: its header, the problem that any path may answer, and
-//! schemas in the form that generators of clients read best.
+//! OpenAPI document, served at `GET /admin/v1/openapi.json`. utoipa collects it from the handlers' annotations and
+//! types; this module adds what is common to all paths: the header, the problem response that every path may return,
+//! and schemas in the form that client generators handle best.
 
 use super::schemas::{Anything, Problem};
 use crate::response::typed;
@@ -17,9 +17,9 @@ use utoipa_axum::routes;
 #[derive(OpenApi)]
 #[openapi(
     info(
-        title = "Tollgate's admin API",
+        title = "Tollgate admin API",
         version = "1",
-        description = "What operators decide while traffic flows. `x-role` is the role that a path needs. Problems are application/problem+json (RFC 9457).",
+        description = "Manages quotas, rules, emergency measures and usage at run time. `x-role` is the role that a path requires. Errors are application/problem+json (RFC 9457).",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     servers((url = "/")),
@@ -28,7 +28,7 @@ use utoipa_axum::routes;
 )]
 struct Header;
 
-/// Schemas of responses that have nothing but what is described. Those of requests say it themselves.
+/// Response schemas that allow no additional properties. Request schemas declare this themselves.
 const CLOSED: [&str; 25] = [
     "ActingRules",
     "ActiveRules",
@@ -60,7 +60,7 @@ const CLOSED: [&str; 25] = [
 static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
 static TEXT: LazyLock<Bytes> = LazyLock::new(|| format!("{:#}\n", *DOCUMENT).into());
 
-/// What the document begins with, before it has any path.
+/// Returns the document's header, without any paths.
 pub(crate) fn header() -> utoipa::openapi::OpenApi {
     Header::openapi()
 }
@@ -69,15 +69,15 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new().routes(routes!(openapi))
 }
 
-/// This document.
+/// Returns this OpenAPI document.
 #[utoipa::path(get, path = "/admin/v1/openapi.json", operation_id = "GET_openapi_json",
-    responses((status = 200, description = "What was asked for.", body = Anything)),
+    responses((status = 200, description = "The document.", body = Anything)),
     extensions(("x-role" = json!("anybody"))))]
 async fn openapi() -> Response {
     typed(StatusCode::OK, "application/json", TEXT.clone())
 }
 
-/// The methods of a path, as the header `Allow` lists them.
+/// Returns the methods of a path, in the format of the `Allow` header.
 pub(crate) fn methods(path: &str) -> String {
     let operations = DOCUMENT["paths"][path].as_object();
     let known = ["get", "post", "put", "delete"].into_iter();
@@ -92,7 +92,7 @@ fn document() -> Value {
         "session": {"type": "apiKey", "in": "cookie", "name": crate::auth::sessions::COOKIE_NAME},
     });
     let problem = json!({
-        "description": "What was wrong, and what to do.",
+        "description": "What is wrong and how to fix it.",
         "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
     });
     let operations = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
@@ -101,7 +101,7 @@ fn document() -> Value {
         if operation["x-role"] == "anybody" {
             operation["security"] = json!([]);
         }
-        // What is not given is left out: no parameter is null, and no body.
+        // Absent values are omitted: parameters and bodies are never null.
         let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
         let parameters = parameters.into_iter().flatten().filter_map(|one| one.get_mut("schema"));
         parameters.for_each(without_null);
@@ -115,7 +115,7 @@ fn document() -> Value {
             .filter_map(|(name, schema)| Some((name.clone(), flat(schemas, schema)?)))
             .collect();
         schemas.extend(flat);
-        // utoipa writes `min_properties` as its opposite.
+        // utoipa inverts the meaning of `min_properties`.
         schemas["LogChange"]["minProperties"] = 1.into();
         for name in CLOSED {
             if let Some(schema) = schemas.get_mut(name) {
@@ -136,8 +136,8 @@ fn without_null(schema: &mut Value) {
     }
 }
 
-/// A schema that is made of several as one. `allOf` would not do: none of them knows of the others' properties, so all
-/// would have to allow any.
+/// Merges the parts of a composed schema into one. `allOf` does not work here: no part lists the other parts'
+/// properties, so each would have to allow any additional property.
 fn flat(schemas: &Map<String, Value>, schema: &Value) -> Option<Value> {
     let mut whole = schema.clone();
     let parts = whole.as_object_mut()?.remove("allOf")?;
@@ -158,7 +158,7 @@ fn flat(schemas: &Map<String, Value>, schema: &Value) -> Option<Value> {
 mod tests {
     use super::*;
 
-    /// A generator of clients, or a program that checks answers, would stop at a name that leads nowhere.
+    /// A client generator or a response validator would fail on a reference without a schema.
     #[test]
     fn every_reference_leads_to_a_schema() {
         fn references<'v>(value: &'v Value, found: &mut Vec<&'v str>) {
@@ -182,10 +182,10 @@ mod tests {
         for name in CLOSED {
             assert_eq!(schemas[name]["additionalProperties"], false, "{name}");
         }
-        assert!(!DOCUMENT.to_string().contains("allOf"), "nothing is made of parts");
+        assert!(!DOCUMENT.to_string().contains("allOf"), "no schema uses allOf");
     }
 
-    /// `Allow` comes from the document.
+    /// `Allow` headers come from the document.
     #[test]
     fn methods_are_listed_in_order() {
         assert_eq!(methods("/admin/v1/quotas/{api_key}"), "GET, PUT, DELETE");

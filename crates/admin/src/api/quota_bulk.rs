@@ -1,4 +1,4 @@
-//! Many quotas at once, one a line: sent in, or handed out. Neither is ever held whole in memory.
+//! Bulk quota import and export as NDJSON. Both stream: neither holds the whole file in memory.
 
 use crate::auth::{Operator, Viewer};
 use crate::error::{ApiResult, control_problem};
@@ -19,39 +19,39 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(crate) const IMPORT: &str = "/admin/v1/quotas/import";
-/// How long an import may take as a whole.
+/// Maximum duration of an import.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(6 * 3_600);
-/// How long whoever sends one may keep silent.
+/// Maximum time without data from the client during an import.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest line, in bytes.
+/// Maximum length of a line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new().routes(routes!(import)).routes(routes!(export))
 }
 
-/// Many at once, one JSON text a line: a QuotaDraft with an api_key, or a line of an export.
+/// Imports quotas from NDJSON, one per line: a QuotaDraft with an api_key, or a line of an export.
 #[utoipa::path(post, path = "/admin/v1/quotas/import", operation_id = "POST_quotas_import",
     request_body(content((Option<String> = "application/x-ndjson"), (Option<String> = "text/plain"))),
-    responses((status = 200, description = "What was asked for.", body = ImportReport)),
+    responses((status = 200, description = "The import report.", body = ImportReport)),
     extensions(("x-role" = json!("operator"))))]
 async fn import(State(admin): State<Arc<AdminState>>, Operator(actor): Operator, body: Body) -> ApiResult {
     let Some(mut import) = Import::begin(admin.control()?, (admin.rules)(), actor) else {
         body::discard(body).await;
-        let detail = "another import is under way here: wait for its end";
+        let detail = "another import is running on this node; retry when it has finished";
         return Err(Problem::new(StatusCode::CONFLICT, "Import already running", detail).into());
     };
     let imported = match import_body(&mut import, body).await {
         Ok(()) => import.finish().await.map_err(control_problem),
         Err(problem) => {
-            // What is gathered and not yet written is left out, so that it is clear which lines act.
+            // Discards lines that are batched but not yet written, so that it is clear which lines took effect.
             let _ = import.abort().await;
             Err(problem)
         }
     };
     let imported = imported.map_err(|problem| {
         let detail = format!(
-            "{}. The first {} good lines act; sending all of them again does no harm",
+            "{}; the first {} valid lines took effect, and it is safe to send the file again",
             problem.detail,
             import.imported()
         );
@@ -61,18 +61,18 @@ async fn import(State(admin): State<Arc<AdminState>>, Operator(actor): Operator,
 }
 
 async fn import_body(import: &mut Import, mut body: Body) -> Result<(), Problem> {
-    let mut held = BytesMut::new();
+    let mut buffer = BytesMut::new();
     let mut line = 0;
-    // Whether the beginning of the line that comes has been thrown away.
+    // Whether the beginning of the current line has been discarded.
     let mut too_long = false;
     while let Some(frame) =
         tokio::time::timeout(READ_TIMEOUT, body.frame()).await.map_err(|_| read_timed_out())?
     {
-        let frame = frame.map_err(|error| Problem::bad(format!("the body broke off: {error}")))?;
+        let frame = frame.map_err(|error| Problem::bad(format!("cannot read the request body: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        held.extend_from_slice(&data);
-        while let Some(end) = held.iter().position(|byte| *byte == b'\n') {
-            let sent = held.split_to(end + 1).freeze();
+        buffer.extend_from_slice(&data);
+        while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+            let sent = buffer.split_to(end + 1).freeze();
             line += 1;
             if std::mem::take(&mut too_long) || end > MAX_LINE {
                 reject_long_line(import, line);
@@ -80,8 +80,8 @@ async fn import_body(import: &mut Import, mut body: Body) -> Result<(), Problem>
                 one(import, line, &sent[..end]).await?;
             }
         }
-        if held.len() > MAX_LINE {
-            held.clear();
+        if buffer.len() > MAX_LINE {
+            buffer.clear();
             too_long = true;
         }
     }
@@ -90,7 +90,7 @@ async fn import_body(import: &mut Import, mut body: Body) -> Result<(), Problem>
         reject_long_line(import, line);
         return Ok(());
     }
-    one(import, line, &held.freeze()).await
+    one(import, line, &buffer.freeze()).await
 }
 
 async fn one(import: &mut Import, line: u64, sent: &[u8]) -> Result<(), Problem> {
@@ -99,34 +99,34 @@ async fn one(import: &mut Import, line: u64, sent: &[u8]) -> Result<(), Problem>
     }
     match decode::<ImportLine>(sent) {
         Ok(read) => import.line(line, sent, read).await.map_err(control_problem),
-        Err(wrong) => {
-            import.reject_line(line, wrong.detail, wrong.place);
+        Err(error) => {
+            import.reject_line(line, error.detail, error.place);
             Ok(())
         }
     }
 }
 
 fn reject_long_line(import: &mut Import, line: u64) {
-    import.reject_line(line, format!("a line has at most {MAX_LINE} bytes"), None);
+    import.reject_line(line, format!("line is longer than {MAX_LINE} bytes"), None);
 }
 
 fn read_timed_out() -> Problem {
-    let detail = format!("nothing came for {} s", READ_TIMEOUT.as_secs());
+    let detail = format!("no data received for {} s", READ_TIMEOUT.as_secs());
     Problem::new(StatusCode::REQUEST_TIMEOUT, "Body too slow", detail)
 }
 
-/// A line of an export.
+/// One line of an export.
 #[derive(Serialize)]
 struct Exported<'a> {
     #[serde(flatten)]
     quota: &'a Quota,
-    /// Ids stand for keys only where they were made.
+    /// The installation in which the quota's id is valid.
     installation: &'a str,
 }
 
-/// All of them, one JSON text a line.
+/// Exports all quotas as NDJSON.
 #[utoipa::path(get, path = "/admin/v1/quotas/export", operation_id = "GET_quotas_export",
-    responses((status = 200, description = "Quotas with the installation that their ids are of.", body = String,
+    responses((status = 200, description = "One quota per line, with the installation in which its id is valid.", body = String,
         content_type = "application/x-ndjson")),
     extensions(("x-role" = json!("viewer"))))]
 async fn export(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {

@@ -1,4 +1,5 @@
-//! Quotas of single callers: list, read, agree, end. A change says which version it is of by `If-Match`, if it says any.
+//! Quota endpoints for single callers: list, get, set, delete. `If-Match` makes a change conditional on the quota's
+//! revision.
 
 use super::schemas::{ApiKeyParameter, CallerIdParameter, Preconditions};
 use crate::AdminState;
@@ -31,41 +32,43 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 struct ListParameters {
-    /// Those of this tier.
+    /// Return only quotas of this tier.
     tier: Option<String>,
-    /// Those of keys that begin so.
+    /// Return only quotas of API keys with this prefix.
     prefix: Option<String>,
-    /// The next_cursor of the page before.
+    /// The `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
-/// What is agreed with callers, in pages.
+/// Lists quotas, in pages.
 #[utoipa::path(get, path = "/admin/v1/quotas", operation_id = "GET_quotas", params(ListParameters),
-    responses((status = 200, description = "What was asked for.", body = QuotaPage)),
+    responses((status = 200, description = "A page of quotas.", body = QuotaPage)),
     extensions(("x-role" = json!("viewer"))))]
 async fn list(
     State(admin): State<Arc<AdminState>>,
     _: Viewer,
     StrictQuery(ListParameters { tier, prefix, cursor }): StrictQuery<ListParameters>,
 ) -> ApiResult {
-    let wrong = || Problem::bad("write a `next_cursor` of a page before, or leave it out").in_field("cursor");
-    let after = cursor.map(|cursor| Cursor::parse(&cursor).ok_or_else(wrong)).transpose()?;
+    let invalid = || {
+        Problem::bad("must be the `next_cursor` of a previous page; omit it to start over").in_field("cursor")
+    };
+    let after = cursor.map(|cursor| Cursor::parse(&cursor).ok_or_else(invalid)).transpose()?;
     let page = admin.control()?.quotas(&QuotaFilter { tier, prefix, after }).await?;
     Ok(json_response(StatusCode::OK, &page))
 }
 
-/// What is agreed with one caller.
+/// Returns a caller's quota.
 #[utoipa::path(get, path = "/admin/v1/quotas/{api_key}", operation_id = "GET_quotas_api_key", params(ApiKeyParameter),
-    responses((status = 200, description = "What was asked for.", body = KeyedQuota)),
+    responses((status = 200, description = "The quota.", body = KeyedQuota)),
     extensions(("x-role" = json!("viewer"))))]
 async fn get(State(admin): State<Arc<AdminState>>, _: Viewer, caller: CallerPath) -> ApiResult {
     read(&admin, &caller).await
 }
 
-/// What is agreed with one caller, by the id that a list tells.
+/// Returns a caller's quota, by the id from a list.
 #[utoipa::path(get, path = "/admin/v1/quotas/by-id/{id}", operation_id = "GET_quotas_by-id_id",
     params(CallerIdParameter),
-    responses((status = 200, description = "What was asked for.", body = KeyedQuota)),
+    responses((status = 200, description = "The quota.", body = KeyedQuota)),
     extensions(("x-role" = json!("viewer"))))]
 async fn get_by_id(State(admin): State<Arc<AdminState>>, _: Viewer, caller: CallerPath) -> ApiResult {
     read(&admin, &caller).await
@@ -73,15 +76,15 @@ async fn get_by_id(State(admin): State<Arc<AdminState>>, _: Viewer, caller: Call
 
 async fn read(admin: &AdminState, caller: &CallerPath) -> ApiResult {
     let found = admin.control()?.quota(caller.caller()).await?;
-    let detail = "nothing is agreed with this caller; the rules act alone";
+    let detail = "this caller has no quota; the rules apply";
     let found = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))?;
     Ok(quota_response(caller, &found))
 }
 
-/// Agree on something: replaces all that was agreed.
+/// Sets a caller's quota, replacing the existing one.
 #[utoipa::path(put, path = "/admin/v1/quotas/{api_key}", operation_id = "PUT_quotas_api_key",
     params(ApiKeyParameter, Preconditions), request_body = QuotaSpec,
-    responses((status = 200, description = "What was asked for.", body = KeyedQuota)),
+    responses((status = 200, description = "The quota.", body = KeyedQuota)),
     extensions(("x-role" = json!("operator"))))]
 async fn put(
     State(admin): State<Arc<AdminState>>,
@@ -93,10 +96,10 @@ async fn put(
     replace(&admin, &caller, draft, &headers, &actor).await
 }
 
-/// Agree on something, by that id.
+/// Sets a caller's quota, by the id from a list.
 #[utoipa::path(put, path = "/admin/v1/quotas/by-id/{id}", operation_id = "PUT_quotas_by-id_id",
     params(CallerIdParameter, Preconditions), request_body = QuotaSpec,
-    responses((status = 200, description = "What was asked for.", body = KeyedQuota)),
+    responses((status = 200, description = "The quota.", body = KeyedQuota)),
     extensions(("x-role" = json!("operator"))))]
 async fn put_by_id(
     State(admin): State<Arc<AdminState>>,
@@ -120,10 +123,10 @@ async fn replace(
     Ok(quota_response(caller, &put))
 }
 
-/// The rules act alone again.
+/// Deletes a caller's quota; the rules apply again.
 #[utoipa::path(delete, path = "/admin/v1/quotas/{api_key}", operation_id = "DELETE_quotas_api_key",
     params(ApiKeyParameter, Preconditions, ReasonParameter),
-    responses((status = 204, description = "Done.")),
+    responses((status = 204, description = "The quota is deleted.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete(
     State(admin): State<Arc<AdminState>>,
@@ -135,10 +138,10 @@ async fn delete(
     remove(&admin, &caller, &headers, &why, &actor).await
 }
 
-/// The rules act alone again, by that id.
+/// Deletes a caller's quota, by the id from a list.
 #[utoipa::path(delete, path = "/admin/v1/quotas/by-id/{id}", operation_id = "DELETE_quotas_by-id_id",
     params(CallerIdParameter, Preconditions, ReasonParameter),
-    responses((status = 204, description = "Done.")),
+    responses((status = 204, description = "The quota is deleted.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete_by_id(
     State(admin): State<Arc<AdminState>>,
@@ -162,10 +165,10 @@ async fn remove(
     Ok(no_content())
 }
 
-/// What is agreed with the caller of the path.
+/// The quota of the caller named in the path.
 #[derive(Serialize, ToSchema)]
 struct KeyedQuota<'q> {
-    /// Told to those alone who have sent it.
+    /// The API key, only if the request contained it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     api_key: Option<&'q str>,
@@ -174,14 +177,14 @@ struct KeyedQuota<'q> {
 }
 
 fn quota_response(caller: &CallerPath, quota: &Quota) -> Response {
-    let mut answer = json_response(StatusCode::OK, &KeyedQuota { api_key: caller.sent(), quota });
+    let mut response = json_response(StatusCode::OK, &KeyedQuota { api_key: caller.sent(), quota });
     if let Ok(tag) = HeaderValue::from_str(&format!("\"r{}\"", quota.revision)) {
-        answer.headers_mut().insert(ETAG, tag);
+        response.headers_mut().insert(ETAG, tag);
     }
-    answer
+    response
 }
 
-/// What the caller believes is there.
+/// Returns the precondition from `If-Match` or `If-None-Match`.
 fn expected(headers: &HeaderMap) -> Result<Precondition, Problem> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("").trim());
     match (text(IF_MATCH), text(IF_NONE_MATCH)) {
@@ -191,13 +194,11 @@ fn expected(headers: &HeaderMap) -> Result<Precondition, Problem> {
         (Some(tag), None) => {
             let revision = tag.strip_prefix("\"r").and_then(|tag| tag.strip_suffix('"'));
             revision.and_then(|revision| revision.parse().ok()).map(Precondition::Revision).ok_or_else(|| {
-                Problem::bad("write one ETag as GET has told it, such as If-Match: \"r12\", or *")
+                Problem::bad("must be one ETag from a GET response, such as If-Match: \"r12\", or *")
                     .in_field("If-Match")
             })
         }
-        _ => {
-            Err(Problem::bad("write `If-Match: ETAG` or `If-None-Match: *`, not both")
-                .in_field("If-None-Match"))
-        }
+        _ => Err(Problem::bad("conflicts with If-Match; send `If-Match: ETAG` or `If-None-Match: *`")
+            .in_field("If-None-Match")),
     }
 }

@@ -1,4 +1,4 @@
-//! `GET /admin/v1/rules/tree`: the active rules as they stand in their files, descriptor under descriptor.
+//! Rule tree endpoint: `GET /admin/v1/rules/tree` returns the active rules as nested descriptors, in file order.
 
 use crate::AdminState;
 use crate::auth::Viewer;
@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// The most descriptors of one domain that are listed; a page that shows more helps nobody.
+/// Maximum number of descriptors listed per domain; a longer page would be unreadable.
 const MAX_DESCRIPTORS: usize = 5_000;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
@@ -32,7 +32,7 @@ struct TreeDomain {
     domain: String,
     tier_key: String,
     descriptors: Vec<TreeDescriptor>,
-    /// How many descriptors are not listed.
+    /// Number of descriptors that are not listed.
     omitted: usize,
 }
 
@@ -85,9 +85,9 @@ enum TreeAction {
     Degrade,
 }
 
-/// The rules that act now, descriptor under descriptor.
+/// Returns the active rules as nested descriptors.
 #[utoipa::path(get, path = "/admin/v1/rules/tree", operation_id = "GET_rules_tree",
-    responses((status = 200, description = "What was asked for.", body = RuleTree)),
+    responses((status = 200, description = "The rule tree.", body = RuleTree)),
     extensions(("x-role" = json!("viewer"))))]
 async fn tree(State(admin): State<Arc<AdminState>>, _: Viewer) -> Response {
     let rules = (admin.rules)();

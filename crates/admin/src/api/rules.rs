@@ -1,4 +1,4 @@
-//! Rules as revisions: what acts, what was published when and why; check, publish, approve, go back.
+//! Rule endpoints: list revisions, show the active rules, preview, publish, approve and roll back.
 
 use super::schemas::{ActingRules, Anything, PublishedRevision, RevParameter};
 use crate::AdminState;
@@ -26,13 +26,13 @@ use utoipa_axum::routes;
 
 pub(crate) const ALL: &str = "/admin/v1/rules";
 pub(crate) const PREVIEW: &str = "/admin/v1/rules/preview";
-/// The former path of [`PREVIEW`], for one release.
+/// Previous path of [`PREVIEW`], supported for one release.
 pub(crate) const CHECK: &str = "/admin/v1/rules/check";
-/// For publishing and checking: many rules take a while to compile and to rehearse.
+/// Time limit for publishing and previewing: many rules take a while to compile and to replay.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// The most that all files of a revision may have, as JSON.
+/// Maximum size of all files of a revision, in bytes of JSON.
 const MAX_FILES: usize = 8 << 20;
-/// Revisions in a page.
+/// Revisions per page.
 const PAGE: i64 = 100;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
@@ -50,7 +50,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 struct ListParameters {
-    /// Revisions before this one.
+    /// Return revisions before this one.
     #[serde(default, deserialize_with = "given_revision")]
     #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
     before: Option<i64>,
@@ -68,7 +68,7 @@ struct RuleRevisions {
     next_before: Option<i64>,
 }
 
-/// What acts, by the names of its files.
+/// The active rules, with the names of their files.
 #[derive(Serialize, ToSchema)]
 #[schema(as = ActiveRules)]
 struct ActiveRuleFiles {
@@ -79,9 +79,9 @@ struct ActiveRuleFiles {
     files: Vec<String>,
 }
 
-/// The rules that act, and all revisions.
+/// Lists the active rules and their revisions.
 #[utoipa::path(get, path = "/admin/v1/rules", operation_id = "GET_rules", params(ListParameters),
-    responses((status = 200, description = "What was asked for.", body = RuleRevisions)),
+    responses((status = 200, description = "The active rules and a page of revisions.", body = RuleRevisions)),
     extensions(("x-role" = json!("viewer"))))]
 async fn list(
     State(admin): State<Arc<AdminState>>,
@@ -91,39 +91,39 @@ async fn list(
     let revisions = admin.control()?.rule_revisions(before, PAGE).await?;
     let full = i64::try_from(revisions.len()).is_ok_and(|length| length == PAGE);
     let next_before = revisions.last().map(|last| last.rev).filter(|rev| full && *rev > 1);
-    let acting = admin.rule_manager()?.active();
+    let current = admin.rule_manager()?.active();
     let active = ActiveRuleFiles {
-        rev: acting.rev(),
-        revision: acting.rules.revision().to_owned(),
-        source: acting.source(),
-        files: acting.files.iter().map(|file| file.name.clone()).collect(),
+        rev: current.rev(),
+        revision: current.rules.revision().to_owned(),
+        source: current.source(),
+        files: current.files.iter().map(|file| file.name.clone()).collect(),
     };
     Ok(json_response(StatusCode::OK, &RuleRevisions { active, revisions, next_before }))
 }
 
-/// The active rules, with the text of their files. Works without a database.
+/// Returns the active rules with the text of their files. Works without a database.
 #[utoipa::path(get, path = "/admin/v1/rules/current", operation_id = "GET_rules_current",
-    responses((status = 200, description = "What was asked for.", body = ActingRules)),
+    responses((status = 200, description = "The active rules.", body = ActingRules)),
     extensions(("x-role" = json!("viewer"))))]
 async fn current(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
-    let Ok(desk) = admin.rule_manager() else {
+    let Ok(manager) = admin.rule_manager() else {
         let rules = (admin.rules)();
         let files: Vec<RuleFile> = rules.sources().iter().map(RuleFile::from).collect();
         let body = json!({"rev": null, "revision": rules.revision(), "source": "files", "files": files});
         return Ok(json_response(StatusCode::OK, &body));
     };
-    let acting = desk.active();
-    let ActiveRules { rules, files, published } = &*acting;
+    let current = manager.active();
+    let ActiveRules { rules, files, published } = &*current;
     let mut body = json!({"rev": null, "revision": rules.revision()});
     if let Some(published) = published {
         body = json!(published);
     }
-    body["source"] = acting.source().into();
+    body["source"] = current.source().into();
     body["files"] = json!(files);
     Ok(json_response(StatusCode::OK, &body))
 }
 
-/// The JSON schema of rule files.
+/// Returns the JSON Schema of rule files.
 #[utoipa::path(get, path = "/admin/v1/rules/schema", operation_id = "GET_rules_schema",
     responses((status = 200, description = "The schema.",
         content((Anything = "application/schema+json"), (Anything = "application/json")))),
@@ -132,9 +132,9 @@ async fn schema(_: Viewer) -> Response {
     typed(StatusCode::OK, "application/schema+json", tollgate_rules::schema().to_owned())
 }
 
-/// A revision, with the text of its files.
+/// Returns a revision with the text of its files.
 #[utoipa::path(get, path = "/admin/v1/rules/{rev}", operation_id = "GET_rules_rev", params(RevParameter),
-    responses((status = 200, description = "What was asked for.", body = PublishedRules)),
+    responses((status = 200, description = "The revision.", body = PublishedRules)),
     extensions(("x-role" = json!("viewer"))))]
 async fn one(State(admin): State<Arc<AdminState>>, _: Viewer, Rev(rev): Rev) -> ApiResult {
     let found = admin.control()?.rule_revision(rev).await?;
@@ -142,7 +142,7 @@ async fn one(State(admin): State<Arc<AdminState>>, _: Viewer, Rev(rev): Rev) -> 
     Ok(json_response(StatusCode::OK, &found))
 }
 
-/// Rules that are to be checked.
+/// Rules to validate and preview.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Candidate {
@@ -162,7 +162,7 @@ async fn preview(
     report_on(&admin, sent).await
 }
 
-/// The former path of `POST /admin/v1/rules/preview`, supported for one release.
+/// Previous path of `POST /admin/v1/rules/preview`, supported for one release.
 #[utoipa::path(post, path = "/admin/v1/rules/check", operation_id = "POST_rules_check", request_body = Candidate,
     responses((status = 200, description = "The report.", body = PreviewReport)),
     extensions(("x-role" = json!("viewer"))))]
@@ -179,22 +179,22 @@ async fn report_on(admin: &AdminState, sent: Candidate) -> ApiResult {
     Ok(report.map_or_else(publish_problem, |report| json_response(StatusCode::OK, &report)))
 }
 
-/// Publish rules.
+/// Publishes rules.
 #[utoipa::path(post, path = "/admin/v1/rules", operation_id = "POST_rules", request_body = PublishRequest,
-    responses((status = 200, description = "They act already.", body = PublishedRevision),
-        (status = 201, description = "They act.", body = PublishedRevision),
-        (status = 202, description = "Somebody else must approve of them.", body = PublishedRevision)),
+    responses((status = 200, description = "The rules were already active.", body = PublishedRevision),
+        (status = 201, description = "The rules are active.", body = PublishedRevision),
+        (status = 202, description = "The rules need another operator's approval.", body = PublishedRevision)),
     extensions(("x-role" = json!("operator"))))]
 async fn publish(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     Json(sent): Json<PublishRequest, MAX_FILES>,
 ) -> ApiResult {
-    // On its own: who hangs up in the middle must not leave a revision that is written and does not act here.
-    let desk = Arc::clone(admin.rule_manager()?);
-    let publishing = tokio::spawn(async move { desk.publish(sent, &actor).await });
+    // Spawned: a client that disconnects midway must not leave a revision that is stored but not active on this node.
+    let manager = Arc::clone(admin.rule_manager()?);
+    let publishing = tokio::spawn(async move { manager.publish(sent, &actor).await });
     let (status, rev, report) = match finished(publishing.await)? {
-        Err(refusal) => return Ok(publish_problem(refusal)),
+        Err(error) => return Ok(publish_problem(error)),
         Ok(PublishResult::Active(rev, report)) => (StatusCode::CREATED, rev, report),
         Ok(PublishResult::PendingApproval(rev, report)) => (StatusCode::ACCEPTED, rev, report),
         Ok(PublishResult::Unchanged(rev, report)) => (StatusCode::OK, rev, report),
@@ -202,22 +202,22 @@ async fn publish(
     revision(admin.control()?, status, rev, Some(&report)).await
 }
 
-/// Approve of what somebody else published.
+/// Approves a pending revision of another operator.
 #[utoipa::path(post, path = "/admin/v1/rules/{rev}/approve", operation_id = "POST_rules_rev_approve",
     params(RevParameter),
-    responses((status = 200, description = "What was asked for.", body = RuleRevision)),
+    responses((status = 200, description = "The approved revision.", body = RuleRevision)),
     extensions(("x-role" = json!("operator"))))]
 async fn approve(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     Rev(rev): Rev,
 ) -> ApiResult {
-    let desk = Arc::clone(admin.rule_manager()?);
-    let approving = tokio::spawn(async move { desk.approve(rev, &actor).await });
+    let manager = Arc::clone(admin.rule_manager()?);
+    let approving = tokio::spawn(async move { manager.approve(rev, &actor).await });
     match finished(approving.await)? {
         Err(ControlError::SelfApproval) => return Err(self_approval().into()),
         Err(ControlError::Conflict) => {
-            let detail = "something else acts by now than when it was published: publish it again";
+            let detail = "the active rules have changed since it was published; publish it again";
             return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "Precondition failed", detail).into());
         }
         other => other?,
@@ -225,17 +225,17 @@ async fn approve(
     revision(admin.control()?, StatusCode::OK, rev, None).await
 }
 
-/// Why something is done.
+/// The reason for a change.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Reason {
     reason: String,
 }
 
-/// Let a revision act again.
+/// Rolls back to an earlier revision.
 #[utoipa::path(post, path = "/admin/v1/rules/{rev}/rollback", operation_id = "POST_rules_rev_rollback",
     params(RevParameter), request_body = Reason,
-    responses((status = 201, description = "It acts.", body = RuleRevision)),
+    responses((status = 201, description = "The rules of that revision are active again.", body = RuleRevision)),
     extensions(("x-role" = json!("operator"))))]
 async fn roll_back(
     State(admin): State<Arc<AdminState>>,
@@ -243,15 +243,15 @@ async fn roll_back(
     Rev(to): Rev,
     Json(Reason { reason }): Json<Reason>,
 ) -> ApiResult {
-    let desk = Arc::clone(admin.rule_manager()?);
-    let going = tokio::spawn(async move { desk.roll_back(to, &reason, &actor).await });
-    match finished(going.await)? {
-        Err(refusal) => Ok(publish_problem(refusal)),
+    let manager = Arc::clone(admin.rule_manager()?);
+    let rolling_back = tokio::spawn(async move { manager.roll_back(to, &reason, &actor).await });
+    match finished(rolling_back.await)? {
+        Err(error) => Ok(publish_problem(error)),
         Ok(rev) => revision(admin.control()?, StatusCode::CREATED, rev, None).await,
     }
 }
 
-/// A revision as it is told after something was done to it, without its text.
+/// Returns a revision without its text, after a change to it.
 async fn revision(
     control: &tollgate_control::ControlPlane,
     status: StatusCode,
@@ -273,43 +273,44 @@ fn finished<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, ControlErro
 }
 
 fn self_approval() -> Problem {
-    let detail = "whoever published it cannot approve of it. Another person must, with a token of their own: `tollgate \
-                  token create --name THEIR-NAME --role operator`. Before the first token is made there is only one \
-                  identity, `loopback`";
+    let detail = "the author cannot approve their own revision; another operator must, with their own token (`tollgate \
+                  token create --name THEIR-NAME --role operator`). Until the first token is created there is only one \
+                  principal, `loopback`";
     Problem::new(StatusCode::FORBIDDEN, "Self-approval not allowed", detail)
 }
 
-/// What speaks against it, as problem+json with more to read.
-fn publish_problem(refusal: PublishError) -> Response {
-    let (status, title, detail, more) = match refusal {
+/// Converts a publish error to a problem+json response with additional members.
+fn publish_problem(error: PublishError) -> Response {
+    let (status, title, detail, more) = match error {
         PublishError::Control(error) => return ApiError::from(error).into_response(),
-        PublishError::Malformed(place, why) => {
-            return ApiError(Problem::bad(why).in_field(place)).into_response();
+        PublishError::Malformed(field, reason) => {
+            return ApiError(Problem::bad(reason).in_field(field)).into_response();
         }
         PublishError::Invalid(report) => {
             let first = report.errors.first();
-            let place = first.map(|first| format!("{}:{}:{}", first.file, first.line, first.column));
+            let position = first.map(|first| format!("{}:{}:{}", first.file, first.line, first.column));
             let detail = first.map(|first| first.message.clone()).unwrap_or_default();
-            let more = json!({"field": place, "errors": report.errors});
+            let more = json!({"field": position, "errors": report.errors});
             (StatusCode::UNPROCESSABLE_ENTITY, "Invalid rules", detail, more)
         }
         PublishError::NeedsConfirm(report) => {
             let share =
                 report.rehearsal.as_ref().map_or(0.0, |rehearsal| rehearsal.newly_denied_share) * 100.0;
             let detail = format!(
-                "{share:.1}% of the last requests would be newly denied; if that is meant, send it again with \
+                "{share:.1}% of recent requests would be newly denied; to publish anyway, send it again with \
                  `confirm: true`"
             );
             (StatusCode::CONFLICT, "Confirmation required", detail, json!(report))
         }
         PublishError::FromFiles => {
-            let detail = "this node takes its rules from files (--rules-from files): change those".to_owned();
+            let detail =
+                "this node loads its rules from files (--rules-from files); edit those files".to_owned();
             (StatusCode::CONFLICT, "Rules come from files", detail, Value::Null)
         }
-        PublishError::Conflict(acting) => {
-            let acts = acting.map_or("the rule files act".to_owned(), |rev| format!("revision {rev} acts"));
-            let detail = format!("{acts} by now: look at it, and publish again");
-            (StatusCode::PRECONDITION_FAILED, "Precondition failed", detail, json!({"active_rev": acting}))
+        PublishError::Conflict(rev) => {
+            let current = rev.map_or("the rule files are".to_owned(), |rev| format!("revision {rev} is"));
+            let detail = format!("{current} now active; review the current rules and publish again");
+            (StatusCode::PRECONDITION_FAILED, "Precondition failed", detail, json!({"active_rev": rev}))
         }
     };
     let mut body =

@@ -1,21 +1,21 @@
-//! Schemas of JSON that other crates make (`observe` and the process' status), of problems, and of parameters that many
-//! paths have. What handlers send themselves is described where they do.
+//! Schemas of JSON that other crates produce (`observe` and the process status), of problems, and of parameters
+//! shared by many paths. The handlers' own responses are described next to the handlers.
 
-#![expect(dead_code, reason = "these types describe JSON and are never made")]
+#![expect(dead_code, reason = "these types only describe JSON and are never constructed")]
 
 use serde::Serialize;
 use std::collections::BTreeMap;
 use tollgate_control::{PreviewReport, RevisionStatus, RuleFile, RuleRevision};
 use utoipa::{IntoParams, ToSchema};
 
-/// A problem (RFC 9457).
+/// An error (RFC 9457 problem details).
 #[derive(ToSchema)]
 pub(crate) struct Problem {
     r#type: String,
     title: String,
     status: u16,
     detail: String,
-    /// The field that is wrong.
+    /// The invalid field.
     #[schema(required = false)]
     field: String,
 }
@@ -39,8 +39,8 @@ pub(crate) struct ApiKeyParameter {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 pub(crate) struct CallerIdParameter {
-    /// The `key_id` of a caller whom this node lists or has in its decision log, 16 hexadecimal digits; or the `id` of a list
-    /// of quotas, 64. Who has a quota is known at every node.
+    /// The caller: a 16-digit `key_id` from this node's lists or decision log, or a 64-digit `id` from the quota
+    /// list, in hexadecimal. Every node resolves the ids of callers with a quota.
     #[param(pattern = "^([0-9a-f]{64}|[0-9a-f]{16})$")]
     id: String,
 }
@@ -48,8 +48,8 @@ pub(crate) struct CallerIdParameter {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 pub(crate) struct SeenCallerIdParameter {
-    /// The `key_id` of a caller whom this node lists or has in its decision log, 16 hexadecimal digits; or the `id` of a list
-    /// of quotas, 64. This node must have seen the caller lately, for counters are found by the key.
+    /// The caller: a 16-digit `key_id` from this node's lists or decision log, or a 64-digit `id` from the quota
+    /// list, in hexadecimal. This node must have seen the caller recently, because counters are found by API key.
     #[param(pattern = "^([0-9a-f]{64}|[0-9a-f]{16})$")]
     id: String,
 }
@@ -57,7 +57,7 @@ pub(crate) struct SeenCallerIdParameter {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 pub(crate) struct GrantIdParameter {
-    /// As the usage tells it.
+    /// The grant's id, from the usage.
     #[param(min_length = 1)]
     id: String,
 }
@@ -65,7 +65,7 @@ pub(crate) struct GrantIdParameter {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 pub(crate) struct GrantParameter {
-    /// As the usage tells it.
+    /// The grant's id, from the usage.
     #[param(min_length = 1)]
     grant: String,
 }
@@ -73,7 +73,7 @@ pub(crate) struct GrantParameter {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 pub(crate) struct IdParameter {
-    /// As a list tells it.
+    /// The id, from a list.
     #[param(min_length = 1)]
     id: String,
 }
@@ -81,7 +81,7 @@ pub(crate) struct IdParameter {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 pub(crate) struct RevParameter {
-    /// The number of a revision.
+    /// The revision number.
     #[param(minimum = 1)]
     rev: i64,
 }
@@ -89,15 +89,15 @@ pub(crate) struct RevParameter {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
 pub(crate) struct Preconditions {
-    /// An ETag: only if nobody has changed it since, or `*`.
+    /// An ETag, to apply the change only if nothing has changed since, or `*`.
     #[param(rename = "If-Match")]
     if_match: Option<String>,
-    /// `*`: only if there is nothing yet.
+    /// `*`, to apply the change only if nothing exists yet.
     #[param(rename = "If-None-Match")]
     if_none_match: Option<String>,
 }
 
-/// A revision that was published, and what was known of it before it acts.
+/// A published revision with its preview report.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct PublishedRevision {
     #[serde(flatten)]
@@ -106,7 +106,7 @@ pub(crate) struct PublishedRevision {
     report: PreviewReport,
 }
 
-/// The rules that act now; what is known of their revision, if they were published.
+/// The active rules, with their revision if they were published.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ActingRules {
     #[schema(required = true)]
@@ -133,15 +133,15 @@ pub(crate) struct ActingRules {
 
 #[derive(ToSchema)]
 pub(crate) struct Nodes {
-    /// Which kind of database the nodes share.
+    /// Kind of the database that the nodes share.
     #[schema(required = true)]
     database: Option<String>,
-    /// Whether there is a database that does not answer: then this node is told as it is, and the others as they were last
+    /// Whether the database is unavailable. Then this node's state is current, and the other nodes' state is as last
     /// read.
     database_unavailable: bool,
-    /// Whether the other nodes are told as they are: false without a database, and while it does not answer.
+    /// Whether the other nodes' state is current; false without a database and while it is unavailable.
     complete: bool,
-    /// When the other nodes were read from the database; null, if never.
+    /// Time at which the other nodes' state was read from the database; null if never.
     #[schema(required = true)]
     read_at: Option<String>,
     nodes: Vec<Node>,
@@ -155,15 +155,15 @@ struct Node {
     version: String,
     #[schema(required = false)]
     started_at: String,
-    /// The last change of operators that acts there.
+    /// The last control revision that is active on the node.
     revision: Option<i64>,
     #[schema(required = false)]
     rules_revision: String,
-    /// The number of the published rules that act there.
+    /// The number of the published rule revision that is active on the node.
     rules_rev: Option<i64>,
-    /// For how long it has not been sure to know every change.
+    /// Staleness of the node's control-plane state, in milliseconds.
     control_age_ms: Option<i64>,
-    /// How long the last change took to act there.
+    /// Time until the last change took effect on the node, in milliseconds.
     propagation_lag_ms: Option<i64>,
     #[schema(required = false)]
     store: String,
@@ -174,7 +174,7 @@ struct Node {
     seen_at: String,
     age_ms: i64,
     stale: bool,
-    /// Whether it is the node that was asked.
+    /// Whether this is the node that handled the request.
     is_self: bool,
 }
 
@@ -190,13 +190,13 @@ struct Decision {
     id: String,
     at: String,
     domain: String,
-    /// What the request said, secrets hidden. An attribute that came more than once has a list of its values, in order.
+    /// The request's attributes, with secrets masked. A repeated attribute has a list of its values, in order.
     attributes: BTreeMap<String, AttributeValues>,
     protocol: String,
     verdict: DecisionVerdict,
     origin: String,
     cost: u64,
-    /// Of the rules; null for a limit that came with its call (`CL.THROTTLE`).
+    /// The rules hash; null for an inline limit (`CL.THROTTLE`).
     #[schema(required = true)]
     revision: Option<String>,
     node: String,
@@ -213,12 +213,12 @@ struct Decision {
     retry_after_ms: u64,
     #[schema(required = false)]
     delay_ms: u64,
-    /// The measure of an emergency that made a difference, as `emergency:` and its id.
+    /// The emergency measure that affected the decision, as `emergency:` and its id.
     #[schema(required = false)]
     emergency: String,
     #[schema(required = false)]
     region: String,
-    /// What the caller can be acted on by, if it has an API key.
+    /// The caller's id for actions, if it has an API key.
     #[schema(required = false, pattern = "^[0-9a-f]{16}$")]
     key_id: String,
 }
@@ -256,9 +256,9 @@ pub(crate) struct ExplainedDecision {
     explanation: Vec<String>,
     /// The verdict and its cause, without the numbers that other fields have.
     headline: String,
-    /// What neither the headline nor another field says.
+    /// Details that are neither in the headline nor in another field.
     notes: Vec<String>,
-    /// For denials, where it is known: not while the store is away.
+    /// For denials: when the request would pass, if known. Unknown while the store is unavailable.
     #[schema(required = false)]
     would_pass_at: String,
 }
@@ -282,11 +282,11 @@ struct DomainRequests {
     requests: u64,
 }
 
-/// Requests of domains that no rule file names, since startup.
+/// Requests for domains that no rule file defines, since startup.
 #[derive(ToSchema)]
 struct UnknownDomains {
     requests: u64,
-    /// The first 20 of these domains, with their requests as the samples estimate them.
+    /// The first 20 of these domains, with request counts estimated from samples.
     domains: Vec<DomainRequests>,
 }
 
@@ -295,7 +295,7 @@ struct StatsSeries {
     t: Vec<Option<f64>>,
     allow: Vec<Option<f64>>,
     deny: Vec<Option<f64>>,
-    /// Requests that something in shadow would have turned away, each once.
+    /// Requests that a shadow rule or limit would have denied, each counted once.
     shadow_deny: Vec<Option<f64>>,
     fail_open: Vec<Option<f64>>,
     delayed: Vec<Option<f64>>,
@@ -310,11 +310,11 @@ struct StatsSeries {
 struct RuleStats {
     rule: String,
     domain: String,
-    /// Requests that it let pass, in shadow or in a lesser way too.
+    /// Requests that the rule allowed, including in shadow mode or degraded.
     allow: u64,
-    /// Requests that it turned away, alone or with others.
+    /// Requests that the rule denied, alone or together with others.
     deny: u64,
-    /// Requests that it would have turned away, were it not in shadow; these are in `allow` or `deny` as well.
+    /// Requests that the rule would have denied outside shadow mode; `allow` or `deny` includes them as well.
     shadow_deny: u64,
     per_second_allow: f64,
     per_second_deny: f64,
@@ -359,9 +359,9 @@ pub(crate) struct Top {
     by_denials: Vec<DenialsOfCaller>,
     near_limit: Vec<NearLimit>,
     shared_address: Vec<SharedAddress>,
-    /// The keys with the most traffic at this node that are leased, hottest first.
+    /// The leased keys with the most traffic on this node, hottest first.
     hot: Vec<HotKey>,
-    /// From how many units a second on a key is leased by itself; null where that is never so.
+    /// Rate at which a key is leased automatically, in units per second; null if never.
     #[schema(required = true)]
     hot_from_per_second: Option<u64>,
 }
@@ -372,7 +372,7 @@ struct RateOfCaller {
     key_id: String,
     rate: f64,
     share: f64,
-    /// Whether it has an API key, and can be acted on by its `key_id`.
+    /// Whether the caller has an API key, so that its `key_id` can be used in actions.
     actionable: bool,
 }
 
@@ -383,7 +383,7 @@ struct DenialsOfCaller {
     domain: String,
     rule: String,
     denied: u64,
-    /// Whether it has an API key, and can be acted on by its `key_id`.
+    /// Whether the caller has an API key, so that its `key_id` can be used in actions.
     actionable: bool,
 }
 
@@ -399,20 +399,20 @@ struct NearLimit {
     tier: Option<String>,
     #[schema(required = true)]
     tier_above: Option<String>,
-    /// Whether it has an API key, and can be acted on by its `key_id`.
+    /// Whether the caller has an API key, so that its `key_id` can be used in actions.
     actionable: bool,
 }
 
 #[derive(ToSchema)]
 struct HotKey {
-    /// The domain, path, algorithm and period of its counter.
+    /// Domain, path, algorithm and period of the counter.
     counter: String,
-    /// Its values, hidden as in the decision log.
+    /// Values of the counter key, masked as in the decision log.
     values: Vec<String>,
     per_second: u64,
-    /// Leased because its rule says so, or because it is hot.
+    /// Whether the key is leased by its rule, or promoted because it is hot.
     state: LeaseState,
-    /// Units that this node may still spend by itself.
+    /// Leased units that this node may still spend.
     available: i64,
 }
 

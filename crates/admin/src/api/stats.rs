@@ -1,8 +1,9 @@
-//! What goes on: `GET /admin/v1/stats` (the last seconds), `/events` (each as it comes, as server-sent events), `/top` (who
-//! asks most, and which keys are hot) and `/nodes`.
+//! Live stats endpoints: `GET /admin/v1/stats` (the last seconds), `/events` (server-sent events), `/top` (top
+//! callers and hot keys) and `/nodes`.
 //!
-//! Whoever reads slowly skips events, and is told so; nobody waits for a reader. There are only so many readers, of one place too, so that
-//! operators always find a connection; and they listen for as long as they would be let in, not for as long as they hold on.
+//! A slow subscriber skips events and receives a notice of it; nothing waits for a subscriber. The number of
+//! subscribers is capped, in total and per network, so that operators always find a free connection. A stream ends
+//! when its subscriber's authorization does, not only when the client disconnects.
 
 use super::decisions::run_blocking;
 use super::schemas::{Nodes, Stats, Top};
@@ -45,35 +46,36 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
         .routes(routes!(nodes))
 }
 
-/// How often those who listen are looked up again; told to them too, so that what stands between notices that somebody is
-/// still there.
+/// Interval at which subscribers are authorized again. Each time a comment is sent too, so that proxies in between
+/// see that the connection is alive.
 const REFRESH_EVENT: Duration = Duration::from_secs(5);
-/// Those who may listen at once; the others' connections are for asking.
+/// Maximum number of subscribers; the remaining connections are for requests.
 const MAX_SUBSCRIBERS: usize = 400;
-/// Those of one place: whoever listens gives way to nobody, so the rest of the place's connections are for asking.
+/// Maximum number of subscribers per network: their connections are never evicted, so the rest of the network's
+/// connections are for requests.
 const SUBSCRIBERS: usize = limiter::MAX_PER_NETWORK - 32;
 
-/// How long a database may take to tell of the nodes, or of who listens.
+/// Timeout for reading the nodes, or a subscriber's principal, from the database.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the database told last of the nodes, if it answered.
+/// The nodes as last read from the database; `None` if it was unavailable.
 #[derive(Default)]
 pub struct NodeCache(Coalesced<Option<Vec<NodeRecord>>>);
 
-/// How many listen, by place.
+/// Number of subscribers per network.
 static SUBSCRIBED: LazyLock<Mutex<HashMap<IpAddr, usize>>> = LazyLock::new(Mutex::default);
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 struct StatsParameters {
-    /// How many.
+    /// Number of seconds to return.
     #[param(value_type = Option<i64>, minimum = 1)]
     seconds: Option<Number<3_600>>,
 }
 
-/// Figures of the last seconds.
+/// Returns the stats of the last seconds.
 #[utoipa::path(get, path = "/admin/v1/stats", operation_id = "GET_stats", params(StatsParameters),
-    responses((status = 200, description = "What was asked for.", body = Stats)),
+    responses((status = 200, description = "The stats.", body = Stats)),
     extensions(("x-role" = json!("viewer"))))]
 async fn stats(
     State(admin): State<Arc<AdminState>>,
@@ -92,9 +94,9 @@ async fn stats(
     Ok(run_blocking(&admin, all).await?)
 }
 
-/// The keys with the most traffic and denials.
+/// Returns the callers with the most requests and denials, and the hot keys.
 #[utoipa::path(get, path = "/admin/v1/top", operation_id = "GET_top",
-    responses((status = 200, description = "What was asked for.", body = Top)),
+    responses((status = 200, description = "The top callers.", body = Top)),
     extensions(("x-role" = json!("viewer"))))]
 async fn top(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
     let (rules, status) = ((admin.rules)(), Arc::clone(&admin.status));
@@ -107,24 +109,25 @@ async fn top(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
     Ok(run_blocking(&admin, all).await?)
 }
 
-/// The nodes that share the database; while it is away, this one and what was last read of the others.
+/// Lists the nodes that share the database; while it is unavailable, this node and the last known state of the
+/// others.
 #[utoipa::path(get, path = "/admin/v1/nodes", operation_id = "GET_nodes",
-    responses((status = 200, description = "What was asked for.", body = Nodes)),
+    responses((status = 200, description = "The nodes.", body = Nodes)),
     extensions(("x-role" = json!("viewer"))))]
 async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<NoParameters>) -> ApiResult {
     let observe = admin.telemetry()?;
     let control = admin.control.as_ref();
     let read = async {
-        // That the database is away is told by whoever follows it; nobody need wait for it to see that.
+        // Replication detects an unavailable database; no request needs to wait for a timeout to find out.
         let control = control.filter(|control| !control.is_unavailable())?;
         match tokio::time::timeout(DATABASE_TIMEOUT, control.nodes()).await {
             Ok(Ok(nodes)) => Some(nodes),
             Ok(Err(error)) => {
-                tracing::debug!(%error, "the other nodes are not known");
+                tracing::debug!(%error, "reading nodes failed");
                 None
             }
             Err(_) => {
-                tracing::debug!("the other nodes are not known in time");
+                tracing::debug!("reading nodes timed out");
                 None
             }
         }
@@ -138,20 +141,21 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
         (None, None) => (0, &[][..]),
     };
     let ago = |millis: i64| rfc3339(now - TimeDelta::from_millis(millis.unsigned_abs()));
-    let seen = |mut node: Value, age: i64, stale: bool, own: bool| {
+    let seen = |mut node: Value, age: i64, stale: bool, is_self: bool| {
         node["seen_at"] = json!(ago(age));
         node["age_ms"] = json!(age);
         node["stale"] = json!(stale);
-        node["is_self"] = json!(own);
-        // Heartbeats of all versions say `lag_ms`.
+        node["is_self"] = json!(is_self);
+        // Heartbeats of all versions use `lag_ms`.
         if let Some(lag) = node.as_object_mut().and_then(|node| node.remove("lag_ms")) {
             node["propagation_lag_ms"] = lag;
         }
         node
     };
-    // What this one is at now, not when it last told.
+    // The current state of this node, not its last heartbeat.
     let mut nodes = vec![seen(admin.status.presence(), 0, false, true)];
-    // Who was there when the database went away is not silent because nobody can hear it.
+    // A node that was alive when the database became unavailable is not stale just because its heartbeats cannot be
+    // read.
     nodes.extend(rows.iter().filter(|node| !node.is_self).map(|node| {
         seen(Value::Object(node.report.clone()), node.age_millis.saturating_add(since), node.stale, false)
     }));
@@ -171,39 +175,37 @@ fn subscribe() -> MutexGuard<'static, HashMap<IpAddr, usize>> {
     SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One who listens, counted for as long as it does.
+/// A subscriber to the event stream, counted until it is dropped.
 struct EventSubscriber {
-    slot: IpAddr,
+    network: IpAddr,
     events: tokio::sync::broadcast::Receiver<Event>,
 }
 
 impl EventSubscriber {
     fn new(peer: IpAddr, events: tokio::sync::broadcast::Receiver<Event>) -> Result<Self, Problem> {
-        let (place, mut all) = (prefix(peer), subscribe());
+        let (network, mut all) = (prefix(peer), subscribe());
         if all.values().sum::<usize>() >= MAX_SUBSCRIBERS {
-            return Err(busy(
-                "close some of the pages that show live figures, or ask /admin/v1/stats now and then",
-            ));
+            return Err(busy("too many live pages are open; close some, or poll /admin/v1/stats"));
         }
-        let here = all.entry(place).or_default();
+        let here = all.entry(network).or_default();
         if *here >= SUBSCRIBERS {
             return Err(busy(&format!(
-                "{SUBSCRIBERS} listen from {place} already, and its other connections are for asking; close some of the \
-                 pages that show live figures there, or ask /admin/v1/stats now and then"
+                "{network} already has {SUBSCRIBERS} event streams, and its other connections are reserved for requests; \
+                 close some live pages there, or poll /admin/v1/stats"
             )));
         }
         *here += 1;
-        Ok(Self { slot: place, events })
+        Ok(Self { network, events })
     }
 }
 
 impl Drop for EventSubscriber {
     fn drop(&mut self) {
         let mut all = subscribe();
-        if let Some(here) = all.get_mut(&self.slot) {
+        if let Some(here) = all.get_mut(&self.network) {
             *here = here.saturating_sub(1);
             if *here == 0 {
-                all.remove(&self.slot);
+                all.remove(&self.network);
             }
         }
     }
@@ -213,26 +215,30 @@ fn busy(detail: &str) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many event streams", detail)
 }
 
-/// What is told of an event, if it is not the end. Whoever was too slow has missed some: figures come again, but that something
-/// has changed is said once, so it is told that anything may have.
-fn event_text(heard: Result<Event, RecvError>) -> Option<Bytes> {
-    match heard {
+/// Renders an event as server-sent event text; `None` at the end of the stream. A subscriber that was too slow has
+/// missed events. Stats repeat, but change notices do not, so it receives one notice of every kind.
+fn event_text(received: Result<Event, RecvError>) -> Option<Bytes> {
+    match received {
         Ok(event) => Some(format!("event: {}\ndata: {}\n\n", event.kind, event.data).into()),
         Err(RecvError::Lagged(missed)) => {
-            let told = |kind| format!("event: {kind}\ndata: {{\"missed\":{missed}}}\n\n");
-            Some(["rules", "emergency", "quota"].map(told).concat().into())
+            let notice = |kind| format!("event: {kind}\ndata: {{\"missed\":{missed}}}\n\n");
+            Some(["rules", "emergency", "quota"].map(notice).concat().into())
         }
         Err(RecvError::Closed) => None,
     }
 }
 
-/// Figures as they come, as server-sent events.
+/// Streams stats and change notices as server-sent events.
 #[utoipa::path(get, path = "/admin/v1/events", operation_id = "GET_events",
-    responses((status = 200, description = "Events.", body = String, content_type = "text/event-stream")),
+    responses((status = 200, description = "The event stream.", body = String, content_type = "text/event-stream")),
     extensions(("x-role" = json!("viewer"))))]
 async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) -> ApiResult {
     let events = admin.telemetry()?.subscribe().ok_or_else(|| {
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Shutting down", "this process is about to end")
+        Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "Shutting down",
+            "this node is shutting down; connect to another node",
+        )
     })?;
     let listener = EventSubscriber::new(auth::peer(&head), events)?;
     let head = Arc::new(head);
@@ -254,7 +260,7 @@ async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) ->
                     }
                     Bytes::from_static(b": still here\n\n")
                 }
-                heard = listener.events.recv() => event_text(heard)?,
+                received = listener.events.recv() => event_text(received)?,
             };
             Some((Ok(text), (listener, pulse, None)))
         }
@@ -267,20 +273,20 @@ mod tests {
     use super::*;
     use tokio::sync::broadcast;
 
-    /// A page that was behind would go on showing rules, emergencies and quotas that are no more.
+    /// A slow page would otherwise keep showing rules, emergency measures and quotas that are no longer active.
     #[tokio::test]
     async fn a_slow_subscriber_gets_a_refresh_event() {
-        let (tell, mut hear) = broadcast::channel(2);
+        let (sender, mut receiver) = broadcast::channel(2);
         for at in 0..5 {
-            let _ = tell.send(Event { kind: "tick", data: at.to_string().into() });
+            let _ = sender.send(Event { kind: "tick", data: at.to_string().into() });
         }
-        let behind = event_text(hear.recv().await).expect("not the end");
+        let behind = event_text(receiver.recv().await).expect("not the end of the stream");
         let behind = String::from_utf8_lossy(&behind).into_owned();
         for kind in ["rules", "emergency", "quota"] {
             assert!(behind.contains(&format!("event: {kind}\ndata: {{\"missed\":3}}\n\n")), "{behind}");
         }
-        assert_eq!(event_text(hear.recv().await).as_deref(), Some(&b"event: tick\ndata: 3\n\n"[..]));
-        drop((hear.recv().await, tell));
-        assert_eq!(event_text(hear.recv().await), None, "the end");
+        assert_eq!(event_text(receiver.recv().await).as_deref(), Some(&b"event: tick\ndata: 3\n\n"[..]));
+        drop((receiver.recv().await, sender));
+        assert_eq!(event_text(receiver.recv().await), None, "end of stream");
     }
 }

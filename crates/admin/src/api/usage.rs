@@ -1,4 +1,4 @@
-//! What is used of a caller's limits: read without charging, given back, and added to once.
+//! Usage endpoints: read a caller's usage without charging, reset it, and grant extra units.
 
 use super::schemas::{
     ApiKeyParameter, CallerIdParameter, GrantIdParameter, GrantParameter, SeenCallerIdParameter,
@@ -41,24 +41,24 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
         .routes(routes!(revoke_by_id))
 }
 
-/// Whose limits are meant, and which of them.
+/// Selects a caller's limits.
 pub struct UsageQuery {
-    /// The domain, where there are several.
+    /// The domain; required if there are several.
     pub domain: Option<String>,
-    /// The caller, and what else requests say that meet the limits.
+    /// The caller's API key and the other attributes that requests carry.
     pub attributes: Vec<(String, String)>,
-    /// Only this rule's.
+    /// Restricts the query to one rule.
     pub rule: Option<String>,
 }
 
-/// What is told, or why it cannot be.
+/// The usage, or the reason why it cannot be read.
 pub type UsageFuture<'a> = Pin<Box<dyn Future<Output = Result<Usage, UsageError>> + Send + 'a>>;
 
-/// Who reads the counters: a limiter over whatever store.
+/// Access to usage counters, implemented by a limiter over any store.
 pub trait UsageReader: Send + Sync {
-    /// What is used.
+    /// Returns the usage.
     fn usage<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a>;
-    /// Gives it back, and tells what there is then.
+    /// Resets the usage and returns the new state.
     fn reset<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a>;
 }
 
@@ -84,7 +84,7 @@ impl UsageQuery {
     }
 }
 
-/// The caller of the path, and which of its limits the query means.
+/// The caller from the path, with the usage query.
 struct UsageOf(CallerPath, UsageQuery);
 
 impl FromRequestParts<Arc<AdminState>> for UsageOf {
@@ -95,7 +95,9 @@ impl FromRequestParts<Arc<AdminState>> for UsageOf {
         let (mut values, mut attributes) =
             query::with_attributes(parts.uri.query().unwrap_or_default(), &["domain"])?;
         if attributes.iter().any(|(name, _)| name == CALLER_KEY) {
-            return Err(Problem::bad("the key stands in the path").in_field("attr.api_key").into());
+            return Err(Problem::bad("must be absent; the path already contains the API key")
+                .in_field("attr.api_key")
+                .into());
         }
         attributes.insert(0, (CALLER_KEY.to_owned(), caller.key()?.to_owned()));
         let domain = values.pop().flatten();
@@ -103,28 +105,28 @@ impl FromRequestParts<Arc<AdminState>> for UsageOf {
     }
 }
 
-/// The query of a usage. Beside it, each `attr.NAME=VALUE` is an attribute of the requests that are meant.
+/// Query parameters of a usage request. In addition, each `attr.NAME=VALUE` is an attribute of the caller's requests.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "it describes what `UsageOf` reads")]
+#[expect(dead_code, reason = "describes what `UsageOf` parses")]
 struct UsageParameters {
-    /// The domain, where there are several.
+    /// The domain; required if there are several.
     domain: Option<String>,
 }
 
-/// What a caller has used of each of its limits, without charging.
+/// Returns a caller's usage of each of its limits, without charging.
 #[utoipa::path(get, path = "/admin/v1/usage/{api_key}", operation_id = "GET_usage_api_key",
     params(ApiKeyParameter, UsageParameters),
-    responses((status = 200, description = "What was asked for.", body = UsageBody)),
+    responses((status = 200, description = "The usage.", body = UsageBody)),
     extensions(("x-role" = json!("viewer"))))]
 async fn get(State(admin): State<Arc<AdminState>>, _: Viewer, of: UsageOf) -> ApiResult {
     read(&admin, of).await
 }
 
-/// The same for a caller whom a list tells, by its id.
+/// Returns a caller's usage, by the id from a list.
 #[utoipa::path(get, path = "/admin/v1/usage/by-id/{id}", operation_id = "GET_usage_api_key_by_id",
     params(SeenCallerIdParameter, UsageParameters),
-    responses((status = 200, description = "What was asked for.", body = UsageBody)),
+    responses((status = 200, description = "The usage.", body = UsageBody)),
     extensions(("x-role" = json!("viewer"))))]
 async fn get_by_id(State(admin): State<Arc<AdminState>>, _: Viewer, of: UsageOf) -> ApiResult {
     read(&admin, of).await
@@ -135,19 +137,19 @@ async fn read(admin: &AdminState, UsageOf(caller, of): UsageOf) -> ApiResult {
     Ok(usage_response(&caller, &usage))
 }
 
-/// What is given back, and why.
+/// Which usage to reset, and the reason.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Reset {
-    /// One rule alone; all, if it does not say.
+    /// The rule to reset; all rules if absent.
     rule: Option<String>,
     reason: String,
 }
 
-/// Forget what a caller has used.
+/// Resets a caller's usage to zero.
 #[utoipa::path(post, path = "/admin/v1/usage/{api_key}/reset", operation_id = "POST_usage_api_key_reset",
     params(ApiKeyParameter, UsageParameters), request_body = Reset,
-    responses((status = 200, description = "What was asked for.", body = UsageBody)),
+    responses((status = 200, description = "The usage after the reset.", body = UsageBody)),
     extensions(("x-role" = json!("operator"))))]
 async fn reset(
     State(admin): State<Arc<AdminState>>,
@@ -158,10 +160,10 @@ async fn reset(
     reset_usage(&admin, of, sent, &actor).await
 }
 
-/// The same for a caller whom a list tells, by its id.
+/// Resets a caller's usage, by the id from a list.
 #[utoipa::path(post, path = "/admin/v1/usage/by-id/{id}/reset", operation_id = "POST_usage_api_key_reset_by_id",
     params(SeenCallerIdParameter, UsageParameters), request_body = Reset,
-    responses((status = 200, description = "What was asked for.", body = UsageBody)),
+    responses((status = 200, description = "The usage after the reset.", body = UsageBody)),
     extensions(("x-role" = json!("operator"))))]
 async fn reset_by_id(
     State(admin): State<Arc<AdminState>>,
@@ -180,17 +182,17 @@ async fn reset_usage(
 ) -> ApiResult {
     of.rule = sent.rule;
     let before = admin.usage.usage(&of).await.map_err(usage_unavailable)?;
-    let noted = json!({"limits": before.limits.iter().map(used_limit).collect::<Vec<_>>()}).to_string();
+    let recorded = json!({"limits": before.limits.iter().map(used_limit).collect::<Vec<_>>()}).to_string();
     let key = caller.key()?;
-    admin.control()?.audit_reset(key, of.rule.as_deref(), &sent.reason, noted, actor).await??;
+    admin.control()?.audit_reset(key, of.rule.as_deref(), &sent.reason, recorded, actor).await??;
     let usage = admin.usage.reset(&of).await.map_err(usage_unavailable)?;
     Ok(usage_response(&caller, &usage))
 }
 
-/// Extra quota, once.
+/// Grants a caller extra units, once.
 #[utoipa::path(post, path = "/admin/v1/usage/{api_key}/grant", operation_id = "POST_usage_api_key_grant",
     params(ApiKeyParameter), request_body = GrantSpec,
-    responses((status = 201, description = "What was asked for.", body = GrantRecord)),
+    responses((status = 201, description = "The grant.", body = GrantRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn grant(
     State(admin): State<Arc<AdminState>>,
@@ -202,10 +204,10 @@ async fn grant(
     add(&admin, &caller, draft, &actor).await
 }
 
-/// The same for a caller whom a list tells, by its id.
+/// Grants extra units, by the caller's id from a list.
 #[utoipa::path(post, path = "/admin/v1/usage/by-id/{id}/grant", operation_id = "POST_usage_api_key_grant_by_id",
     params(CallerIdParameter), request_body = GrantSpec,
-    responses((status = 201, description = "What was asked for.", body = GrantRecord)),
+    responses((status = 201, description = "The grant.", body = GrantRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn grant_by_id(
     State(admin): State<Arc<AdminState>>,
@@ -222,10 +224,10 @@ async fn add(admin: &AdminState, caller: &CallerPath, draft: GrantSpec, actor: &
     Ok(json_response(StatusCode::CREATED, &granted))
 }
 
-/// Take back what is left of a grant.
+/// Revokes the rest of a grant.
 #[utoipa::path(delete, path = "/admin/v1/usage/{api_key}/grant/{id}", operation_id = "DELETE_usage_api_key_grant_id",
     params(ApiKeyParameter, GrantIdParameter),
-    responses((status = 204, description = "Done.")),
+    responses((status = 204, description = "The grant is revoked.")),
     extensions(("x-role" = json!("operator"))))]
 async fn revoke(
     State(admin): State<Arc<AdminState>>,
@@ -237,10 +239,10 @@ async fn revoke(
     revoke_grant(&admin, &caller, &grant, &actor).await
 }
 
-/// The same for a caller whom a list tells, by its id.
+/// Revokes the rest of a grant, by the caller's id from a list.
 #[utoipa::path(delete, path = "/admin/v1/usage/by-id/{id}/grant/{grant}",
     operation_id = "DELETE_usage_api_key_grant_id_by_id", params(CallerIdParameter, GrantParameter),
-    responses((status = 204, description = "Done.")),
+    responses((status = 204, description = "The grant is revoked.")),
     extensions(("x-role" = json!("operator"))))]
 async fn revoke_by_id(
     State(admin): State<Arc<AdminState>>,
@@ -262,18 +264,18 @@ fn usage_unavailable(error: UsageError) -> Problem {
         UsageError::Domain(why) => Problem::bad(why).in_field("domain"),
         UsageError::Rule(why) => unprocessable("No such rule", why).in_field("rule"),
         error => {
-            tracing::warn!(%error, "counters could not be read for an operator");
-            let detail = "the store of the counters does not answer. Try again";
+            tracing::warn!(%error, "reading usage failed");
+            let detail = "the counter store is unavailable; retry later";
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Store unavailable", detail)
         }
     }
 }
 
-/// What a caller has used of each of its limits.
+/// A caller's usage of each of its limits.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Usage)]
 struct UsageBody<'u> {
-    /// Told to those alone who have sent it.
+    /// The API key, only if the request contained it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     api_key: Option<&'u str>,
@@ -306,7 +308,7 @@ struct UsedLimit {
     role: Option<OtherRole>,
 }
 
-/// What a limit is, where it does not decide.
+/// Role of a limit that does not decide by itself.
 #[derive(Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum OtherRole {
@@ -315,9 +317,9 @@ enum OtherRole {
     Quota,
 }
 
-/// A limit that cannot be read without knowing more of the requests.
+/// A rule whose counters need more request attributes to be read.
 #[derive(Serialize, ToSchema)]
-#[schema(as = Needs)]
+#[schema(as = UnmatchedRule)]
 struct NeededAttributes {
     rule: String,
     descriptor: String,

@@ -1,9 +1,10 @@
-//! Who asks, and what they may do.
+//! Authentication and authorization of admin requests.
 //!
-//! On loopback and before the first token is made, whoever is on the machine may do everything; from then on, and on any
-//! other address always, a token is needed, or the session that a browser was given for one, or a certificate whose name has
-//! a role. While the database is away, whoever was let in lately may look ([`authorize_viewer`]). Other sites are held off: a page of another site may neither send
-//! a request here nor, by a name that it has pointed at loopback, read an answer.
+//! On a loopback address, before the first token is created, every local user has the admin role. Afterwards, and
+//! always on any other address, a request needs a token, the session cookie that a browser got for one, or a client
+//! certificate whose name has a role. While the database is unavailable, recently authenticated principals have
+//! read-only access ([`authorize_viewer`]). Cross-site requests are rejected: a page of another site can neither send
+//! a request here nor, by pointing a name of its own at loopback, read a response.
 
 pub(crate) mod session;
 pub(crate) mod sessions;
@@ -24,30 +25,30 @@ use tls::ClientPeer;
 use tollgate_control::{Actor, Principal, Role, TokenCheck};
 use tollgate_http::problem::Problem;
 
-/// Whether a token is always needed.
+/// When a token is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthMode {
-    /// The address is loopback: no token is needed before the first is made.
+    /// The address is loopback: a token is required once the first one was created.
     LoopbackOpen,
-    /// A token is needed.
+    /// A token is always required.
     TokenRequired,
 }
 
 impl AuthMode {
-    /// The mode of an address.
+    /// Returns the mode for an address.
     #[must_use]
     pub const fn at(address: &SocketAddr) -> Self {
         if address.ip().is_loopback() { Self::LoopbackOpen } else { Self::TokenRequired }
     }
 }
 
-/// A request of somebody who may read.
+/// A request from a principal with the viewer role.
 pub(crate) struct Viewer;
 
-/// A request of somebody who may change things.
+/// A request from a principal with the operator role.
 pub(crate) struct Operator(pub(crate) Actor);
 
-/// A request of somebody who may read the audit log.
+/// A request from a principal with the admin role.
 pub(crate) struct Administrator;
 
 impl FromRequestParts<Arc<AdminState>> for Viewer {
@@ -63,8 +64,8 @@ impl FromRequestParts<Arc<AdminState>> for Operator {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
-        let who = authorize(admin, parts, Role::Operator).await?;
-        Ok(Self(Actor { name: who.name, origin: peer(parts).to_string() }))
+        let principal = authorize(admin, parts, Role::Operator).await?;
+        Ok(Self(Actor { name: principal.name, origin: peer(parts).to_string() }))
     }
 }
 
@@ -77,80 +78,88 @@ impl FromRequestParts<Arc<AdminState>> for Administrator {
     }
 }
 
-/// The address that a request comes from.
+/// Returns the client address of a request.
 pub(crate) fn peer(parts: &Parts) -> IpAddr {
     parts.extensions.get().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer: &ClientPeer| peer.address)
 }
 
-/// Who sends a request that needs a role. Its connection is not evicted while it is answered.
+/// Returns the principal of a request that requires a role. Its connection is not evicted while the request is
+/// handled.
 async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Principal, Problem> {
-    let who = match needed {
+    let principal = match needed {
         Role::Viewer => authorize_viewer(admin, head).await?,
         Role::Operator | Role::Admin => authenticate(admin, head).await?,
     };
-    if who.role < needed {
-        let detail =
-            format!("`{}` has the role {}; this needs the role {}", who.name, who.role.name(), needed.name());
+    if principal.role < needed {
+        let detail = format!(
+            "`{}` has the role {}; this requires the role {}",
+            principal.name,
+            principal.role.name(),
+            needed.name()
+        );
         return Err(Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail));
     }
     if let Some(slot) = head.extensions.get::<Arc<ConnectionSlot>>() {
         slot.authorized();
     }
-    Ok(who)
+    Ok(principal)
 }
 
 fn auth_problem(detail: &str) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "Unauthorized", detail)
 }
 
-/// Who has this token. Whoever sends wrong ones is slowed down, by where they come from; a right one never waits for them.
+/// Returns the principal of a token. Wrong tokens are delayed, per source network; a valid token is never delayed by
+/// them.
 async fn authenticate_token(admin: &AdminState, head: &Parts, token: &str) -> Result<Principal, Problem> {
     let control = admin.control()?;
     let peer = peer(head);
     let attempt = || {
         admin.throttle.begin(peer).map_err(|wait| {
-            let detail = format!("too many wrong tokens came from {peer}; try again in {} s", wait.as_secs());
+            let detail = format!("too many wrong tokens from {peer}; retry in {} s", wait.as_secs());
             Problem::new(StatusCode::TOO_MANY_REQUESTS, "Too many wrong tokens", detail)
         })
     };
     let failed = match control.precheck_token(token).await.map_err(control_problem)? {
-        TokenCheck::Expired => return Err(auth_problem("the token has expired or is revoked")),
+        TokenCheck::Expired => return Err(auth_problem("the token has expired or was revoked")),
         TokenCheck::Valid(claimed) => {
             let found = control.verify_token(claimed).await.map_err(control_problem)?;
             return found.ok_or_else(|| auth_problem("the token is wrong"));
         }
         TokenCheck::Unverified(claimed) => {
             let attempt = attempt()?;
-            if let Some(who) = control.verify_token(claimed).await.map_err(control_problem)? {
-                return Ok(who);
+            if let Some(principal) = control.verify_token(claimed).await.map_err(control_problem)? {
+                return Ok(principal);
             }
             attempt
         }
         TokenCheck::Invalid => attempt()?,
     };
     failed.failed().await;
-    Err(auth_problem("the token is wrong, has expired or is revoked"))
+    Err(auth_problem("the token is wrong, has expired or was revoked"))
 }
 
-/// Who a certificate stands for, if one was shown.
+/// Returns the principal of a client certificate, if one was presented.
 fn certified(admin: &AdminState, head: &Parts) -> Option<Result<Principal, Problem>> {
     let names = &head.extensions.get::<ClientPeer>()?.names;
     let role = |name: &String| Some(Principal { name: name.clone(), role: *admin.roles.get(name)? });
     let found = names.iter().find_map(role).ok_or_else(|| {
         let shown: String = names.join(", ").chars().take(200).collect();
-        let detail = format!("`admin_roles` gives no role to any name of the certificate: {shown}");
+        let detail = format!(
+            "no name of the client certificate has a role; add one of them to `admin_roles`: {shown}"
+        );
         Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail)
     });
     (!names.is_empty()).then_some(found)
 }
 
-/// What a request shows of who sends it.
+/// The credentials that a request carries.
 enum Credentials<'h> {
     Token(&'h str),
     Certificate(Result<Principal, Problem>),
-    /// Of a browser that has logged in: the id of its token.
+    /// A browser session: the id of its token.
     Session(String),
-    /// Nothing, on an address where that may be enough.
+    /// No credentials, on an address where none may be needed.
     Loopback,
     None,
 }
@@ -161,9 +170,9 @@ fn credentials<'h>(admin: &AdminState, head: &'h Parts) -> Result<Credentials<'h
             let (scheme, token) = given.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        return token
-            .map(Credentials::Token)
-            .ok_or_else(|| auth_problem("write `Authorization: Bearer TOKEN`"));
+        return token.map(Credentials::Token).ok_or_else(|| {
+            auth_problem("malformed Authorization header; send `Authorization: Bearer TOKEN`")
+        });
     }
     if let Some(found) = certified(admin, head) {
         return Ok(Credentials::Certificate(found));
@@ -176,7 +185,7 @@ fn credentials<'h>(admin: &AdminState, head: &'h Parts) -> Result<Credentials<'h
     Ok(if near { Credentials::Loopback } else { Credentials::None })
 }
 
-/// Who asks, and what the database says that they may do.
+/// Returns the principal of a request, with its role from the database.
 async fn authenticate(admin: &AdminState, head: &Parts) -> Result<Principal, Problem> {
     match credentials(admin, head)? {
         Credentials::Token(token) => return authenticate_token(admin, head, token).await,
@@ -184,7 +193,7 @@ async fn authenticate(admin: &AdminState, head: &Parts) -> Result<Principal, Pro
         Credentials::Session(token) => {
             let found = admin.control()?.principal(&token).await.map_err(control_problem)?;
             return found.ok_or_else(|| {
-                auth_problem("the token of this session has expired or is revoked; log in again")
+                auth_problem("the token of this session has expired or was revoked; log in again")
             });
         }
         Credentials::Loopback => {
@@ -198,15 +207,17 @@ async fn authenticate(admin: &AdminState, head: &Parts) -> Result<Principal, Pro
         }
         Credentials::None => {}
     }
-    Err(auth_problem("send `Authorization: Bearer TOKEN`; make a token with `tollgate token create`"))
+    Err(auth_problem(
+        "missing token; send `Authorization: Bearer TOKEN` and create tokens with `tollgate token create`",
+    ))
 }
 
 fn loopback(role: Role) -> Principal {
     Principal { name: "loopback".to_owned(), role }
 }
 
-/// Who wants to look, and no more. While the database is away, whoever it let in lately may go on looking: that is when there
-/// is most to see.
+/// Returns the principal of a read-only request. While the database is unavailable, recently authenticated principals
+/// keep read access: an outage is when operators most need it.
 pub(crate) async fn authorize_viewer(admin: &AdminState, head: &Parts) -> Result<Principal, Problem> {
     if admin.control.as_ref().is_some_and(|control| control.is_unavailable())
         && let Some(known) = cached_principal(admin, head)
@@ -214,14 +225,15 @@ pub(crate) async fn authorize_viewer(admin: &AdminState, head: &Parts) -> Result
         return Ok(known);
     }
     match authenticate(admin, head).await {
-        Err(away) if away.status == StatusCode::SERVICE_UNAVAILABLE => {
-            cached_principal(admin, head).ok_or(away)
+        Err(unavailable) if unavailable.status == StatusCode::SERVICE_UNAVAILABLE => {
+            cached_principal(admin, head).ok_or(unavailable)
         }
         other => other,
     }
 }
 
-/// Whether whoever began to look would still be let in, by a database that is to answer in time or else is away.
+/// Returns whether a subscriber is still authorized. A database that does not respond within `timeout` counts as
+/// unavailable.
 pub(crate) async fn may_still_view(admin: &AdminState, head: &Parts, timeout: Duration) -> bool {
     match tokio::time::timeout(timeout, authorize_viewer(admin, head)).await {
         Ok(found) => found.is_ok(),
@@ -239,7 +251,7 @@ fn cached_principal(admin: &AdminState, head: &Parts) -> Option<Principal> {
     }
 }
 
-/// Whether the caller believes to speak to loopback. A site that points its own name at 127.0.0.1 does not.
+/// Returns whether the client addressed a loopback name. A site that points its own name at 127.0.0.1 did not.
 fn is_loopback_name(head: &Parts) -> bool {
     let Some(host) = head.headers.get(HOST).and_then(|host| host.to_str().ok()) else { return false };
     let name = match host.rsplit_once(':') {
@@ -250,7 +262,7 @@ fn is_loopback_name(head: &Parts) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Refuses what a browser sends on behalf of another site.
+/// Rejects requests that a browser sends on behalf of another site.
 pub(crate) fn reject_cross_site(head: &Parts) -> Result<(), Problem> {
     let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
     let elsewhere = text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none"));
@@ -258,18 +270,18 @@ pub(crate) fn reject_cross_site(head: &Parts) -> Result<(), Problem> {
     let origin =
         text(ORIGIN.as_str()).filter(|origin| origin.split_once("://").is_none_or(|(_, from)| from != host));
     if elsewhere || origin.is_some() {
-        let detail = "this was sent by a page of another site";
+        let detail = "a page of another site sent this request";
         return Err(Problem::new(StatusCode::FORBIDDEN, "Cross-site request", detail));
     }
     Ok(())
 }
 
-/// A browser adds its cookies by itself, so what would change something must say where it was made; all browsers do.
+/// Browsers attach cookies to any request, so a change must carry proof of its origin; all browsers send it.
 fn proven_same_origin(head: &Parts) -> Result<(), Problem> {
-    let says = head.headers.contains_key(ORIGIN) || head.headers.contains_key("sec-fetch-site");
-    if head.method.is_safe() || says {
+    let has_origin = head.headers.contains_key(ORIGIN) || head.headers.contains_key("sec-fetch-site");
+    if head.method.is_safe() || has_origin {
         return Ok(());
     }
-    let detail = "a change by a session's cookie needs the header `Origin`; programs send `Authorization: Bearer TOKEN`";
+    let detail = "a change with a session cookie requires the header `Origin`; programs send `Authorization: Bearer TOKEN`";
     Err(Problem::new(StatusCode::FORBIDDEN, "Cross-site request", detail))
 }

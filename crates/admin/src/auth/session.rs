@@ -1,4 +1,4 @@
-//! `/admin/v1/session`: a browser logs in with a token, asks who it is, and logs out.
+//! Session endpoints at `/admin/v1/session`: log a browser in with a token, show the current principal, log out.
 
 use super::sessions::{COOKIE_NAME, TTL};
 use super::tls::ClientPeer;
@@ -24,10 +24,10 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new().routes(routes!(current, log_in, log_out))
 }
 
-/// Who sends the request.
+/// The principal of a request.
 #[derive(Serialize, ToSchema)]
 struct Session {
-    /// The name of the token or certificate; null, if a login is needed.
+    /// Name of the token or certificate; null if a login is needed.
     #[schema(required = true)]
     name: Option<String>,
     #[schema(required = true)]
@@ -44,15 +44,15 @@ struct LogIn {
     token: String,
 }
 
-/// Who asks.
+/// Returns the current principal.
 #[utoipa::path(get, path = "/admin/v1/session", operation_id = "GET_session",
-    responses((status = 200, description = "What was asked for.", body = Session)),
+    responses((status = 200, description = "The principal.", body = Session)),
     extensions(("x-role" = json!("anybody"))))]
 async fn current(State(admin): State<Arc<AdminState>>, head: Parts) -> ApiResult {
     let database = admin.control.as_ref().map(|control| control.kind());
     let session = match authorize_viewer(&admin, &head).await {
-        Ok(who) => Session { name: Some(who.name), role: Some(who.role), needs_login: false, database },
-        Err(refused) if refused.status == StatusCode::UNAUTHORIZED => {
+        Ok(found) => Session { name: Some(found.name), role: Some(found.role), needs_login: false, database },
+        Err(problem) if problem.status == StatusCode::UNAUTHORIZED => {
             Session { name: None, role: None, needs_login: true, database: None }
         }
         Err(other) => return Err(other.into()),
@@ -60,9 +60,9 @@ async fn current(State(admin): State<Arc<AdminState>>, head: Parts) -> ApiResult
     Ok(json_response(StatusCode::OK, &session))
 }
 
-/// A browser logs in with a token.
+/// Logs a browser in with a token.
 #[utoipa::path(post, path = "/admin/v1/session", operation_id = "POST_session", request_body = LogIn,
-    responses((status = 204, description = "Done.")),
+    responses((status = 204, description = "Logged in.")),
     extensions(("x-role" = json!("anybody"))))]
 async fn log_in(
     State(admin): State<Arc<AdminState>>,
@@ -70,27 +70,37 @@ async fn log_in(
     Json(LogIn { token }): Json<LogIn>,
 ) -> ApiResult {
     let token = token.trim();
-    authenticate_token(&admin, &head, token).await.map_err(|refused| refused.in_field("token"))?;
-    // `tg_ID_SECRET`: it has just been proven, so it has this form.
+    authenticate_token(&admin, &head, token).await.map_err(|problem| problem.in_field("token"))?;
+    // `tg_ID_SECRET`: the token has just been verified, so it has this form.
     let id = token.split('_').nth(1).unwrap_or_default();
-    let broken = || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "No randomness", "try again");
+    let no_randomness = || {
+        Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "No randomness",
+            "the system's random generator failed; retry",
+        )
+    };
     admin.sessions.end(&head);
-    let cookie = admin.sessions.begin(id).ok_or_else(broken)?;
-    Ok(done(&format!("{COOKIE_NAME}={cookie}; Max-Age={}{}", TTL.as_micros() / 1_000_000, delay(&head))))
+    let cookie = admin.sessions.begin(id).ok_or_else(no_randomness)?;
+    Ok(done(&format!(
+        "{COOKIE_NAME}={cookie}; Max-Age={}{}",
+        TTL.as_micros() / 1_000_000,
+        cookie_attributes(&head)
+    )))
 }
 
-/// A browser logs out.
+/// Logs a browser out.
 #[utoipa::path(delete, path = "/admin/v1/session", operation_id = "DELETE_session",
-    responses((status = 204, description = "Done.")),
+    responses((status = 204, description = "Logged out.")),
     extensions(("x-role" = json!("anybody"))))]
 async fn log_out(State(admin): State<Arc<AdminState>>, head: Parts) -> Response {
     admin.sessions.end(&head);
-    done(&format!("{COOKIE_NAME}=; Max-Age=0{}", delay(&head)))
+    done(&format!("{COOKIE_NAME}=; Max-Age=0{}", cookie_attributes(&head)))
 }
 
-/// No script reads it, no other site sends it; and nobody sends it in the clear if the page came by TLS: ours, or that of a
-/// proxy in front, of which the browser says so in `Origin`.
-fn delay(head: &Parts) -> &'static str {
+/// Returns the cookie's attributes: hidden from scripts, never sent by other sites, and never sent unencrypted if the
+/// page was loaded over TLS, either ours or that of a proxy in front, which the browser's `Origin` reveals.
+fn cookie_attributes(head: &Parts) -> &'static str {
     let origin = head.headers.get(ORIGIN).map(HeaderValue::as_bytes);
     let encrypted = head.extensions.get::<ClientPeer>().is_some_and(|peer| peer.encrypted);
     match encrypted || origin.is_some_and(|origin| origin.starts_with(b"https://")) {
@@ -100,9 +110,9 @@ fn delay(head: &Parts) -> &'static str {
 }
 
 fn done(cookie: &str) -> Response {
-    let mut answer = no_content();
+    let mut response = no_content();
     if let Ok(cookie) = HeaderValue::from_str(cookie) {
-        answer.headers_mut().insert(SET_COOKIE, cookie);
+        response.headers_mut().insert(SET_COOKIE, cookie);
     }
-    answer
+    response
 }

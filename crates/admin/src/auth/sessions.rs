@@ -1,6 +1,6 @@
-//! Browsers that have logged in, in the memory of this process: a random cookie stands for the id of a token that was
-//! proven. Nothing here can prove the token again, and a restart logs everybody out; the token's own end ends the session,
-//! for it is looked up each time.
+//! Browser sessions, in the memory of this process: a random cookie maps to the id of a verified token. The token's
+//! secret is not kept, and a restart logs every browser out. The token is looked up for each request, so its expiry
+//! or revocation ends the session.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -13,13 +13,13 @@ use tollgate_core::{Clock, SystemClock, TimeDelta, Timestamp};
 
 pub(crate) const COOKIE_NAME: &str = "tollgate_session";
 
-/// For how long one lasts: a working day.
+/// Lifetime of a session: a working day.
 pub(super) const TTL: TimeDelta = TimeDelta::from_secs(12 * 3_600);
 
-/// The most at once; the next takes the place of the one that would end first.
+/// Maximum number of sessions; a new one replaces the one that would expire first.
 const MAX_SESSIONS: usize = 1_024;
 
-/// Who has logged in.
+/// The open sessions.
 pub struct Sessions {
     clock: Box<dyn Clock>,
     open: Mutex<HashMap<String, Session>>,
@@ -41,7 +41,7 @@ impl Sessions {
         Self { clock, open: Mutex::default() }
     }
 
-    /// Begins one for the token with this id; returns the cookie's value. Nothing, where there is no randomness.
+    /// Opens a session for a token id and returns the cookie's value, or `None` if no randomness is available.
     pub(super) fn begin(&self, token: &str) -> Option<String> {
         let mut bytes = [0; 32];
         SystemRandom::new().fill(&mut bytes).ok()?;
@@ -58,7 +58,7 @@ impl Sessions {
         Some(cookie)
     }
 
-    /// The id of the token that a request's cookie stands for.
+    /// Returns the token id of a request's session.
     pub(super) fn token(&self, head: &Parts) -> Option<String> {
         let now = self.clock.now();
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +66,7 @@ impl Sessions {
         (session.ends > now).then(|| session.token.clone())
     }
 
-    /// Ends what a request's cookies stand for.
+    /// Ends the sessions of a request's cookies.
     pub(super) fn end(&self, head: &Parts) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         for cookie in cookies(head) {
@@ -75,7 +75,7 @@ impl Sessions {
     }
 }
 
-/// The session cookies of a request: one, from any browser.
+/// Returns the session cookies of a request; browsers send at most one.
 fn cookies(head: &Parts) -> impl Iterator<Item = &str> {
     let lines = head.headers.get_all(COOKIE).into_iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(';')).filter_map(|pair| {
@@ -129,6 +129,6 @@ mod tests {
         }
         let known = all.iter().map(|head| sessions.token(head).is_some());
         assert_eq!(known.clone().filter(|known| *known).count(), MAX_SESSIONS);
-        assert_eq!(known.take(2).collect::<Vec<_>>(), [false, true], "the oldest made room");
+        assert_eq!(known.take(2).collect::<Vec<_>>(), [false, true], "the oldest was evicted");
     }
 }

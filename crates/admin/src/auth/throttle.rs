@@ -1,6 +1,5 @@
-//! Those who send wrong tokens are slowed down, by where they come from: an address, or the /64 of an IPv6 one. Nothing is
-//! counted against a token or a name, and whoever sends a right token does not come by here, so nobody can lock somebody else
-//! out, not even from an address that both share.
+//! Throttle for wrong tokens, per source: an IPv4 address or an IPv6 /64. Nothing is counted against a token or a
+//! name, and valid tokens bypass the throttle, so no client can lock out another, not even from a shared address.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,19 +7,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Wrong tokens from one place that cost nothing.
+/// Wrong tokens per source without a delay.
 const FREE_ATTEMPTS: f64 = 5.0;
-/// How fast they are forgotten: one in so long.
+/// Time after which one wrong token is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(10);
-/// What the first wrong token beyond those waits for its answer; each further one twice as long, up to the longest.
+/// Delay of the response to the first wrong token beyond those; it doubles with each further one, up to the maximum.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(5);
-/// So many from one place may wait at once; more are turned away.
+/// Maximum number of waiting attempts per source; further attempts are rejected.
 const MAX_WAITING: usize = 4;
-/// Places that are remembered. When there are more, those with the least against them are forgotten.
+/// Maximum number of tracked sources. Beyond it, the source with the fewest failures is forgotten.
 const MAX_SOURCES: usize = 4_096;
 
-/// Wrong tokens, by where they came from.
+/// Wrong tokens per source.
 #[derive(Debug, Default)]
 pub struct FailedAuthThrottle(Arc<Mutex<HashMap<IpAddr, SourceState>>>);
 
@@ -38,7 +37,8 @@ impl SourceState {
     }
 }
 
-/// Somebody whose token is wrong, or may be. As long as there is one, its place is remembered and counts it.
+/// An authentication attempt whose token is or may be wrong. Its source stays tracked, and counts it, until it is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct AuthAttempt {
     sources: Arc<Mutex<HashMap<IpAddr, SourceState>>>,
@@ -46,37 +46,37 @@ pub(crate) struct AuthAttempt {
 }
 
 impl FailedAuthThrottle {
-    /// Lets somebody try; else says for how long to wait.
+    /// Starts an attempt; otherwise returns how long the client must wait.
     pub(crate) fn begin(&self, peer: IpAddr) -> Result<AuthAttempt, Duration> {
-        let place = prefix(peer);
+        let source = prefix(peer);
         let now = Instant::now();
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if places.len() >= MAX_SOURCES && !places.contains_key(&place) {
-            forget(&mut places, now);
+        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sources.len() >= MAX_SOURCES && !sources.contains_key(&source) {
+            forget(&mut sources, now);
         }
-        let known = places.entry(place).or_insert(SourceState { failures: 0.0, at: now, waiting: 0 });
+        let known = sources.entry(source).or_insert(SourceState { failures: 0.0, at: now, waiting: 0 });
         if known.waiting >= MAX_WAITING {
             return Err(MAX_DELAY);
         }
         known.waiting += 1;
-        drop(places);
-        Ok(AuthAttempt { sources: Arc::clone(&self.0), source: place })
+        drop(sources);
+        Ok(AuthAttempt { sources: Arc::clone(&self.0), source })
     }
 }
 
 impl AuthAttempt {
-    /// The token was wrong: waits before this is told.
+    /// Records a wrong token and waits before the response is sent.
     pub(crate) async fn failed(self) {
         let wait = self.record(Instant::now());
         tokio::time::sleep(wait).await;
     }
 
     fn record(&self, now: Instant) -> Duration {
-        let mut places = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(place) = places.get_mut(&self.source) else { return Duration::ZERO };
-        place.failures = place.left(now) + 1.0;
-        place.at = now;
-        let beyond = place.failures - FREE_ATTEMPTS;
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(source) = sources.get_mut(&self.source) else { return Duration::ZERO };
+        source.failures = source.left(now) + 1.0;
+        source.at = now;
+        let beyond = source.failures - FREE_ATTEMPTS;
         if beyond <= 0.0 {
             Duration::ZERO
         } else {
@@ -87,27 +87,28 @@ impl AuthAttempt {
 
 impl Drop for AuthAttempt {
     fn drop(&mut self) {
-        let mut places = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = places.get_mut(&self.source) {
-            place.waiting = place.waiting.saturating_sub(1);
-            if place.waiting == 0 && place.failures == 0.0 {
-                places.remove(&self.source);
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(source) = sources.get_mut(&self.source) {
+            source.waiting = source.waiting.saturating_sub(1);
+            if source.waiting == 0 && source.failures == 0.0 {
+                sources.remove(&self.source);
             }
         }
     }
 }
 
-/// Makes room for one more at least.
-fn forget(places: &mut HashMap<IpAddr, SourceState>, now: Instant) {
-    places.retain(|_, place| place.waiting > 0 || place.left(now) > 0.0);
-    let least = places.iter().filter(|(_, place)| place.waiting == 0);
+/// Removes entries to make room for at least one more.
+fn forget(sources: &mut HashMap<IpAddr, SourceState>, now: Instant) {
+    sources.retain(|_, source| source.waiting > 0 || source.left(now) > 0.0);
+    let least = sources.iter().filter(|(_, source)| source.waiting == 0);
     let least = least.min_by(|one, other| one.1.left(now).total_cmp(&other.1.left(now)));
-    if let (Some(least), true) = (least.map(|(place, _)| *place), places.len() >= MAX_SOURCES) {
-        places.remove(&least);
+    if let (Some(least), true) = (least.map(|(source, _)| *source), sources.len() >= MAX_SOURCES) {
+        sources.remove(&least);
     }
 }
 
-/// Where an address counts to: whoever has one IPv6 address has the /64 it is of.
+/// Returns the source of an address: the address itself, or the /64 of an IPv6 address, since a client usually has
+/// all of it.
 pub(crate) fn prefix(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V4(four) => IpAddr::V4(four),
@@ -123,14 +124,15 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    /// One place is slowed down more and more, the place beside it is not, and time forgives.
+    /// Delays grow for one source, do not affect its neighbor, and decay with time.
     #[test]
     fn wrong_tokens_delay_only_their_own_source() {
         let attempts = FailedAuthThrottle::default();
         #[allow(clippy::disallowed_methods)]
         let start = Instant::now();
-        let fail =
-            |from: &str, at: Duration| attempts.begin(address(from)).expect("its turn").record(start + at);
+        let fail = |from: &str, at: Duration| {
+            attempts.begin(address(from)).expect("not throttled").record(start + at)
+        };
         let waits: Vec<_> = (0..14).map(|_| fail("2001:db8::1", Duration::ZERO)).collect();
         assert!(waits[..5].iter().all(Duration::is_zero), "{waits:?}");
         assert!(waits[5] > Duration::ZERO && waits[5..].is_sorted() && waits[13] == MAX_DELAY, "{waits:?}");
@@ -144,26 +146,26 @@ mod tests {
     fn the_number_of_waiting_attempts_is_bounded() {
         let attempts = FailedAuthThrottle::default();
         let waiting: Vec<_> =
-            (0..MAX_WAITING).map(|_| attempts.begin(address("10.0.0.1")).expect("a turn")).collect();
+            (0..MAX_WAITING).map(|_| attempts.begin(address("10.0.0.1")).expect("not throttled")).collect();
         assert!(attempts.begin(address("10.0.0.1")).is_err());
         assert!(attempts.begin(address("10.0.0.2")).is_ok());
         drop(waiting);
         assert!(attempts.begin(address("10.0.0.1")).is_ok());
-        assert!(attempts.0.lock().expect("places").is_empty(), "nobody was wrong");
+        assert!(attempts.0.lock().expect("sources").is_empty(), "no token was wrong");
     }
 
-    /// Who comes first to a place counts like those who come later: none of them leaves for another.
+    /// All waiting attempts of a source count alike, whichever came first: a dropped attempt frees exactly one slot.
     #[test]
     fn a_disconnected_client_frees_only_its_own_wait() {
         let attempts = FailedAuthThrottle::default();
         let begin = || attempts.begin(address("10.0.0.1"));
-        let mut here: Vec<_> = (0..MAX_WAITING).map(|_| begin().expect("a turn")).collect();
-        // A wrong token is noted while others wait, whichever of them it is.
+        let mut here: Vec<_> = (0..MAX_WAITING).map(|_| begin().expect("not throttled")).collect();
+        // Records a wrong token while others wait, no matter which attempt it is.
         here[MAX_WAITING - 1].record(Instant::now());
         for _ in 0..MAX_WAITING {
             drop(here.remove(0));
-            here.push(begin().expect("one has left"));
-            assert!(begin().is_err(), "one has left, and one has come");
+            here.push(begin().expect("a slot is free"));
+            assert!(begin().is_err(), "the slot is taken again");
         }
     }
 
@@ -174,6 +176,6 @@ mod tests {
             let from = IpAddr::V4(std::net::Ipv4Addr::from_bits(i));
             let _ = attempts.begin(from).map(|attempt| attempt.record(Instant::now()));
         }
-        assert!(attempts.0.lock().expect("places").len() <= MAX_SOURCES);
+        assert!(attempts.0.lock().expect("sources").len() <= MAX_SOURCES);
     }
 }

@@ -1,4 +1,5 @@
-//! TLS on the admin address, and callers who prove by a certificate who they are. Whoever shows none may still send a token.
+//! TLS for the admin listener, with optional client certificates. A client without a certificate may still send a
+//! token.
 
 use arc_swap::ArcSwap;
 use rustls::pki_types::CertificateDer;
@@ -12,42 +13,42 @@ use tollgate_http::tls::{FileWatch, ServerCertificate, authorities, provider};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The server's side of TLS.
+/// Server-side TLS configuration.
 pub struct AdminTls {
     certificate: Arc<ServerCertificate>,
-    /// The file with the authorities of callers.
+    /// The client CA file.
     client_ca: Option<(PathBuf, Mutex<FileWatch<1>>)>,
     acceptor: ArcSwap<TlsAcceptor>,
 }
 
-/// What is known of whoever is at the other end of a connection: an extension of its requests.
+/// The client at the other end of a connection; an extension of its requests.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientPeer {
     pub(crate) address: IpAddr,
-    /// Whether it is over TLS.
+    /// Whether the connection uses TLS.
     pub(crate) encrypted: bool,
-    /// The names that its certificate proves, if it has shown one.
+    /// Names that the client certificate proves, if one was presented.
     pub(crate) names: Arc<[String]>,
 }
 
 impl AdminTls {
-    /// With a certificate and its key, and the authority whose certificates callers may show.
+    /// Loads a certificate and its key, and optionally the CA of client certificates.
     ///
     /// # Errors
-    /// Which file is wrong, and why.
-    pub fn new(certificate: &Path, key: &Path, callers: Option<&Path>) -> Result<Self, String> {
+    /// The invalid file, and the reason.
+    pub fn new(certificate: &Path, key: &Path, client_ca_path: Option<&Path>) -> Result<Self, String> {
         let certificate = ServerCertificate::load(certificate, key)?;
-        let seen = callers.map(|path| (path.to_owned(), Mutex::new(FileWatch::new([path]))));
-        let acceptor = ArcSwap::from_pointee(acceptor(&certificate, callers)?);
-        Ok(Self { certificate, client_ca: seen, acceptor })
+        let client_ca = client_ca_path.map(|path| (path.to_owned(), Mutex::new(FileWatch::new([path]))));
+        let acceptor = ArcSwap::from_pointee(acceptor(&certificate, client_ca_path)?);
+        Ok(Self { certificate, client_ca, acceptor })
     }
 
-    /// For the next connection.
+    /// Returns the acceptor for the next connection.
     pub(crate) fn acceptor(&self) -> Arc<TlsAcceptor> {
         self.acceptor.load_full()
     }
 
-    /// Looks every second whether there is a new certificate, or there are other authorities.
+    /// Checks every second for a new certificate and a changed client CA file.
     pub(crate) async fn watch(&self) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -62,20 +63,20 @@ impl AdminTls {
         match seen.retry_if_changed([path], || acceptor(&self.certificate, Some(path))) {
             None => {}
             Some(Ok(acceptor)) => {
-                // Sessions of before are not resumed: they were begun under what the old file said.
+                // Earlier TLS sessions are not resumed: they were established under the old file.
                 self.acceptor.store(Arc::new(acceptor));
-                tracing::info!(file = %path.display(), "new authorities of operators act");
+                tracing::info!(file = %path.display(), "client CA reloaded");
             }
-            Some(Err(error)) => tracing::warn!("{error}; the last good authorities stay"),
+            Some(Err(error)) => tracing::warn!(error, "client CA reload failed; keeping the previous one"),
         }
     }
 }
 
-fn acceptor(certificate: &Arc<ServerCertificate>, callers: Option<&Path>) -> Result<TlsAcceptor, String> {
+fn acceptor(certificate: &Arc<ServerCertificate>, client_ca: Option<&Path>) -> Result<TlsAcceptor, String> {
     let builder = rustls::ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
-    let builder = match callers {
+    let builder = match client_ca {
         None => builder.with_no_client_auth(),
         Some(path) => {
             let roots = Arc::new(authorities(path)?);
@@ -102,14 +103,14 @@ impl ClientPeer {
         Self { address, encrypted: false, names: Arc::default() }
     }
 
-    /// After a handshake, in which its certificates have been verified.
+    /// Creates a peer after a handshake in which its certificates were verified.
     pub(crate) fn over_tls(address: IpAddr, certificates: Option<&[CertificateDer<'_>]>) -> Self {
         let names = certificates.and_then(<[_]>::first).map(names).unwrap_or_default();
         Self { address, encrypted: true, names: names.into() }
     }
 }
 
-/// The names under `subjectAltName`: hosts, and addresses such as `spiffe://…`.
+/// Returns the certificate's `subjectAltName` entries: host names, and URIs such as `spiffe://…`.
 fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok(certificate) = webpki::EndEntityCert::try_from(certificate) else { return Vec::new() };
     let hosts = certificate.valid_dns_names().map(str::to_owned);

@@ -1,12 +1,14 @@
-//! Who may be connected to the admin address at once. Operators are few, so connections are; and yet nobody takes all of them:
+//! Connection limiter for the admin listener, with per-network caps and eviction of idle clients. Operators are few,
+//! so the cap is low; still, no client can take all connections:
 //!
-//! - One place (an address, or the /64 of an IPv6 one) has a part of them, so that others get in whatever it does.
-//! - Where there are as many as there may be, of the place or of all, somebody gives way to who comes: first those who have
-//!   sent nothing, then those whom nobody has let in, then those who were let in and ask for nothing just now; of each kind
-//!   whoever has been quiet for longest. Who was let in and is being answered stays.
-//! - Who comes and asks for nothing is not waited for as long as who has asked before.
+//! - A network (an address, or the /64 of an IPv6 address) has a share of them, so that others can always connect.
+//! - At the cap, of the network or in total, a new connection evicts another: first one that has sent nothing, then
+//!   an unauthorized one, then an authorized one without a request in progress; within each class the one that has
+//!   been idle longest. An authorized connection with a request in progress is never evicted.
+//! - A new connection has less time to send its first request than it has between later requests.
 //!
-//! To let them wait to be accepted was rejected: whoever holds connections that do nothing would decide how long that is.
+//! Rejected: letting new connections wait to be accepted, because clients that hold idle connections would determine
+//! how long that takes.
 
 use crate::auth::throttle::prefix;
 use std::collections::HashMap;
@@ -15,21 +17,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Connections at once.
+/// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 512;
-/// Those of one place.
+/// Maximum number of connections per network.
 pub(crate) const MAX_PER_NETWORK: usize = 256;
-/// How long the first request of a connection may take to arrive, the handshake included.
+/// Time limit for the first request of a connection, including the TLS handshake.
 const FIRST_REQUEST: Duration = Duration::from_secs(5);
 
-/// What is known of somebody who is connected, in the order in which they give way.
+/// What a connection has shown so far, in eviction order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EvictionClass {
-    /// Has sent nothing, or not yet all of a head.
+    /// No complete request head yet.
     Silent,
-    /// Has asked for something that anybody may, or was refused.
+    /// Only public or rejected requests so far.
     Unauthorized,
-    /// Was let in by a token, a session or a certificate.
+    /// Authorized by a token, session or certificate.
     Authorized,
 }
 
@@ -37,9 +39,9 @@ enum EvictionClass {
 struct TrackedConnection {
     network: IpAddr,
     class: EvictionClass,
-    /// Answers under way.
+    /// Number of requests in progress.
     active_requests: u32,
-    /// Counts up with everything that anybody does.
+    /// Logical time of the last activity; the clock advances with every activity of any connection.
     last_active: u64,
     evict: Arc<Notify>,
 }
@@ -56,21 +58,22 @@ impl ConnectionTable {
         self.clock
     }
 
-    /// Makes somebody leave of those who are meant; says whether anybody could.
-    fn evict(&mut self, meant: impl Fn(&TrackedConnection) -> bool) -> bool {
-        let movable = |connection: &TrackedConnection| {
+    /// Evicts one of the connections that match `candidate`. Returns whether there was one to evict.
+    fn evict(&mut self, candidate: impl Fn(&TrackedConnection) -> bool) -> bool {
+        let evictable = |connection: &TrackedConnection| {
             connection.class < EvictionClass::Authorized || connection.active_requests == 0
         };
-        let all = self.connections.iter().filter(|(_, connection)| meant(connection) && movable(connection));
+        let all =
+            self.connections.iter().filter(|(_, connection)| candidate(connection) && evictable(connection));
         let first = all
             .min_by_key(|(_, connection)| (connection.class, connection.last_active))
             .map(|(number, _)| *number);
-        let gone = first.and_then(|number| self.connections.remove(&number));
-        gone.inspect(|gone| gone.evict.notify_one()).is_some()
+        let evicted = first.and_then(|number| self.connections.remove(&number));
+        evicted.inspect(|evicted| evicted.evict.notify_one()).is_some()
     }
 }
 
-/// All that there are.
+/// All open connections.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionLimiter(Arc<Mutex<ConnectionTable>>);
 
@@ -79,38 +82,38 @@ fn locked(table: &Mutex<ConnectionTable>) -> MutexGuard<'_, ConnectionTable> {
 }
 
 impl ConnectionLimiter {
-    /// For somebody who has come; nothing, where nobody can give way.
+    /// Admits a connection, evicting another if needed; returns `None` if none can be evicted.
     pub(crate) fn admit(&self, peer: IpAddr) -> Option<ConnectionSlot> {
-        let place = prefix(peer);
+        let network = prefix(peer);
         let mut table = locked(&self.0);
-        let here = table.connections.values().filter(|connection| connection.network == place).count();
+        let here = table.connections.values().filter(|connection| connection.network == network).count();
         let is_free = match (here >= MAX_PER_NETWORK, table.connections.len() >= MAX_CONNECTIONS) {
-            (true, _) => table.evict(|connection| connection.network == place),
+            (true, _) => table.evict(|connection| connection.network == network),
             (false, true) => table.evict(|_| true),
             (false, false) => true,
         };
         if !is_free {
             return None;
         }
-        let (number, leave) = (table.tick(), Arc::new(Notify::new()));
+        let (number, evict) = (table.tick(), Arc::new(Notify::new()));
         let connection = TrackedConnection {
-            network: place,
+            network,
             class: EvictionClass::Silent,
             active_requests: 0,
             last_active: number,
-            evict: Arc::clone(&leave),
+            evict: Arc::clone(&evict),
         };
         table.connections.insert(number, connection);
-        Some(ConnectionSlot { table: Arc::clone(&self.0), number, leave })
+        Some(ConnectionSlot { table: Arc::clone(&self.0), number, evict })
     }
 }
 
-/// One, until it is dropped.
+/// An admitted connection; the slot is released on drop.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
     table: Arc<Mutex<ConnectionTable>>,
     number: u64,
-    leave: Arc<Notify>,
+    evict: Arc<Notify>,
 }
 
 impl ConnectionSlot {
@@ -123,7 +126,7 @@ impl ConnectionSlot {
         }
     }
 
-    /// A request has come; its answer is under way until what is returned is dropped.
+    /// Starts a request, which is in progress until the returned guard is dropped.
     pub(crate) fn begin_request(self: &Arc<Self>) -> ActiveRequest {
         self.change(|connection| {
             connection.class = connection.class.max(EvictionClass::Unauthorized);
@@ -132,19 +135,19 @@ impl ConnectionSlot {
         ActiveRequest(Arc::clone(self))
     }
 
-    /// Whoever asks has proven who they are.
+    /// Marks the connection as authorized.
     pub(crate) fn authorized(&self) {
         self.change(|connection| connection.class = EvictionClass::Authorized);
     }
 
-    /// Comes when it is to be given up.
+    /// Completes when the connection must be closed.
     pub(crate) async fn evicted(&self) {
         tokio::select! {
-            () = self.leave.notified() => return,
+            () = self.evict.notified() => return,
             () = tokio::time::sleep(FIRST_REQUEST) => {}
         }
         if !self.is_silent() {
-            self.leave.notified().await;
+            self.evict.notified().await;
         }
     }
 
@@ -160,7 +163,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// An answer under way.
+/// A request in progress.
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<ConnectionSlot>);
 
@@ -179,83 +182,86 @@ mod tests {
         IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(number).expect("an address")))
     }
 
-    fn slot(seats: &ConnectionLimiter, from: IpAddr) -> Arc<ConnectionSlot> {
-        Arc::new(seats.admit(from).expect("a seat"))
+    fn slot(limiter: &ConnectionLimiter, from: IpAddr) -> Arc<ConnectionSlot> {
+        Arc::new(limiter.admit(from).expect("a slot"))
     }
 
-    fn stays(seat: &ConnectionSlot) -> bool {
-        locked(&seat.table).connections.contains_key(&seat.number)
+    fn stays(slot: &ConnectionSlot) -> bool {
+        locked(&slot.table).connections.contains_key(&slot.number)
     }
 
-    /// Takes all seats, by addresses that others than `address(0)` have.
-    fn full(seats: &ConnectionLimiter) -> Vec<Arc<ConnectionSlot>> {
-        let taken = locked(&seats.0).connections.len();
-        (taken..MAX_CONNECTIONS).map(|i| slot(seats, address(1 + i / MAX_PER_NETWORK))).collect()
+    /// Takes all free slots, from addresses other than `address(0)`.
+    fn full(limiter: &ConnectionLimiter) -> Vec<Arc<ConnectionSlot>> {
+        let taken = locked(&limiter.0).connections.len();
+        (taken..MAX_CONNECTIONS).map(|i| slot(limiter, address(1 + i / MAX_PER_NETWORK))).collect()
     }
 
     #[test]
     fn one_network_never_takes_all_slots() {
-        let seats = ConnectionLimiter::default();
+        let limiter = ConnectionLimiter::default();
         let six = |last: u16| -> IpAddr { format!("2001:db8::{last:x}").parse().expect("an address") };
-        let held: Vec<_> = (0..600).map(|i| slot(&seats, six(i))).collect();
+        let held: Vec<_> = (0..600).map(|i| slot(&limiter, six(i))).collect();
         assert_eq!(held.iter().filter(|held| stays(held)).count(), MAX_PER_NETWORK, "of one /64");
-        assert!(held[600 - MAX_PER_NETWORK..].iter().all(|held| stays(held)), "the oldest have left");
-        let other = slot(&seats, address(0));
-        assert!(stays(&other) && stays(&held[600 - MAX_PER_NETWORK]), "and for others nobody had to");
+        assert!(held[600 - MAX_PER_NETWORK..].iter().all(|held| stays(held)), "the oldest were evicted");
+        let other = slot(&limiter, address(0));
+        assert!(stays(&other) && stays(&held[600 - MAX_PER_NETWORK]), "other networks caused no eviction");
         drop(held);
-        assert_eq!(locked(&seats.0).connections.len(), 1);
+        assert_eq!(locked(&limiter.0).connections.len(), 1);
     }
 
     #[test]
     fn silent_connections_are_evicted_first() {
-        let seats = ConnectionLimiter::default();
-        let served = slot(&seats, address(0));
-        let answer = served.begin_request();
+        let limiter = ConnectionLimiter::default();
+        let served = slot(&limiter, address(0));
+        let served_request = served.begin_request();
         served.authorized();
-        let idle = slot(&seats, address(0));
+        let idle = slot(&limiter, address(0));
         drop(idle.begin_request());
         idle.authorized();
-        let stranger = slot(&seats, address(0));
-        let asks = stranger.begin_request();
-        let silent = full(&seats);
-        let mut came = Vec::new();
-        let mut come = |many: usize| {
+        let unauthorized = slot(&limiter, address(0));
+        let public_request = unauthorized.begin_request();
+        let silent = full(&limiter);
+        let mut admitted = Vec::new();
+        let mut admit = |many: usize| {
             for _ in 0..many {
-                let new = slot(&seats, address(1_000 + came.len()));
+                let new = slot(&limiter, address(1_000 + admitted.len()));
                 drop(new.begin_request());
                 new.authorized();
-                came.push(new);
+                admitted.push(new);
             }
         };
-        come(1);
-        assert!(!stays(&silent[0]) && silent[1..].iter().all(|one| stays(one)), "the oldest of the silent");
-        come(silent.len() - 1);
-        assert!(!silent.iter().any(|one| stays(one)) && stays(&stranger));
-        come(1);
-        assert!(!stays(&stranger) && stays(&idle), "an answer that anybody may have protects nobody");
-        come(1);
+        admit(1);
+        assert!(
+            !stays(&silent[0]) && silent[1..].iter().all(|one| stays(one)),
+            "the oldest silent connection"
+        );
+        admit(silent.len() - 1);
+        assert!(!silent.iter().any(|one| stays(one)) && stays(&unauthorized));
+        admit(1);
+        assert!(!stays(&unauthorized) && stays(&idle), "a public request does not protect its connection");
+        admit(1);
         assert!(!stays(&idle) && stays(&served));
-        come(2 * MAX_CONNECTIONS);
-        assert!(stays(&served), "who was let in and is being answered stays");
-        drop((answer, asks));
-        come(MAX_CONNECTIONS);
+        admit(2 * MAX_CONNECTIONS);
+        assert!(stays(&served), "authorized with a request in progress");
+        drop((served_request, public_request));
+        admit(MAX_CONNECTIONS);
         assert!(!stays(&served));
     }
 
     #[test]
     fn a_connection_is_rejected_when_none_can_be_evicted() {
-        let seats = ConnectionLimiter::default();
+        let limiter = ConnectionLimiter::default();
         let mut held: Vec<_> = (0..MAX_PER_NETWORK)
             .map(|_| {
-                let seat = slot(&seats, address(0));
-                let answer = seat.begin_request();
-                seat.authorized();
-                (seat, answer)
+                let slot = slot(&limiter, address(0));
+                let request = slot.begin_request();
+                slot.authorized();
+                (slot, request)
             })
             .collect();
-        assert!(seats.admit(address(0)).is_none());
-        assert!(seats.admit(address(1)).is_some());
+        assert!(limiter.admit(address(0)).is_none());
+        assert!(limiter.admit(address(1)).is_some());
         drop(held.pop());
-        assert!(seats.admit(address(0)).is_some());
+        assert!(limiter.admit(address(0)).is_some());
     }
 }

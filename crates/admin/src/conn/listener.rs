@@ -1,6 +1,6 @@
-//! Connections to the admin address, plain or over TLS: bounded in number (`limiter`), handshakes and heads in bounded time,
-//! drained before the end. Who connects while others are drained is answered too, so that a probe can read that the process
-//! ends.
+//! Connections to the admin listener, plain or over TLS: bounded in number (`limiter`), with time limits for
+//! handshakes and request heads, and drained at shutdown. New connections are still served while draining, so that a
+//! probe can read that the process is shutting down.
 
 use super::limiter::{ConnectionLimiter, ConnectionSlot};
 use crate::auth::tls::{AdminTls, ClientPeer};
@@ -23,13 +23,13 @@ use tollgate_http::server::Drain;
 use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
 use tower_service::Service;
 
-/// The time that a head may take, the wait for the next request included.
+/// Time limit for a request head, including the wait for the next request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long requests in progress may take to end when the process is told to.
+/// Time limit for requests in progress at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves until `drain` is ready, and then until those who were connected have been answered. Requests carry a
-/// [`ClientPeer`] and their [`ConnectionSlot`] as extensions.
+/// Serves until `drain` completes, and then until all connections are drained. Requests carry a [`ClientPeer`] and
+/// their [`ConnectionSlot`] as extensions.
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<AdminTls>,
@@ -37,7 +37,7 @@ pub(crate) async fn serve(
     router: Router,
 ) {
     let (limiter, tls) = (ConnectionLimiter::default(), tls.map(Arc::new));
-    // The limiter admits; it evicts idle connections rather than let others wait.
+    // The limiter bounds the connections: it evicts idle ones instead of making others wait.
     let unbounded = ConnectionSlots::new(usize::MAX, WhenFull::Wait);
     let shutdown = Shutdown { timeout: DRAIN_TIMEOUT, new_connections: NewConnections::Serve };
     let accepting = accept::serve(listener, unbounded, shutdown, drain, |stream, peer, drain| {
@@ -54,11 +54,11 @@ pub(crate) async fn serve(
     });
     tokio::select! {
         () = accepting => {}
-        () = watched(tls.as_deref()) => {}
+        () = watch_tls(tls.as_deref()) => {}
     }
 }
 
-async fn watched(tls: Option<&AdminTls>) {
+async fn watch_tls(tls: Option<&AdminTls>) {
     match tls {
         Some(tls) => tls.watch().await,
         None => std::future::pending().await,
@@ -76,7 +76,7 @@ async fn serve_client(
     let Some(tls) = tls else {
         return serve_connection(stream, ClientPeer::plain(peer), slot, router, drain).await;
     };
-    // A connection that ends badly is its client's affair.
+    // A failed handshake is the client's problem, so it is not logged.
     if let Ok(stream) = tls.acceptor().accept(stream).await {
         let peer = ClientPeer::over_tls(peer, stream.get_ref().1.peer_certificates());
         serve_connection(stream, peer, slot, router, drain).await;

@@ -1,4 +1,4 @@
-//! Connections to the admin address.
+//! Connections to the admin listener.
 
 pub(crate) mod limiter;
 pub(crate) mod listener;

@@ -1,5 +1,6 @@
-//! The dashboard: the page in `dashboard/`, embedded when it was built before the server, else a page that says how to.
-//! The page itself knows nothing, so anybody may have it; all that it shows it asks of the admin API.
+//! Dashboard: the single-page app in `dashboard/`, embedded if it was built before the server; otherwise a page with
+//! build instructions. The page contains no data, so it needs no authorization; everything it shows comes from the
+//! admin API.
 
 use crate::response::typed;
 use axum::Router;
@@ -9,19 +10,25 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, He
 use http::request::Parts;
 use http::{Method, StatusCode};
 
-/// Names and bytes, sorted.
+/// File names and contents, sorted by name.
 type Files<'f> = &'f [(&'static str, &'static [u8])];
 
-/// Those of this build, as `build.rs` found them.
+/// The files of this build, as found by `build.rs`.
 static FILES: Files<'static> = include!(concat!(env!("OUT_DIR"), "/dashboard.rs"));
+
+/// Returns whether this build has the dashboard.
+#[must_use]
+pub const fn is_built() -> bool {
+    !FILES.is_empty()
+}
 
 static NOT_BUILT: &str = include_str!("not_built.html");
 
-/// Nothing but what this server sends, and in no other page's frame.
+/// Loads only from this server, and never in another page's frame.
 const POLICY: &str =
     "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'";
 
-/// The page and its parts.
+/// Returns the routes of the page and its assets.
 pub(crate) fn routes() -> Router {
     let page = || any(async |head: Parts| page(FILES, &head));
     Router::new().route("/", page()).route("/assets/", page()).route("/assets/{*file}", page())
@@ -29,31 +36,30 @@ pub(crate) fn routes() -> Router {
 
 fn page(files: Files<'_>, head: &Parts) -> Response {
     let path = head.uri.path();
-    let (name, kept) = match path {
+    let (name, caching) = match path {
         "/" => ("index.html", "no-cache"),
-        // Their names change with their bytes.
+        // Asset names change with their contents.
         _ => (&path[1..], "public, max-age=31536000, immutable"),
     };
     if !matches!(head.method, Method::GET | Method::HEAD) {
-        let mut refused = typed(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "use GET here\n");
-        refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
-        return refused;
+        let mut rejected =
+            typed(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "method not allowed; use GET\n");
+        rejected.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+        return rejected;
     }
     let bytes = files.binary_search_by(|(known, _)| (*known).cmp(name)).ok().map(|found| files[found].1);
-    let (status, kind, bytes, kept) = match bytes {
-        Some(bytes) => (StatusCode::OK, kind(name), bytes, kept),
+    let (status, kind, bytes, caching) = match bytes {
+        Some(bytes) => (StatusCode::OK, kind(name), bytes, caching),
         None if path == "/" => (StatusCode::OK, kind(name), NOT_BUILT.as_bytes(), "no-store"),
-        None => {
-            (StatusCode::NOT_FOUND, "text/plain; charset=utf-8", &b"there is no such file\n"[..], "no-store")
-        }
+        None => (StatusCode::NOT_FOUND, "text/plain; charset=utf-8", &b"no such file\n"[..], "no-store"),
     };
-    let mut answer = typed(status, kind, bytes);
+    let mut response = typed(status, kind, bytes);
     let mut set =
-        |name: HeaderName, value| answer.headers_mut().insert(name, HeaderValue::from_static(value));
-    set(CACHE_CONTROL, kept);
+        |name: HeaderName, value| response.headers_mut().insert(name, HeaderValue::from_static(value));
+    set(CACHE_CONTROL, caching);
     set(CONTENT_SECURITY_POLICY, POLICY);
     set(REFERRER_POLICY, "no-referrer");
-    answer
+    response
 }
 
 fn kind(name: &str) -> &'static str {
@@ -82,12 +88,12 @@ mod tests {
         page(files, &head)
     }
 
-    fn header(answer: &Response, name: HeaderName) -> &str {
-        answer.headers()[name].to_str().expect("a text")
+    fn header(response: &Response, name: HeaderName) -> &str {
+        response.headers()[name].to_str().expect("a text")
     }
 
-    fn body(answer: Response) -> Bytes {
-        pollster::block_on(answer.into_body().collect()).expect("a body").to_bytes()
+    fn body(response: Response) -> Bytes {
+        pollster::block_on(response.into_body().collect()).expect("a body").to_bytes()
     }
 
     #[test]
@@ -107,9 +113,9 @@ mod tests {
     #[test]
     fn other_paths_are_not_found() {
         for missing in ["/assets/", "/assets/../index.html", "/assets/index.html"] {
-            let answer = get(BUILT, "GET", missing);
+            let response = get(BUILT, "GET", missing);
             assert_eq!(
-                (answer.status(), header(&answer, CACHE_CONTROL)),
+                (response.status(), header(&response, CACHE_CONTROL)),
                 (StatusCode::NOT_FOUND, "no-store"),
                 "{missing}"
             );

@@ -1,4 +1,4 @@
-//! The router and the OpenAPI document say the same: which paths there are, by which methods, and who may call them.
+//! Tests that the router and the OpenAPI document agree on paths, methods and roles.
 
 use super::*;
 use crate::auth::tls::ClientPeer;
@@ -43,7 +43,7 @@ impl LogLevels for Process {
 
 impl UsageReader for Process {
     fn usage<'a>(&'a self, _: &'a UsageQuery) -> UsageFuture<'a> {
-        Box::pin(async { Err(UsageError::Domain("there is none".to_owned())) })
+        Box::pin(async { Err(UsageError::Domain("no such domain".to_owned())) })
     }
 
     fn reset<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a> {
@@ -51,7 +51,7 @@ impl UsageReader for Process {
     }
 }
 
-/// An admin address without a database, where certificates say who asks.
+/// Returns an admin server without a database, with roles from client certificates.
 fn server() -> Router {
     let rules = Arc::new(Ruleset::load(&[], &Options::default()).expect("no rules"));
     let roles = [Role::Viewer, Role::Operator, Role::Admin];
@@ -82,7 +82,7 @@ async fn json_of(response: Response) -> Value {
     serde_json::from_slice(&bytes).expect("JSON")
 }
 
-/// Every path, method and role of the document.
+/// Returns every path, method and role of the document.
 async fn operations() -> Vec<(String, String, String)> {
     let document = json_of(call("GET", "/admin/v1/openapi.json", None).await).await;
     let mut all = Vec::new();
@@ -95,21 +95,21 @@ async fn operations() -> Vec<(String, String, String)> {
     all
 }
 
-/// A path with something in place of its names.
+/// Returns a path with its parameters filled in.
 fn concrete(path: &str) -> String {
     path.replace("{rev}", "1").replace(['{', '}'], "")
 }
 
-/// A client that is generated from the document calls paths that exist, and is let in where the document says so.
+/// A client generated from the document would otherwise call paths that do not exist, or be denied access to them.
 #[tokio::test]
-async fn the_document_says_who_may_call_what() {
+async fn the_document_lists_the_required_roles() {
     let all = operations().await;
     assert_eq!(all.len(), 49, "{all:#?}");
     let ranks = ["anybody", "viewer", "operator", "admin"];
     for (path, method, role) in &all {
         let needed = ranks.iter().position(|rank| rank == role).expect("a role");
         for (rank, name) in ranks.iter().enumerate() {
-            // The stream of events and the import are let in, and then need what is not here.
+            // The event stream and the import are authorized, and then fail for lack of a database.
             let status = call(method, &concrete(path), (rank > 0).then_some(name)).await.status();
             let expected = match (rank >= needed, rank) {
                 (true, _) => None,
@@ -125,9 +125,9 @@ async fn the_document_says_who_may_call_what() {
     }
 }
 
-/// A method that is not in the document is not in the router either, and `Allow` lists those that are.
+/// A method that is missing from the document is missing from the router too, and `Allow` lists the existing ones.
 #[tokio::test]
-async fn no_method_is_there_that_the_document_does_not_have() {
+async fn every_method_is_in_the_document() {
     let all = operations().await;
     for (path, ..) in &all {
         let known: Vec<&str> =
@@ -136,10 +136,10 @@ async fn no_method_is_there_that_the_document_does_not_have() {
             if known.contains(&method) || (method == "HEAD" && known.contains(&"GET")) {
                 continue;
             }
-            let refused = call(method, &concrete(path), Some("admin")).await;
-            assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+            let rejected = call(method, &concrete(path), Some("admin")).await;
+            assert_eq!(rejected.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
             let mut allowed: Vec<_> =
-                refused.headers()[ALLOW].to_str().expect("a list").split(", ").map(str::to_owned).collect();
+                rejected.headers()[ALLOW].to_str().expect("a list").split(", ").map(str::to_owned).collect();
             allowed.sort_unstable();
             let mut known: Vec<_> = known.iter().map(|method| (*method).to_owned()).collect();
             known.sort_unstable();
@@ -148,42 +148,42 @@ async fn no_method_is_there_that_the_document_does_not_have() {
     }
 }
 
-/// What is answered where there is nothing, and what every answer has.
+/// Unknown paths return a problem, with the headers that every response has.
 #[tokio::test]
 async fn an_unknown_path_is_a_problem() {
     for path in
         ["/admin/v1/qoutas", "/index.html", "/admin/v1/quotas/a/b", "/admin/v1//", "/admin/v1/rules/1/reject"]
     {
-        let answer = call("GET", path, Some("admin")).await;
-        assert_eq!(answer.status(), StatusCode::NOT_FOUND, "{path}");
-        assert_eq!(answer.headers()["content-type"], "application/problem+json");
-        assert_eq!(answer.headers()["cache-control"], "no-store");
-        assert_eq!(answer.headers()["x-content-type-options"], "nosniff");
+        let response = call("GET", path, Some("admin")).await;
+        assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
+        assert_eq!(response.headers()["content-type"], "application/problem+json");
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        assert_eq!(response.headers()["x-content-type-options"], "nosniff");
         let detail = format!("there is nothing at `{path}`; try GET /admin/v1/quotas");
-        let body = json_of(answer).await;
+        let body = json_of(response).await;
         assert_eq!((&body["detail"], &body["type"]), (&json!(detail), &json!(NO_SUCH_PATH)));
     }
 }
 
-/// Whoever leaves a name empty, by an unset variable in a script perhaps, reads which one.
+/// A client that leaves a parameter empty, perhaps by an unset variable in a script, learns which one.
 #[tokio::test]
-async fn an_empty_name_is_named() {
-    for (method, path, place) in [
+async fn an_empty_parameter_is_named() {
+    for (method, path, field) in [
         ("GET", "/admin/v1/quotas/", "api_key"),
         ("DELETE", "/admin/v1/quotas/by-id/?x=1", "id"),
         ("POST", "/admin/v1/usage//reset", "api_key"),
         ("GET", "/admin/v1/rules/", "rev"),
         ("GET", "/admin/v1/decisions//why", "id"),
     ] {
-        let answer = call(method, path, Some("admin")).await;
-        assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{path}");
-        assert_eq!(json_of(answer).await["field"], place, "{path}");
+        let response = call(method, path, Some("admin")).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{path}");
+        assert_eq!(json_of(response).await["field"], field, "{path}");
     }
     let put = call("PUT", "/admin/v1/usage/", Some("admin")).await;
     assert_eq!(put.headers()[ALLOW], "GET");
 }
 
-/// A page of another site neither reads nor writes; the dashboard itself is for anybody.
+/// A page of another site can neither read nor write; the dashboard page itself is public.
 #[tokio::test]
 async fn other_sites_get_the_page_alone() {
     let status = async |path: &str| {

@@ -1,4 +1,4 @@
-//! Who asks, for those who watch requests: the API key where there is one, else the first thing that tells who it is.
+//! Caller of a sampled request: the API key if there is one, else the first attribute that identifies a caller.
 
 use crate::auth::key_hash::prefix;
 use crate::auth::pseudonym;
@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 use tollgate_engine::{Check, CheckInput};
 use tollgate_rules::{CALLER_KEY, identifies_caller};
 
-/// The key and the value that tell who asks; nothing, where a request says nothing at all.
+/// Returns the key and value that identify the caller; `None` if the request has no attributes.
 #[inline]
 pub(crate) fn of<'a>(check: &Check<'a>) -> Option<(&'a str, &'a str)> {
     let named = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| *key == CALLER_KEY);
@@ -22,13 +22,13 @@ pub(crate) fn of<'a>(check: &Check<'a>) -> Option<(&'a str, &'a str)> {
     found.copied()
 }
 
-/// A caller as a number that is never zero.
+/// Returns the caller as a number that is never zero.
 #[inline]
 pub(crate) fn number(hasher: &impl BuildHasher, check: &Check<'_>) -> Option<u64> {
     of(check).map(|caller| hasher.hash_one(caller).max(1))
 }
 
-/// A caller as people may see it: API keys and the like are shown by their first characters alone.
+/// Returns the caller for display: values are masked to their first characters.
 pub(crate) fn masked(check: &Check<'_>) -> String {
     of(check).map_or_else(String::new, |(key, value)| {
         let first = pseudonym::pseudonym_prefix(value).map_or_else(|| prefix(value), str::to_owned);

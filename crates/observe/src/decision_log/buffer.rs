@@ -1,5 +1,5 @@
-//! The decision log: the last so many decisions in memory, to be searched, and all of them as lines for a file or the
-//! standard output ([`crate::sink`]).
+//! Decision log: a searchable ring buffer of recent decisions, and an optional [`crate::sink`] that writes every logged
+//! decision as a line to a file or standard output.
 
 use crate::decision_log::record::DecisionRecord;
 use crate::recorder::capture::LoggedVerdict;
@@ -10,35 +10,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::Timestamp;
 use tollgate_engine::DecisionId;
 
-/// What is searched for; what is not given is not asked for.
+/// Search filter for the decision log; a field that is `None` matches everything.
 #[derive(Clone, Debug, Default)]
 pub struct DecisionQuery {
-    /// This one.
+    /// Decision ID.
     pub id: Option<DecisionId>,
-    /// With this value of any attribute: the value itself, what is shown of it, or its id.
+    /// Value of any attribute: the raw value, its masked form or its id.
     pub key: Option<String>,
-    /// By this rule.
+    /// Name of the rule.
     pub rule: Option<String>,
-    /// That ended so.
+    /// Verdict.
     pub ruled: Option<LoggedVerdict>,
-    /// Not before.
+    /// Earliest time, inclusive.
     pub from: Option<Timestamp>,
-    /// Not after.
+    /// Latest time, inclusive.
     pub to: Option<Timestamp>,
-    /// Only what stands before this place in the log.
+    /// Sequence number to stay below, for paging.
     pub before: Option<u64>,
-    /// At most so many.
+    /// Maximum number of results.
     pub limit: usize,
 }
 
-/// Bytes in memory for each decision that is kept, on the average: who says much makes fewer be kept.
+/// Average memory budget per record in bytes: records with long attributes reduce how many fit.
 const ENTRY_BYTES: usize = 1_024;
 
-/// The last decisions, and how many there have been.
+/// Ring of recent records, and the number of records ever logged.
 #[derive(Debug, Default)]
 struct LogRing {
     entries: VecDeque<Arc<DecisionRecord>>,
-    /// What they take.
+    /// Memory used by the entries, in bytes.
     bytes: usize,
     logged: u64,
 }
@@ -48,7 +48,7 @@ impl LogRing {
         self.logged += 1;
         entry.seq = self.logged;
         self.bytes += DecisionRecord::BYTES;
-        // Under the log's lock nobody else counts.
+        // The log's lock is held, so the count changes only here.
         if entry.caller().masked_key.fetch_add(1, Ordering::Relaxed) == 0 {
             self.bytes += entry.caller().bytes();
         }
@@ -65,7 +65,7 @@ impl LogRing {
     }
 }
 
-/// The last decisions.
+/// The decision log: ring buffer and optional sink.
 #[derive(Debug)]
 pub(crate) struct DecisionLog {
     ring: Mutex<LogRing>,
@@ -74,8 +74,8 @@ pub(crate) struct DecisionLog {
 }
 
 impl DecisionLog {
-    pub(crate) fn new(most: usize, sink: Option<Sink>) -> Self {
-        Self { ring: Mutex::default(), capacity: most.max(1), sink }
+    pub(crate) fn new(capacity: usize, sink: Option<Sink>) -> Self {
+        Self { ring: Mutex::default(), capacity: capacity.max(1), sink }
     }
 
     fn ring(&self) -> MutexGuard<'_, LogRing> {
@@ -86,46 +86,46 @@ impl DecisionLog {
         self.ring().entries.len()
     }
 
-    /// What those in memory take, as far as it is counted.
+    /// Memory used by the entries, in bytes, as accounted.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         self.ring().bytes
     }
 
-    /// All that were ever logged.
+    /// Number of records ever logged.
     pub(crate) fn logged(&self) -> u64 {
         self.ring().logged
     }
 
-    /// Keeps them, and hands them on to where else they are written, if anywhere.
+    /// Stores `entries` and returns those to write to the sink; none without a sink.
     pub(crate) fn push(&self, entries: Vec<DecisionRecord>) -> Vec<Arc<DecisionRecord>> {
-        let mut kept = self.ring();
+        let mut ring = self.ring();
         let mut written = Vec::new();
         for entry in entries {
-            let entry = kept.push(entry);
+            let entry = ring.push(entry);
             if self.sink.is_some() {
                 written.push(Arc::clone(entry));
             }
         }
-        while kept.entries.len() > self.capacity || kept.bytes > self.capacity * ENTRY_BYTES {
-            kept.pop();
+        while ring.entries.len() > self.capacity || ring.bytes > self.capacity * ENTRY_BYTES {
+            ring.pop();
         }
         written
     }
 
-    /// The API key of a caller of one of them.
+    /// Returns the API key of the caller with this id, if a stored record has it.
     pub(crate) fn key(&self, id: u64) -> Option<String> {
         self.ring().entries.iter().rev().find_map(|entry| entry.key_of(id).map(str::to_owned))
     }
 
-    /// The latest that match, the latest first, and where to go on.
+    /// Returns the latest matching records, newest first, and the sequence number to continue from.
     pub(crate) fn search(
         &self,
         search: &DecisionQuery,
         id_of: impl Fn(&str) -> u64,
     ) -> (Vec<Arc<DecisionRecord>>, Option<u64>) {
         let key = search.key.as_deref().map(|key| (key, [Some(id_of(key)), parse_id(key)]));
-        let kept = self.ring();
+        let ring = self.ring();
         let matches = |entry: &&Arc<DecisionRecord>| {
             search.before.is_none_or(|before| entry.seq < before)
                 && search.id.is_none_or(|id| entry.id == id)
@@ -136,7 +136,7 @@ impl DecisionLog {
                 && key.as_ref().is_none_or(|(key, ids)| entry.concerns(key, ids))
         };
         let mut found: Vec<Arc<DecisionRecord>> =
-            kept.entries.iter().rev().filter(matches).take(search.limit + 1).map(Arc::clone).collect();
+            ring.entries.iter().rev().filter(matches).take(search.limit + 1).map(Arc::clone).collect();
         let more = found.len() > search.limit;
         found.truncate(search.limit);
         let next = found.last().map(|last| last.seq).filter(|_| more);
@@ -144,11 +144,11 @@ impl DecisionLog {
     }
 }
 
-/// What is written as ids are told: sixteen digits, the letters small.
+/// Parses an id in its printed form: sixteen lower-case hexadecimal digits.
 fn parse_id(text: &str) -> Option<u64> {
     let digit = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
-    let is_told_so = text.len() == 16 && text.bytes().all(digit);
-    is_told_so.then(|| u64::from_str_radix(text, 16).ok()).flatten()
+    let is_printed_form = text.len() == 16 && text.bytes().all(digit);
+    is_printed_form.then(|| u64::from_str_radix(text, 16).ok()).flatten()
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What is told of a decision beside its numbers, worked out once and remembered: those who are denied are mostly denied again,
-//! by the same limit. Masks and keyed hashes are dear, and in a flood there is a decision to log for every request.
+//! Cache of masked descriptions of callers and limits. Denied callers are mostly denied again, by the same limit; masks
+//! and keyed hashes are expensive, and in a flood every request produces a record.
 //!
-//! What a request said is remembered by a hash alone, and by what may be told; but for the API key of its caller, for those who
-//! act on somebody without knowing the key.
+//! A request is identified by a hash of its attributes and stored in masked form only, except for the caller's API key,
+//! which operator actions on a listed caller need.
 
 use crate::mask::{ApiKey, Mask, MaskedCaller, network};
 use crate::metrics::labels::LabelLayout;
@@ -15,30 +15,30 @@ use std::sync::atomic::AtomicUsize;
 use tollgate_core::Limit;
 use tollgate_engine::Window;
 
-/// So many of each are remembered, and of those who ask so many bytes; then it begins anew.
+/// Maximum number of entries per map, and of bytes for callers; when either is reached the cache is cleared.
 const MAX_ENTRIES: usize = 4_096;
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 
-/// Who asked, and for what.
+/// Masked description of a request's caller and attributes.
 #[derive(Debug)]
 pub(crate) struct CallerDescription {
     pub(crate) domain: Box<str>,
     pub(crate) attributes: Box<[(String, String)]>,
-    /// What values hash to: for searching by one.
+    /// Keyed hashes of the attribute values, for searching by value.
     pub(crate) ids: Box<[u64]>,
     pub(crate) caller: Option<Arc<MaskedCaller>>,
-    /// What the caller can be acted on by, if it is told.
+    /// Id by which operators can act on the caller, if ids are shown.
     pub(crate) key_id: Option<u64>,
-    /// The network that it came from, if its caller is known by more than that.
+    /// Network of the client address, if the caller is identified by something other than its address.
     pub(crate) network: Option<Box<str>>,
-    /// How many decisions of the log in memory it is part of.
+    /// Number of in-memory log records that refer to this description.
     pub(crate) masked_key: AtomicUsize,
 }
 
 impl CallerDescription {
-    /// What it takes in memory.
+    /// Returns its memory use in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        // What the allocator adds to each text.
+        // Allocator overhead per string.
         const EACH: usize = 16;
         let text = |text: &str| text.len() + EACH;
         let pair = |(name, value): &(String, String)| {
@@ -58,7 +58,7 @@ impl CallerDescription {
     }
 }
 
-/// A limit, as it is told.
+/// A limit as shown in records.
 #[derive(Debug)]
 pub(crate) struct LimitDescription {
     pub(crate) limit: u64,
@@ -78,16 +78,16 @@ impl LimitDescription {
     }
 }
 
-/// The worker's memory.
+/// Descriptions of recent callers and limits, owned by the worker.
 #[derive(Debug, Default)]
 pub(crate) struct DescriptionCache {
-    /// By two hashes of the domain and all attributes: one alone could be somebody else's, once in a long while.
+    /// Keyed by two independent hashes of the domain and all attributes: one alone could collide.
     callers: HashMap<(u64, u64), Arc<CallerDescription>, RandomState>,
-    /// What they take.
+    /// Memory used by the callers, in bytes.
     bytes: usize,
     second: RandomState,
     limits: HashMap<u32, Arc<LimitDescription>, RandomState>,
-    /// Whose numbers the limits have.
+    /// Label layout whose limit numbers are the keys of `limits`.
     layout: Option<Arc<LabelLayout>>,
 }
 
@@ -98,9 +98,9 @@ impl DescriptionCache {
         capture: &CapturedDecision,
         mask: &Mask,
     ) -> Arc<CallerDescription> {
-        let said = buffer.attributes(capture);
+        let attributes = buffer.attributes(capture);
         let hashed = |mut hasher: <RandomState as BuildHasher>::Hasher| {
-            said.hash(&mut hasher);
+            attributes.hash(&mut hasher);
             hasher.finish()
         };
         let key = (hashed(self.callers.hasher().build_hasher()), hashed(self.second.build_hasher()));
@@ -112,7 +112,7 @@ impl DescriptionCache {
         let caller = mask.caller(&pairs, &attributes, &ids);
         let network = network(&pairs, &attributes);
         let acted_on = caller.as_ref().filter(|caller| caller.key.is_some() && mask.is_injective());
-        let asker = Arc::new(CallerDescription {
+        let description = Arc::new(CallerDescription {
             domain: domain.into(),
             attributes: attributes.into(),
             ids: ids.into(),
@@ -125,12 +125,12 @@ impl DescriptionCache {
             self.callers.clear();
             self.bytes = 0;
         }
-        self.bytes += asker.bytes();
-        self.callers.insert(key, Arc::clone(&asker));
-        asker
+        self.bytes += description.bytes();
+        self.callers.insert(key, Arc::clone(&description));
+        description
     }
 
-    /// The limit that a decision is about.
+    /// Returns the description of the limit that a decision is attributed to.
     pub(crate) fn limit(
         &mut self,
         buffer: &CaptureBuffer,
@@ -149,8 +149,8 @@ impl DescriptionCache {
         if let Some(known) = self.limits.get(&number) {
             return Some(Arc::clone(known));
         }
-        let told = Arc::new(LimitDescription::from_limit(&layout.rules.limit(number)?.limit));
-        self.limits.insert(number, Arc::clone(&told));
-        Some(told)
+        let description = Arc::new(LimitDescription::from_limit(&layout.rules.limit(number)?.limit));
+        self.limits.insert(number, Arc::clone(&description));
+        Some(description)
     }
 }

@@ -1,4 +1,4 @@
-//! A decision in words: one sentence, and the whole story.
+//! Decision explanations: a headline, a one-sentence summary and a full explanation of a decision record.
 
 use super::record::{DecisionRecord, LimitDetail, NodeInfo, rfc3339};
 use crate::decision_log::cache::LimitDescription;
@@ -9,7 +9,7 @@ use tollgate_engine::{INLINE_LIMIT, MeasureAction, Origin};
 use tollgate_rules::Role;
 
 impl DecisionRecord {
-    /// What it is owed to, in words.
+    /// Returns the rule or inline limit that the decision is attributed to, as text.
     fn rule_text(&self) -> String {
         match self.rule() {
             Some(INLINE_LIMIT) => "the request's inline limit".to_owned(),
@@ -18,57 +18,53 @@ impl DecisionRecord {
         }
     }
 
-    /// Why something passed that a limit was over for.
+    /// Returns why a request passed although a limit was exceeded.
     fn shadow_text(&self) -> String {
-        let (by, role) = (self.rule_text(), self.limit.as_ref().map(|told| told.role));
+        let (by, role) = (self.rule_text(), self.limit.as_ref().map(|detail| detail.role));
         match (role, &self.measure) {
-            (Some(Role::Shadow), _) => format!("Allowed; {by} is in shadow and would have denied it"),
+            (Some(Role::Shadow), _) => format!("Allowed; {by} is in shadow mode and would have denied it"),
             (Some(Role::Candidate), _) => {
-                format!("Allowed; the number that is tried for {by} would have denied it")
+                format!("Allowed; the candidate limit of {by} would have denied it")
             }
             (_, Some((measure, MeasureAction::ShadowAll))) => {
                 format!(
-                    "Allowed: `{measure}`, a measure of an operator, had put everything in shadow; {by} would have denied it"
+                    "Allowed: emergency measure `{measure}` put all rules in shadow mode; {by} would have denied it"
                 )
             }
             _ if self.revision.is_none() => {
-                format!("Allowed: everything was let pass; {by} would have denied it")
+                format!("Allowed: limits were not enforced; {by} would have denied it")
             }
-            _ => format!(
-                "Allowed: the whole server was in shadow (`global_shadow`); {by} would have denied it"
-            ),
+            _ => format!("Allowed: global shadow mode was on (`global_shadow`); {by} would have denied it"),
         }
     }
 
-    /// The verdict and its cause, without the numbers, which [`Self::json`] has as fields.
+    /// Returns the verdict and its cause, without the numbers, which [`Self::json`] has as fields.
     #[must_use]
     pub fn headline(&self) -> String {
         let by = self.rule_text();
         let measure = self.measure.as_ref().map_or("emergency", |(measure, _)| measure);
         match (self.verdict, self.origin) {
             (LoggedVerdict::Deny, Origin::FailClosed) => {
-                format!("Denied: the store was away, and {by} turns requests away then")
+                format!("Denied: the store was unavailable and {by} fails closed")
             }
             (LoggedVerdict::Deny, Origin::Emergency) => {
-                format!("Denied by `{measure}`, a measure of an operator")
+                format!("Denied by emergency measure `{measure}`")
             }
-            (_, Origin::Emergency) => format!("Allowed by `{measure}`, a measure of an operator"),
+            (_, Origin::Emergency) => format!("Allowed by emergency measure `{measure}`"),
             (LoggedVerdict::Allow, Origin::Grant) => {
-                format!("Allowed by {by} out of extra quota that was granted")
+                format!("Allowed by a grant over the limit of {by}")
             }
             (LoggedVerdict::Deny, _) => format!("Denied by {by}"),
             (LoggedVerdict::ShadowDeny, _) => self.shadow_text(),
-            (_, Origin::FailOpen) => {
-                "Allowed: the store was away, and the rules let requests pass then".to_owned()
-            }
+            (_, Origin::FailOpen) => "Allowed: the store was unavailable and the rules fail open".to_owned(),
             (_, Origin::Unmatched) => "Allowed: no limit applies".to_owned(),
-            (LoggedVerdict::Delay, _) => format!("Allowed by {by}, after a wait of {}", humanize(self.delay)),
-            (LoggedVerdict::Degrade, _) => format!("Allowed, to be served in a lesser way by {by}"),
-            (LoggedVerdict::Allow, _) => format!("Allowed; nearest to its limit was {by}"),
+            (LoggedVerdict::Delay, _) => format!("Allowed by {by} after a delay of {}", humanize(self.delay)),
+            (LoggedVerdict::Degrade, _) => format!("Allowed with degraded service by {by}"),
+            (LoggedVerdict::Allow, _) => format!("Allowed; {by} was closest to its limit"),
         }
     }
 
-    /// What neither the headline nor the fields tell: a measure that was active, and what decided in place of the store.
+    /// Returns what neither the headline nor the fields contain: an active measure, and what decided instead of the store.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let measure = self.measure_line();
@@ -81,37 +77,39 @@ impl DecisionRecord {
         measure.into_iter().chain(decided).collect()
     }
 
-    /// One sentence.
+    /// Returns the explanation in one sentence.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut summary = self.headline();
-        if let Some(told) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
+        if let Some(detail) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
             let _ = write!(
                 summary,
                 ": {} of {} units were in use ({})",
-                told.used_before, told.limit.capacity, told.limit
+                detail.used_before, detail.limit.capacity, detail.limit
             );
-            if told.is_granted {
-                let _ = write!(summary, "; {} of the extra quota were left", told.remaining);
+            if detail.is_granted {
+                let _ = write!(summary, "; {} left in the grant", detail.remaining);
             }
         }
         match (self.verdict, self.retry_after) {
-            // Callers are told when to try again; nobody knows when it will help.
+            // A fail-closed denial has a retry-after, but when the store recovers is unknown.
             (LoggedVerdict::Deny, _) if self.origin == Origin::FailClosed => {
-                summary.push_str("; the same request passes once the store is back, if its limits have room");
+                summary.push_str(
+                    "; the same request passes once the store is available again, if its limits have room",
+                );
             }
             (LoggedVerdict::Deny, Some(wait)) if self.is_concurrency() => {
                 let wait = humanize(wait);
                 let _ = write!(
                     summary,
-                    "; it would have passed as soon as one of them had ended, {wait} later at the latest"
+                    "; the same request would have passed when one of them completed, at most {wait} later"
                 );
             }
             (LoggedVerdict::Deny, Some(wait)) => {
                 let _ = write!(summary, "; the same request would have passed {} later", humanize(wait));
             }
             (LoggedVerdict::Deny, None) => {
-                summary.push_str("; it asks for more than the limit ever has, and can never pass");
+                summary.push_str("; its cost exceeds the limit's capacity, so it can never pass");
             }
             _ => {}
         }
@@ -119,69 +117,71 @@ impl DecisionRecord {
         summary
     }
 
-    /// The measure that was active, where it did not decide by itself.
+    /// Returns a sentence about the active measure, unless the measure itself decided.
     fn measure_line(&self) -> Option<String> {
         let (measure, act) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency)?;
         let did = match act {
             MeasureAction::Tighten(thousandths) => {
                 let percent = f64::from(*thousandths) / 10.0;
-                format!(": limits were {percent}% of what the rules say")
+                format!(": limits were {percent}% of the rules' values")
             }
-            MeasureAction::ShadowAll => ": nothing was denied".to_owned(),
-            MeasureAction::DisableRule => ": a rule was switched off".to_owned(),
+            MeasureAction::ShadowAll => ": all rules were in shadow mode".to_owned(),
+            MeasureAction::DisableRule => ": a rule was disabled".to_owned(),
             MeasureAction::Block | MeasureAction::Exempt | MeasureAction::AllowAll => String::new(),
         };
-        Some(format!("An operator's measure `{measure}` was on{did}."))
+        Some(format!("Emergency measure `{measure}` was active{did}."))
     }
 
-    /// Whether it waits for others to end, and not for a time.
+    /// Returns whether the limit is a concurrency limit, which frees units on completion and not over time.
     fn is_concurrency(&self) -> bool {
-        self.limit.as_ref().is_some_and(|told| told.limit.is_concurrency())
+        self.limit.as_ref().is_some_and(|detail| detail.limit.is_concurrency())
     }
 
-    /// The whole story, line by line, and when the same request would have passed, where that is known.
+    /// Returns the full explanation, one sentence per line, and when the same request would have passed, if known.
     #[must_use]
-    pub fn explanation(&self, place: &NodeInfo) -> (Vec<String>, Option<String>) {
+    pub fn explanation(&self, node: &NodeInfo) -> (Vec<String>, Option<String>) {
         let mut lines = vec![self.summary()];
-        let who: Vec<String> =
+        let attributes: Vec<String> =
             self.caller.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let asked = if self.protocol.is_empty() { "the program itself" } else { self.protocol };
+        let protocol = if self.protocol.is_empty() { "an in-process call" } else { self.protocol };
         lines.push(format!(
-            "Asked at {} through {asked} in the domain `{}`, at a cost of {}: {}.",
+            "Received at {} via {protocol} in domain `{}` with cost {}: {}.",
             rfc3339(self.at),
             self.caller.domain,
             self.cost,
-            if who.is_empty() { "no attributes".to_owned() } else { who.join(", ") }
+            if attributes.is_empty() { "no attributes".to_owned() } else { attributes.join(", ") }
         ));
         if let Some(LimitDetail { limit, used_before, remaining, is_granted, .. }) = &self.limit {
-            let of = if *is_granted { " of the extra quota" } else { "" };
+            let of = if *is_granted { " of the grant" } else { "" };
             lines.push(format!(
-                "The limit of {} was {limit} then; its counter stood at {used_before} before this request and {remaining}{of} were left.",
+                "The limit of {} was {limit}; {used_before} units were used before this request and {remaining}{of} remained.",
                 self.rule_text()
             ));
         }
         lines.extend(self.measure_line());
         let decided = match self.origin {
             Origin::Store => "the counters decided",
-            Origin::Local => "the store was away, and this node's own counters decided",
-            Origin::FailOpen | Origin::FailClosed => "the store was away, and the rule's `on_error` decided",
+            Origin::Local => "the store was unavailable, so this node's fallback counters decided",
+            Origin::FailOpen | Origin::FailClosed => {
+                "the store was unavailable, so the rule's `on_error` decided"
+            }
             Origin::Unmatched => "no rule with a limit matched",
-            Origin::Grant => "extra quota that was granted to the caller decided",
-            Origin::Emergency => "an emergency measure of an operator decided",
+            Origin::Grant => "a grant to the caller covered the request",
+            Origin::Emergency => "an emergency measure decided",
         };
         lines.push(match &self.revision {
-            Some(revision) => format!("Rules {revision} on node {}: {decided}.", place.node),
-            None => format!("The limit came with the call, on node {}: {decided}.", place.node),
+            Some(revision) => format!("Rules {revision} on node {}: {decided}.", node.node),
+            None => format!("Inline limit from the request on node {}: {decided}.", node.node),
         });
         let is_known = self.verdict == LoggedVerdict::Deny && self.origin != Origin::FailClosed;
         let passes = self.retry_after.filter(|_| is_known).map(|wait| rfc3339(self.at + wait));
         if let Some(at) = &passes {
             lines.push(match self.origin {
-                Origin::Emergency => format!("The same request would have passed at {at}, when the measure ends."),
+                Origin::Emergency => format!("The same request would have passed at {at}, when the measure expires."),
                 _ if self.is_concurrency() => format!(
-                    "The same request would have passed as soon as one of those under way had ended, at the latest at {at}, if nobody else had taken its place."
+                    "The same request would have passed when one of those in flight completed, at the latest at {at}, unless another request took the permit."
                 ),
-                _ => format!("The same request would have passed at {at}, if nobody else had taken the units."),
+                _ => format!("The same request would have passed at {at}, unless other requests used the units first."),
             });
         }
         (lines, passes.filter(|_| !self.is_concurrency()))
@@ -189,7 +189,7 @@ impl DecisionRecord {
 }
 
 impl LimitDescription {
-    /// Whether it is about what is under way at once.
+    /// Returns whether this limits requests in flight.
     fn is_concurrency(&self) -> bool {
         self.window == "concurrent"
     }
@@ -198,7 +198,7 @@ impl LimitDescription {
 impl std::fmt::Display for LimitDescription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.window.as_str() {
-            "concurrent" => write!(f, "{} at once", self.limit)?,
+            "concurrent" => write!(f, "{} concurrent", self.limit)?,
             window => write!(f, "{} per {window}", self.limit)?,
         }
         if self.capacity != self.limit {
@@ -208,7 +208,7 @@ impl std::fmt::Display for LimitDescription {
     }
 }
 
-/// A wait as people say it: two units at most, and never more digits than anybody would wait by. Never less than it is.
+/// Formats a wait with at most two units, rounded up so that it is never shorter than `span`.
 fn humanize(span: TimeDelta) -> String {
     let micros = span.as_micros();
     if micros < 1_000 {
@@ -232,7 +232,7 @@ fn humanize(span: TimeDelta) -> String {
         3_600..86_400 => ("h", "min", 60, 60),
         _ => ("d", "h", 3_600, 24),
     };
-    // So many of the smaller unit, rounded up.
+    // Number of the smaller unit, rounded up.
     let count = seconds.div_ceil(one);
     match (count / per, count % per) {
         (whole, 0) => format!("{whole} {large}"),
@@ -244,10 +244,10 @@ fn humanize(span: TimeDelta) -> String {
 mod tests {
     use super::*;
 
-    /// Whoever waits as long as they are told must not come too early, and can say the number aloud.
+    /// A caller that waits as long as stated must not retry too early.
     #[test]
     fn durations_are_humanized() {
-        for (micros, told) in [
+        for (micros, text) in [
             (0, "0 µs"),
             (730, "730 µs"),
             (1_001, "2 ms"),
@@ -263,7 +263,7 @@ mod tests {
             (90_000_000_000, "1 d 1 h"),
             (2_592_000_000_000, "30 d"),
         ] {
-            assert_eq!(humanize(TimeDelta::from_micros(micros)), told, "{micros}");
+            assert_eq!(humanize(TimeDelta::from_micros(micros)), text, "{micros}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One decision as it is told to people: in the log, in answers, in words.
+//! Decision records: one decision with all values masked, as the log, the API and explanations show it.
 
 use crate::decision_log::cache::{CallerDescription, LimitDescription};
 use crate::mask::ApiKey;
@@ -10,16 +10,16 @@ use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::{DecidedBy, DecisionId, INLINE_LIMIT, MeasureAction, Origin};
 use tollgate_rules::Role;
 
-/// A decision, with nothing in it that must not be told.
+/// A logged decision. Contains no unmasked values except the caller's API key, which is never rendered.
 #[derive(Debug)]
 pub struct DecisionRecord {
-    /// Its place in the log, once it has one: later ones have higher numbers.
+    /// Sequence number in the log, increasing; 0 until the record is stored.
     pub seq: u64,
-    /// Its name.
+    /// Decision ID.
     pub id: DecisionId,
-    /// When it was made.
+    /// Time of the decision.
     pub at: Timestamp,
-    /// What became of the request.
+    /// Verdict.
     pub verdict: LoggedVerdict,
     pub(super) rule: Option<Arc<str>>,
     pub(super) caller: Arc<CallerDescription>,
@@ -30,18 +30,18 @@ pub struct DecisionRecord {
     pub(super) measure: Option<(Box<str>, MeasureAction)>,
     pub(super) retry_after: Option<TimeDelta>,
     pub(super) delay: TimeDelta,
-    /// Of the rules; none, for a limit that a caller brought.
+    /// Rules hash; `None` for an inline limit without rules.
     pub(super) revision: Option<Arc<str>>,
 }
 
-/// The limit that a decision is about, and where its counter stood.
+/// The limit that a decision is attributed to, and the state of its counter.
 #[derive(Debug)]
 pub(super) struct LimitDetail {
     pub(super) limit: Arc<LimitDescription>,
     pub(super) used_before: u64,
     pub(super) remaining: u64,
     pub(super) role: Role,
-    /// Extra quota has paid in its place, and what remains is what is left of that.
+    /// Whether a grant covered the request; `remaining` is then what is left of the grant.
     pub(super) is_granted: bool,
 }
 
@@ -50,7 +50,7 @@ impl DecisionRecord {
         capture: &CapturedDecision,
         buffer: &CaptureBuffer,
         names: &[RuleLabel],
-        asker: Arc<CallerDescription>,
+        caller: Arc<CallerDescription>,
         limit: Option<Arc<LimitDescription>>,
     ) -> Self {
         let layout = buffer.layout(capture);
@@ -62,7 +62,7 @@ impl DecisionRecord {
             let used_before = if is_granted { limit.capacity } else { used.saturating_sub(taken) };
             LimitDetail { limit, used_before, remaining, role: status.role, is_granted }
         });
-        // Under one number many may be counted together; here each has its own name.
+        // Several rules may share one slot; the record names the exact rule.
         let counted = names.get(noted.slot as usize).map(|name| &name.rule);
         let name = match (noted.by, layout) {
             (Some(DecidedBy::Rule(id)), Some(layout)) => layout.rules.rule(id).map(|rule| rule.name.as_str()),
@@ -80,7 +80,7 @@ impl DecisionRecord {
             at: capture.at,
             verdict: noted.verdict,
             rule,
-            caller: asker,
+            caller,
             origin: capture.origin,
             protocol: capture.protocol,
             limit,
@@ -92,39 +92,39 @@ impl DecisionRecord {
         }
     }
 
-    /// What it takes in memory, apart from who asked.
+    /// Memory use in bytes, without the caller description.
     pub(crate) const BYTES: usize = size_of::<Self>() + size_of::<Arc<Self>>() + 2 * size_of::<usize>();
 
-    /// Who asked: many may have the same.
+    /// Returns the caller description, which records of the same request share.
     pub(crate) fn caller(&self) -> &CallerDescription {
         &self.caller
     }
 
-    /// Whether one of its attributes has this value, or is shown so; `ids` are what it hashes to, and what it is as an id.
+    /// Returns whether an attribute has this value, raw or masked; `ids` are the value's hash and the value parsed as an id.
     pub(crate) fn concerns(&self, key: &str, ids: &[Option<u64>]) -> bool {
         self.caller.ids.iter().any(|id| ids.contains(&Some(*id)))
             || self.caller.attributes.iter().any(|(_, shown)| shown == key)
     }
 
-    /// The API key of the caller with this id, if it is by that one. For acting on, never for telling.
+    /// Returns the caller's API key if its id is `id`. For operator actions; must never be shown.
     pub(crate) fn key_of(&self, id: u64) -> Option<&str> {
         let caller = self.caller.caller.as_ref().filter(|caller| caller.id == id)?;
         caller.key.as_ref().map(ApiKey::expose)
     }
 
-    /// As everyone gets it.
+    /// Returns the record as JSON, as the log and the API show it.
     #[must_use]
-    pub fn json(&self, place: &NodeInfo) -> Value {
+    pub fn json(&self, node: &NodeInfo) -> Value {
         let mut attributes = serde_json::Map::new();
         for (name, value) in &self.caller.attributes {
-            // A name that comes again, as in two descriptors, has all its values in a list.
+            // A repeated name, as in two descriptors, gets a list of all its values.
             match attributes.get_mut(name) {
                 None => _ = attributes.insert(name.clone(), json!(value)),
                 Some(Value::Array(all)) => all.push(json!(value)),
                 Some(one) => *one = json!([one.take(), value]),
             }
         }
-        let mut told = json!({
+        let mut record = json!({
             "id": self.id.to_string(),
             "at": rfc3339(self.at),
             "domain": self.caller.domain,
@@ -134,29 +134,29 @@ impl DecisionRecord {
             "origin": self.origin.name(),
             "cost": self.cost,
             "revision": self.revision,
-            "node": place.node,
+            "node": node.node,
             "why": self.summary(),
         });
         let more = [
             ("key_id", self.caller.key_id.map(|id| json!(format!("{id:016x}")))),
             ("rule", self.rule.as_ref().map(|rule| json!(rule))),
-            ("limit", self.limit.as_ref().map(|told| told.limit.json())),
+            ("limit", self.limit.as_ref().map(|detail| detail.limit.json())),
             ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
             ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
             ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
             ("delay_ms", (self.delay > TimeDelta::ZERO).then(|| json!(self.delay.ceil_millis()))),
             ("emergency", self.measure.as_ref().map(|(measure, _)| json!(measure))),
-            ("region", place.region.as_ref().map(|region| json!(region))),
+            ("region", node.region.as_ref().map(|region| json!(region))),
         ];
         for (name, value) in more {
             if let Some(value) = value {
-                told[name] = value;
+                record[name] = value;
             }
         }
-        told
+        record
     }
 
-    /// The rule that it is about, if any.
+    /// Returns the rule that the decision is attributed to.
     pub(crate) fn rule(&self) -> Option<&str> {
         self.rule.as_deref()
     }
@@ -164,24 +164,24 @@ impl DecisionRecord {
 
 impl LimitDescription {
     fn json(&self) -> Value {
-        let mut told = json!({"limit": self.limit, "window": self.window, "algorithm": self.algorithm});
+        let mut json = json!({"limit": self.limit, "window": self.window, "algorithm": self.algorithm});
         if self.capacity != self.limit {
-            told["burst"] = json!(self.capacity);
+            json["burst"] = json!(self.capacity);
         }
-        told
+        json
     }
 }
 
-/// Where decisions are made.
+/// Identity of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInfo {
     /// The node's name.
     pub node: Arc<str>,
-    /// Its region, if it is in one.
+    /// Region, if configured.
     pub region: Option<Arc<str>>,
 }
 
-/// A time as people and programs read it.
+/// Formats a time as RFC 3339 with milliseconds.
 #[must_use]
 pub fn rfc3339(at: Timestamp) -> String {
     let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);

@@ -1,5 +1,5 @@
-//! What is told of a caller's attributes. A value that may be a secret is never told: what stands for it is its first few
-//! characters and a keyed hash, enough to recognise it and to search by it, not enough to use it.
+//! Masking of attribute values. A value that may be a secret is replaced by its first few characters and a keyed hash:
+//! enough to recognize it and to search for it, not enough to use it.
 
 mod secret;
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tollgate_core::{KeyPart, secret_prefix};
 use tollgate_rules::{CALLER_KEY, may_be_secret};
 
-/// The attributes that tell who asks, the first that is there.
+/// Attributes that identify the caller, in order of preference.
 const CALLERS: [&str; 11] = [
     CALLER_KEY,
     "tenant",
@@ -27,15 +27,15 @@ const CALLERS: [&str; 11] = [
     "remote_address",
     "ip",
 ];
-/// Attributes that are addresses.
+/// Attributes that contain client addresses.
 const ADDRESSES: [&str; 4] = ["remote_address", "ip", "client_ip", "source_address"];
-/// Attributes that tell what is asked for, and not by whom.
+/// Attributes that describe the requested resource and never identify the caller.
 const ANONYMOUS: [&str; 5] = ["endpoint", "path", "method", "host", "route"];
 
 /// A keyed hash of a text.
 type Hash = dyn Fn(&str) -> u64 + Send + Sync;
 
-/// What is hidden, and what stands for it.
+/// Masking policy: which values are masked, and how.
 #[derive(Clone)]
 pub struct Mask {
     hash: Arc<Hash>,
@@ -43,44 +43,44 @@ pub struct Mask {
     style: MaskStyle,
 }
 
-/// What is hidden beside what may be a secret.
+/// Which attributes are masked in addition to those that may be secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MaskedAttributes {
-    /// Nothing.
+    /// No others.
     #[default]
     Secrets,
-    /// Attributes of these names.
+    /// Attributes with these names.
     Also(Vec<String>),
     /// Every value.
     All,
 }
 
-/// What stands for a hidden value.
+/// Replacement for a masked value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MaskStyle {
-    /// Its first characters and a keyed hash, so that one caller can be told from another.
+    /// First characters and a keyed hash, so that callers stay distinguishable.
     #[default]
     Hash,
-    /// Its first characters alone.
+    /// First characters only.
     Mask,
 }
 
-/// Who asks.
+/// The caller of a request, masked.
 #[derive(Debug)]
 pub(crate) struct MaskedCaller {
     pub(crate) id: u64,
     pub(crate) display: String,
-    /// Its API key, if that is what it is known by and all of it was kept: so that an operator can act on somebody who is
-    /// listed. Known to this process alone, told to nobody, and forgotten with the lists.
+    /// API key, if the caller is identified by it and it was captured completely, for operator actions on a listed caller.
+    /// Stays in this process, is never shown, and is dropped with the lists.
     pub(crate) key: Option<ApiKey>,
 }
 
-/// A key that is not to be told.
+/// An API key that must never be shown.
 pub(crate) struct ApiKey(Box<str>);
 
 impl ApiKey {
-    /// For acting on, never for telling.
+    /// Returns the key. For operator actions; must never be shown.
     pub(crate) fn expose(&self) -> &str {
         &self.0
     }
@@ -99,24 +99,24 @@ impl fmt::Debug for Mask {
 }
 
 impl Mask {
-    /// Hashes by a secret of this process: the same caller has another id after a restart.
+    /// Creates a mask with a hash key of this process: ids change after a restart.
     #[must_use]
     pub fn random() -> Self {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        // Without randomness the key is known: values are then masked and not hashed.
+        // Without randomness the key would be known, so values are masked without a hash.
         match key {
             Ok(key) => Self::with_hash(move |text| short_id(hmac::sign(&key, text.as_bytes()).as_ref())),
             Err(_) => Self { style: MaskStyle::Mask, ..Self::with_hash(|_| 0) },
         }
     }
 
-    /// Hashes by somebody else's secret.
+    /// Creates a mask with the given keyed hash.
     #[must_use]
     pub fn with_hash(hash: impl Fn(&str) -> u64 + Send + Sync + 'static) -> Self {
         Self { hash: Arc::new(hash), masked: MaskedAttributes::Secrets, style: MaskStyle::Hash }
     }
 
-    /// Hides other things, in another way.
+    /// Replaces the masked attributes and the style.
     #[must_use]
     pub fn with_masked(mut self, hide: MaskedAttributes, form: MaskStyle) -> Self {
         (self.masked, self.style) = (hide, form);
@@ -127,7 +127,7 @@ impl Mask {
         (self.hash)(value)
     }
 
-    /// Whether the log tells one hidden value from another.
+    /// Returns whether masked values stay distinguishable.
     pub(crate) fn is_injective(&self) -> bool {
         self.style == MaskStyle::Hash
     }
@@ -140,23 +140,23 @@ impl Mask {
         }
     }
 
-    /// What stands for each value; the ids of all, for searching.
+    /// Returns every attribute with its value masked if needed, and the ids of all values for searching.
     pub(crate) fn display(&self, pairs: &[(&str, &str)]) -> (Vec<(String, String)>, Vec<u64>) {
         let ids: Vec<u64> = pairs.iter().map(|(_, value)| self.id(value)).collect();
-        // What a name that was cut said at its end is not known.
+        // The end of a truncated name is unknown, so its value is masked.
         let hides: SmallVec<[bool; 16]> =
             pairs.iter().map(|(name, _)| is_truncated(name) || self.is_masked(name)).collect();
         let hidden = pairs.iter().zip(&hides).filter(|(_, hidden)| **hidden);
         let secrets: SmallVec<[DecodedValue<'_>; 4]> =
             hidden.filter_map(|((_, value), _)| DecodedValue::secret(value)).collect();
         let shown = pairs.iter().zip(&ids).zip(&hides).map(|(((name, value), id), hidden)| {
-            // A secret is one under any name that it is sent by.
-            let tells = |value| {
+            // A secret stays masked under any other name.
+            let reveals_secret = |value| {
                 let value = DecodedValue::new(value);
                 secrets.iter().any(|secret| value.reveals(secret))
             };
-            let hidden = *hidden || tells(value);
-            // What follows in an address may hold anything.
+            let hidden = *hidden || reveals_secret(value);
+            // The query of a URL may contain anything.
             let open = value.split('?').next().unwrap_or_default();
             ((*name).to_owned(), if hidden { self.mask_value(value, *id) } else { open.to_owned() })
         });
@@ -171,7 +171,7 @@ impl Mask {
         }
     }
 
-    /// What stands for a value of a counter's name, which does not tell of what: where more is hidden than secrets, all are.
+    /// Masks one part of a counter key. Its attribute is unknown, so all parts are masked if more than secrets are.
     pub(crate) fn mask_part(&self, part: &KeyPart<'_>) -> String {
         match part {
             KeyPart::Secret(value) => self.mask_value(value, self.id(value)),
@@ -186,7 +186,7 @@ impl Mask {
         }
     }
 
-    /// Who asks, by the attributes; what was shown of them stands in the same order.
+    /// Returns the caller identified by the attributes; `shown` and `ids` are parallel to `pairs`.
     pub(crate) fn caller(
         &self,
         pairs: &[(&str, &str)],
@@ -200,32 +200,32 @@ impl Mask {
     }
 }
 
-/// Which attribute tells who asks.
+/// Returns the index of the attribute that identifies the caller.
 fn caller_at(pairs: &[(&str, &str)]) -> Option<usize> {
     let key = caller_key(pairs.iter())?;
     pairs.iter().position(|(name, _)| *name == key)
 }
 
-/// Whether an attribute of this name may tell who asks, or from where.
+/// Returns whether an attribute with this name may identify the caller or its address.
 pub(crate) fn identifies_caller(name: &str) -> bool {
     CALLERS.contains(&name) || ADDRESSES.contains(&name)
 }
 
-/// The name of the attribute that tells who asks.
+/// Returns the name of the attribute that identifies the caller.
 pub(crate) fn caller_key<'p>(pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone) -> Option<&'p str> {
     let keys = pairs.map(|(key, _)| *key);
     let by_name = CALLERS.iter().find_map(|name| keys.clone().find(|key| key == name));
     by_name.or_else(|| keys.clone().find(|key| !ANONYMOUS.contains(key)))
 }
 
-/// Whether this may be the beginning of something longer, as it was captured.
+/// Returns whether a captured text may have been truncated.
 fn is_truncated(text: &str) -> bool {
-    // No character is longer than four bytes.
+    // A character has at most four bytes.
     text.len() + 4 > MAX_VALUE
 }
 
-/// The network that a request came from: none where its address is hidden, or is all that its caller is known by. What was
-/// shown of the attributes stands in the same order.
+/// Returns the network of the client address; `None` if the address is masked or is what identifies the caller. `shown` is
+/// parallel to `pairs`.
 pub(crate) fn network(pairs: &[(&str, &str)], shown: &[(String, String)]) -> Option<String> {
     let at = pairs.iter().position(|(key, _)| ADDRESSES.contains(key))?;
     let value = pairs[at].1;
@@ -234,7 +234,7 @@ pub(crate) fn network(pairs: &[(&str, &str)], shown: &[(String, String)]) -> Opt
     (!is_caller).then_some(network)
 }
 
-/// 24 bits of an IPv4 address, 64 of another.
+/// Returns the /24 network of an IPv4 address or the /64 network of an IPv6 address.
 fn network_of(address: &str) -> Option<String> {
     let address: std::net::IpAddr = address.parse().ok()?;
     Some(match address.to_canonical() {

@@ -1,16 +1,16 @@
-//! Recognising a secret under other names: as it is, with more around it, a part of it, or spelled as addresses spell it.
+//! Detection of a secret in other values: verbatim, embedded, partial or percent-encoded.
 
 use super::is_truncated;
 use std::borrow::Cow;
 
-/// Nothing shorter is looked for as a secret under other names: it would be found everywhere.
+/// Minimum length of a secret to search for: shorter ones would match everywhere.
 pub(super) const MIN_SECRET: usize = 4;
-/// No shorter part of a secret counts as one.
+/// Minimum length of a part of a secret that counts as revealing it.
 const MIN_SECRET_PREFIX: usize = 8;
-/// How many times over a value may be escaped.
+/// Maximum number of percent-encoding layers that are decoded.
 const MAX_LAYERS: usize = 4;
 
-/// A text, and what it is without escapes, where it has any.
+/// A value as sent, and percent-decoded if it has escapes.
 pub(super) struct DecodedValue<'p> {
     sent: &'p str,
     plain: Option<String>,
@@ -22,7 +22,7 @@ impl<'p> DecodedValue<'p> {
         Self { sent, plain }
     }
 
-    /// A hidden value without the word that says of what kind it is; nothing, where it is too short to be recognised.
+    /// Returns a masked value without its authentication scheme; `None` if it is too short to search for.
     pub(super) fn secret(value: &'p str) -> Option<Self> {
         let is_scheme = |word: &str| ["bearer", "basic"].iter().any(|known| word.eq_ignore_ascii_case(known));
         let value = match value.trim_start().split_once(' ') {
@@ -36,19 +36,19 @@ impl<'p> DecodedValue<'p> {
         self.plain.as_deref().unwrap_or(self.sent)
     }
 
-    /// Whether whoever reads it knows of this secret.
+    /// Returns whether this value reveals `secret` or a usable part of it.
     pub(super) fn reveals(&self, secret: &Self) -> bool {
-        let tells = |value: &str, secret: &str| {
+        let matches = |value: &str, secret: &str| {
             secret.len() >= MIN_SECRET && value.contains(secret)
                 || value.len() >= MIN_SECRET_PREFIX && secret.contains(value)
                 || is_truncated(self.sent) && ends_with_prefix_of(value, secret)
         };
         let is_escaped = self.plain.is_some() || secret.plain.is_some();
-        tells(self.sent, secret.sent) || is_escaped && tells(self.plain(), secret.plain())
+        matches(self.sent, secret.sent) || is_escaped && matches(self.plain(), secret.plain())
     }
 }
 
-/// Without `%` and two digits, however often over; one that was cut off is left out.
+/// Decodes all layers of percent-encoding; a truncated escape is dropped.
 fn unescaped(text: &str) -> String {
     let mut bytes = Cow::Borrowed(text.as_bytes());
     for _ in 0..MAX_LAYERS {
@@ -79,7 +79,7 @@ fn once_unescaped(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Whether the end of a value is the beginning of a secret that did not fit.
+/// Returns whether the value ends with a prefix of the secret, as a truncated value may.
 fn ends_with_prefix_of(value: &str, secret: &str) -> bool {
     let (value, secret) = (value.as_bytes(), secret.as_bytes());
     (MIN_SECRET..=secret.len().min(value.len())).any(|length| value.ends_with(&secret[..length]))

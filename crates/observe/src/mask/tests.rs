@@ -1,4 +1,4 @@
-//! Nothing that is told lets anybody call as somebody else.
+//! Tests of masking: nothing shown allows impersonating a caller.
 
 use super::*;
 
@@ -8,21 +8,21 @@ fn display(mask: &Mask, pairs: &[(&str, &str)]) -> Vec<String> {
     mask.display(pairs).0.into_iter().map(|(_, value)| value).collect()
 }
 
-/// Whoever reads the log must not be able to call as somebody else.
+/// A reader of the log must not be able to impersonate a caller.
 #[test]
 fn secrets_are_masked_under_any_attribute_name() {
     let mask = Mask::random();
-    let told = display(
+    let shown = display(
         &mask,
         &[("api_key", KEY), ("user", KEY), ("path", &format!("/a/{KEY}/b")), ("endpoint", "/o?x=1")],
     );
-    assert!(told.iter().all(|value| !value.contains(&KEY[7..])), "{told:?}");
-    assert!(told[0].starts_with("sk_liv…"), "{told:?}");
-    assert_eq!((told[0] == told[1], told[3].as_str()), (true, "/o"));
-    assert_ne!(told, display(&Mask::random(), &[("api_key", KEY)]), "the hash is keyed");
+    assert!(shown.iter().all(|value| !value.contains(&KEY[7..])), "{shown:?}");
+    assert!(shown[0].starts_with("sk_liv…"), "{shown:?}");
+    assert_eq!((shown[0] == shown[1], shown[3].as_str()), (true, "/o"));
+    assert_ne!(shown, display(&Mask::random(), &[("api_key", KEY)]), "the hash is keyed");
 }
 
-/// Nor where it is sent with more around it, or spelled as addresses spell it.
+/// Secrets stay masked when embedded in other values or percent-encoded.
 #[test]
 fn secrets_are_masked_however_they_are_escaped() {
     let mask = Mask::with_hash(|_| 0);
@@ -41,38 +41,38 @@ fn secrets_are_masked_however_they_are_escaped() {
         ("sk%20live%2FSECRET42x", "/v1/sk live/SECRET42x"),
         ("sk%20live%2FSECRET42x", "live/SECRET42x"),
     ] {
-        let told = display(&mask, &[("authorization", secret), ("client", sent)]);
-        assert!(told[1].ends_with("…00000000"), "{sent} beside {secret}: {told:?}");
+        let shown = display(&mask, &[("authorization", secret), ("client", sent)]);
+        assert!(shown[1].ends_with("…00000000"), "{sent} beside {secret}: {shown:?}");
     }
-    // What is only short, or has nothing of it, is told as it is; so is how it was sent.
+    // Short values, and values without any part of the secret, are shown as sent.
     for open in ["Bearer", "Bearer ", "sk_live", "/v1/orders", "100%", "%zz%4", "4242"] {
-        let told = display(&mask, &[("authorization", &bearer), ("client", open)]);
-        assert_eq!(told[1], open, "beside {bearer}");
+        let shown = display(&mask, &[("authorization", &bearer), ("client", open)]);
+        assert_eq!(shown[1], open, "beside {bearer}");
     }
-    // A cut in the midst of an escape.
+    // Truncation within an escape.
     let long = format!("/{}/sk%20live%2FSECRET42x", "x".repeat(MAX_VALUE));
     let end = long.find("%2F").expect("an escape") + 2;
-    let told = display(&mask, &[("api_key", spaced), ("path", &long[end - MAX_VALUE..end])]);
-    assert!(told[1].ends_with("…00000000"), "{told:?}");
+    let shown = display(&mask, &[("api_key", spaced), ("path", &long[end - MAX_VALUE..end])]);
+    assert!(shown[1].ends_with("…00000000"), "{shown:?}");
 }
 
-/// Values are cut, and may be so in the midst of a secret.
+/// Truncation may split a secret.
 #[test]
 fn no_part_of_a_secret_is_shown_in_a_truncated_value() {
     let mask = Mask::with_hash(|_| 0);
     let whole = format!("/{}/{KEY}", "x".repeat(MAX_VALUE));
-    // Wherever the cut falls: between the first character of the key and the last.
-    for told in secret::MIN_SECRET..=KEY.len() {
-        let cut = &whole[whole.len() - KEY.len() + told - MAX_VALUE..][..MAX_VALUE];
+    // For every truncation point between the first and the last character of the key.
+    for length in secret::MIN_SECRET..=KEY.len() {
+        let cut = &whole[whole.len() - KEY.len() + length - MAX_VALUE..][..MAX_VALUE];
         let shown = display(&mask, &[("path", cut), ("api_key", KEY)]);
-        assert!(shown[0].ends_with("…00000000"), "{told}: {shown:?}");
+        assert!(shown[0].ends_with("…00000000"), "{length}: {shown:?}");
     }
     let ends = &whole[..MAX_VALUE];
     assert_eq!(display(&mask, &[("path", ends), ("api_key", KEY)])[0], ends);
     let short = format!("/a/{}", &KEY[..6]);
-    assert_eq!(display(&mask, &[("path", &short), ("api_key", KEY)])[0], short, "it was not cut");
+    assert_eq!(display(&mask, &[("path", &short), ("api_key", KEY)])[0], short, "not truncated");
     let name = "n".repeat(MAX_VALUE);
-    assert_eq!(display(&mask, &[(&name, "abcdefgh")])[0], "ab…00000000", "it may have gone on as `…_token`");
+    assert_eq!(display(&mask, &[(&name, "abcdefgh")])[0], "ab…00000000", "the full name may end in `_token`");
 }
 
 #[test]
@@ -90,26 +90,30 @@ fn counter_values_are_masked_as_attributes_are() {
     let mask = Mask::with_hash(|_| 0x1234_5678_0000_0000);
     let network = KeyPart::Network { address: u128::from(0xffff_0a01_0200_u64), prefix: 120 };
     let parts = [KeyPart::Secret(KEY), KeyPart::Text("alice@example.com"), KeyPart::Text("/o?x=1"), network];
-    let told = |mask: &Mask| parts.map(|part| mask.mask_part(&part));
-    assert_eq!(told(&mask), ["sk_liv…12345678", "alice@example.com", "/o", "10.1.2.0/24"]);
-    assert_eq!(told(&mask)[0], display(&mask, &[("api_key", KEY)])[0], "it is one caller to all who look");
+    let shown = |mask: &Mask| parts.map(|part| mask.mask_part(&part));
+    assert_eq!(shown(&mask), ["sk_liv…12345678", "alice@example.com", "/o", "10.1.2.0/24"]);
+    assert_eq!(
+        shown(&mask)[0],
+        display(&mask, &[("api_key", KEY)])[0],
+        "counters and attributes mask a caller alike"
+    );
     let also = mask.clone().with_masked(MaskedAttributes::Also(vec!["user".to_owned()]), MaskStyle::Hash);
-    assert_eq!(told(&also), ["sk_liv…12345678", "alic…12345678", "/…12345678", "10…12345678"]);
+    assert_eq!(shown(&also), ["sk_liv…12345678", "alic…12345678", "/…12345678", "10…12345678"]);
 }
 
 #[test]
 fn callers_and_networks_are_found() {
     let mask = Mask::with_hash(|text| text.len() as u64);
-    let who = |pairs: &[(&str, &str)]| {
+    let caller = |pairs: &[(&str, &str)]| {
         let (shown, ids) = mask.display(pairs);
-        mask.caller(pairs, &shown, &ids).map(|caller| caller.display)
+        mask.caller(pairs, &shown, &ids).map(|masked| masked.display)
     };
     assert_eq!(
-        who(&[("endpoint", "/"), ("remote_address", "10.1.2.3"), ("user", "bob")]).as_deref(),
+        caller(&[("endpoint", "/"), ("remote_address", "10.1.2.3"), ("user", "bob")]).as_deref(),
         Some("bob")
     );
-    assert_eq!(who(&[("endpoint", "/"), ("shop", "s1")]).as_deref(), Some("s1"));
-    assert_eq!(who(&[("endpoint", "/")]), None);
+    assert_eq!(caller(&[("endpoint", "/"), ("shop", "s1")]).as_deref(), Some("s1"));
+    assert_eq!(caller(&[("endpoint", "/")]), None);
     let from = |mask: &Mask, address| {
         let pairs = [("user", "bob"), ("remote_address", address)];
         network(&pairs, &mask.display(&pairs).0)
@@ -117,11 +121,11 @@ fn callers_and_networks_are_found() {
     assert_eq!(from(&mask, "10.1.2.3").as_deref(), Some("10.1.2.0/24"));
     assert_eq!(from(&mask, "2001:db8:1:2:3::4").as_deref(), Some("2001:db8:1:2::/64"));
     assert_eq!(from(&mask, "unix"), None);
-    // Whoever hides addresses hides most of them with their networks.
+    // Masking addresses also masks their networks.
     for hide in [MaskedAttributes::All, MaskedAttributes::Also(vec!["remote_address".to_owned()])] {
         assert_eq!(from(&mask.clone().with_masked(hide, MaskStyle::Hash), "10.1.2.3"), None);
     }
-    // Who is known by an address alone shares it with nobody, shown or not.
+    // A caller identified by its address shares no network with others, masked or not.
     let alone = [("endpoint", "/"), ("ip", "10.1.2.3")];
     let hidden = mask.with_masked(MaskedAttributes::Also(vec!["user".to_owned()]), MaskStyle::Hash);
     assert_eq!(network(&alone, &hidden.display(&alone).0), None);

@@ -1,12 +1,12 @@
-//! Figures as text: the Prometheus format, and OpenMetrics for those who ask for it. Whoever has figures writes them into
-//! a [`MetricsWriter`]; nothing else in the program knows how a metric is spelled.
+//! Prometheus exposition: metrics as text in the Prometheus format or OpenMetrics. Everything that has metrics writes them
+//! into a [`MetricsWriter`]; no other module knows the syntax.
 //!
-//! The two formats differ in little: OpenMetrics names a counter's family without `_total`, ends with `# EOF`, and wants
-//! bounds of buckets as fractions.
+//! OpenMetrics differs in three points: the family of a counter is named without `_total`, the text ends with `# EOF`, and
+//! bucket bounds are fractions.
 
 use std::fmt::{Display, Write};
 
-/// Which text is written.
+/// Text format of the exposition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExpositionFormat {
     /// The Prometheus text format, version 0.0.4.
@@ -17,16 +17,16 @@ pub enum ExpositionFormat {
 }
 
 impl ExpositionFormat {
-    /// What a reader wants who sends this `Accept`.
+    /// Selects the format for an `Accept` header.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
-        // Who takes anything has not asked for it by name, and gets what everybody reads.
-        let open = quality(accept, &["application/openmetrics-text"]).filter(|wish| *wish > 0.0);
+        // A wildcard does not ask for OpenMetrics by name, so it selects the Prometheus format.
+        let open = quality(accept, &["application/openmetrics-text"]).filter(|quality| *quality > 0.0);
         let plain = quality(accept, &["text/plain", "text/*", "*/*"]);
         if open.is_some() && open >= plain { Self::OpenMetrics } else { Self::Prometheus }
     }
 
-    /// Its media type.
+    /// Returns the media type.
     #[must_use]
     pub const fn media_type(self) -> &'static str {
         match self {
@@ -36,10 +36,9 @@ impl ExpositionFormat {
     }
 }
 
-/// How much a reader wants one kind of answer, from 0 to 1: by the first of these ranges that its `Accept` names. Nothing,
-/// where it names none of them.
+/// Returns the quality from 0 to 1 of the first of `ranges` that `accept` names; `None` if it names none of them.
 fn quality(accept: &str, ranges: &[&str]) -> Option<f32> {
-    let wish_for = |range: &&str| {
+    let quality_of = |range: &&str| {
         let offers = accept.split(',').filter_map(|offer| {
             let mut parts = offer.split(';').map(str::trim);
             let is_it = parts.next()?.eq_ignore_ascii_case(range);
@@ -50,10 +49,10 @@ fn quality(accept: &str, ranges: &[&str]) -> Option<f32> {
         });
         offers.reduce(f32::max)
     };
-    ranges.iter().find_map(wish_for)
+    ranges.iter().find_map(quality_of)
 }
 
-/// What a family of figures is.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MetricKind {
     Counter,
@@ -61,7 +60,7 @@ enum MetricKind {
     Histogram,
 }
 
-/// Figures in the making.
+/// Writer of metrics in one text format.
 ///
 /// ```
 /// use tollgate_observe::{ExpositionFormat, MetricsWriter};
@@ -76,13 +75,13 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// An empty page.
+    /// Creates an empty writer.
     #[must_use]
     pub const fn new(format: ExpositionFormat) -> Self {
         Self { format, text: String::new() }
     }
 
-    /// The text.
+    /// Returns the complete text.
     #[must_use]
     pub fn finish(mut self) -> String {
         if self.format == ExpositionFormat::OpenMetrics {
@@ -91,33 +90,33 @@ impl MetricsWriter {
         self.text
     }
 
-    /// One count that only grows, without labels. Its name ends in `_total`.
+    /// Writes a counter without labels. Its name must end in `_total`.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.counters(name, help).add(&[], value);
     }
 
-    /// One figure that goes up and down, without labels.
+    /// Writes a gauge without labels.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
         self.gauges(name, help).add(&[], value);
     }
 
-    /// Counts that only grow.
+    /// Starts a family of counters.
     pub fn counters<'p>(&'p mut self, name: &'p str, help: &str) -> MetricFamily<'p> {
         self.family(name, MetricKind::Counter, help)
     }
 
-    /// Figures that go up and down.
+    /// Starts a family of gauges.
     pub fn gauges<'p>(&'p mut self, name: &'p str, help: &str) -> MetricFamily<'p> {
         self.family(name, MetricKind::Gauge, help)
     }
 
-    /// Counts of values by size.
+    /// Starts a family of histograms.
     pub fn histograms<'p>(&'p mut self, name: &'p str, help: &str) -> MetricFamily<'p> {
         self.family(name, MetricKind::Histogram, help)
     }
 
     fn family<'p>(&'p mut self, name: &'p str, kind: MetricKind, help: &str) -> MetricFamily<'p> {
-        let told = match (self.format, kind) {
+        let family = match (self.format, kind) {
             (ExpositionFormat::OpenMetrics, MetricKind::Counter) => {
                 name.strip_suffix("_total").unwrap_or(name)
             }
@@ -128,12 +127,12 @@ impl MetricsWriter {
             MetricKind::Gauge => "gauge",
             MetricKind::Histogram => "histogram",
         };
-        let _ = writeln!(self.text, "# HELP {told} {}\n# TYPE {told} {word}", one_line(help));
+        let _ = writeln!(self.text, "# HELP {family} {}\n# TYPE {family} {word}", one_line(help));
         MetricFamily { writer: self, name }
     }
 }
 
-/// The figures of one name.
+/// A metric family: the samples of one name.
 #[derive(Debug)]
 pub struct MetricFamily<'p> {
     writer: &'p mut MetricsWriter,
@@ -141,12 +140,12 @@ pub struct MetricFamily<'p> {
 }
 
 impl MetricFamily<'_> {
-    /// One figure.
+    /// Writes one sample.
     pub fn add(&mut self, labels: &[(&str, &str)], value: impl Display) {
         self.sample("", labels, None, value);
     }
 
-    /// A histogram: `counts` has one more than `bounds`, for what is above all of them.
+    /// Writes a histogram; `counts` has one more entry than `bounds`, for values above all of them.
     pub fn histogram(&mut self, labels: &[(&str, &str)], bounds: &[f64], counts: &[u64], sum: f64) {
         let mut below = 0;
         for (at, count) in counts.iter().enumerate() {
@@ -178,12 +177,12 @@ impl MetricFamily<'_> {
     }
 }
 
-/// Text after a family's name. Quotes stay: one format would have them escaped and the other not, so no help has any.
+/// Escapes a HELP text. Quotes are kept: only one of the formats escapes them, so no HELP text may contain any.
 fn one_line(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\n', "\\n")
 }
 
-/// Text inside quotes.
+/// Escapes a label value.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,5 +1,5 @@
-//! What is counted under which number: rules and tiers get numbers that stay theirs when the rules change, so that counts
-//! carry over by name. There are only so many: the rest is counted together, as `other`.
+//! Metric labels: assigns a slot number to each rule and tier. Slots are stable by name across rule changes, so that counts
+//! carry over. Their number is bounded; everything beyond shares the slot `other`.
 
 use crate::recorder::stripe::CELLS;
 use std::collections::{HashMap, HashSet};
@@ -7,30 +7,30 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tollgate_engine::INLINE_LIMIT;
 use tollgate_rules::Ruleset;
 
-/// The most rules that are counted apart.
+/// Maximum number of rules counted separately.
 pub(crate) const MAX_RULES: usize = 1_024;
-/// The most tiers that are counted apart.
+/// Maximum number of tiers counted separately.
 pub(crate) const MAX_TIERS: usize = 32;
-/// The number of whatever has none of its own.
+/// Slot shared by everything that has none of its own.
 pub(crate) const OTHER: u32 = 0;
-/// The number of limits that callers bring themselves.
+/// Slot of inline limits without a domain (`CL.THROTTLE`).
 pub(crate) const INLINE_SLOT: u32 = 1;
-/// How many numbers are nobody else's.
+/// Number of reserved slots.
 const FIXED: usize = 2;
-/// What limits are called that callers bring themselves.
+/// Label of inline limits without a domain (`CL.THROTTLE`).
 pub(crate) const INLINE_LABEL: &str = "cl.throttle";
-/// The number of callers without a tier.
+/// Number of the tier of callers without one.
 pub(crate) const NO_TIER: u16 = 1;
 
-/// A rule, by its name.
+/// Domain and name of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RuleLabel {
     pub(crate) domain: Arc<str>,
-    /// Empty for requests that no rule limits.
+    /// Rule name; empty for requests that no rule limits.
     pub(crate) rule: Arc<str>,
 }
 
-/// All names that are counted, and those that were as long as there is room.
+/// All labels in use, and former ones while there is room.
 #[derive(Debug)]
 pub(crate) struct LabelRegistry(Mutex<LabelSlots>);
 
@@ -38,11 +38,11 @@ pub(crate) struct LabelRegistry(Mutex<LabelSlots>);
 struct LabelSlots {
     rules: Vec<RuleLabel>,
     by_name: HashMap<RuleLabel, u32>,
-    /// Numbers that may be given to others, with what had been counted under them until then.
+    /// Slots that may be reassigned; `before` has the counts of a slot at the time it was freed.
     free: Vec<u32>,
     before: HashMap<u32, [u64; CELLS]>,
     tiers: Vec<Arc<str>>,
-    /// The last that was made: threads that come later have the same.
+    /// Latest layout, shared by threads that ask for the same rules.
     latest: Option<Arc<LabelLayout>>,
 }
 
@@ -60,7 +60,7 @@ impl LabelRegistry {
         }))
     }
 
-    /// What each rule and limit of a rule set is counted under.
+    /// Returns the slots of all rules and limits of a rule set.
     pub(crate) fn layout(&self, rules: Arc<Ruleset>) -> Arc<LabelLayout> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(latest) = known.latest.as_ref().filter(|latest| Arc::ptr_eq(&latest.rules, &rules)) {
@@ -71,34 +71,34 @@ impl LabelRegistry {
         layout
     }
 
-    /// These rules decide next. Where there are not enough numbers for them, those are given back that no rule has any more; what
-    /// had been counted under them, as `counted` tells it, is not their next owner's.
+    /// Prepares slots for rules that become active. If slots run out, those of rules that no longer exist are reclaimed; the
+    /// counts of such a slot, as `counted` returns them, are subtracted from those of its next owner.
     ///
-    /// A decision by the rules before that is still under way may be counted under a name that has taken the place of its own.
+    /// A decision by the previous rules that is still in progress may be counted under the new owner of its slot.
     pub(crate) fn on_rules_changed(&self, rules: &Arc<Ruleset>, counted: impl Fn(usize) -> [u64; CELLS]) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.reclaim(rules, counted);
         known.latest = Some(Arc::new(known.build_layout(Arc::clone(rules))));
     }
 
-    /// All rules by their numbers, with what had been counted under each before it was theirs.
+    /// Returns all rules by slot, with the counts that each slot had before the rule owned it.
     pub(crate) fn since(&self) -> Vec<(RuleLabel, Option<[u64; CELLS]>)> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = |slot| known.before.get(&slot).copied();
         (0..).zip(&known.rules).map(|(slot, name)| (name.clone(), before(slot))).collect()
     }
 
-    /// The number of limits that requests of this domain bring with them.
+    /// Returns the slot of inline limits in this domain.
     fn inline_slot(&self, domain: &Arc<str>) -> u32 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).rule(domain, INLINE_LIMIT)
     }
 
-    /// All rules by their numbers.
+    /// Returns all rules by slot.
     pub(crate) fn rules(&self) -> Vec<RuleLabel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).rules.clone()
     }
 
-    /// All tiers by their numbers.
+    /// Returns all tiers by number.
     pub(crate) fn tiers(&self) -> Vec<Arc<str>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).tiers.clone()
     }
@@ -185,7 +185,7 @@ impl LabelSlots {
             None => u32::try_from(self.rules.len()).unwrap_or(OTHER),
         };
         match self.rules.get_mut(number as usize) {
-            Some(place) => *place = name.clone(),
+            Some(label) => *label = name.clone(),
             None => self.rules.push(name.clone()),
         }
         self.by_name.insert(name, number);
@@ -205,46 +205,46 @@ impl LabelSlots {
     }
 }
 
-/// What one unit is of the whole.
+/// Returns the share of a limit that one unit is.
 pub(crate) fn part(capacity: u64) -> f32 {
     1.0 / capacity.max(1) as f32
 }
 
-/// The numbers of one rule set.
+/// Slots of one rule set.
 #[derive(Debug)]
 pub(crate) struct LabelLayout {
     pub(crate) rules: Arc<Ruleset>,
     pub(crate) revision: Arc<str>,
-    /// By the rule's number in the rule set.
+    /// Slot of each rule, by rule id.
     pub(crate) slots: Box<[u32]>,
-    /// By the limit's number in the rule set.
+    /// Facts on each limit, by limit id.
     pub(crate) limits: Box<[LimitFacts]>,
-    /// By the rule's number in the rule set: which of the key sets it has.
+    /// Index into `key_sets` for each rule, by rule id.
     per_value: Box<[u32]>,
-    /// Keys of which every value has counters of its own.
+    /// Sets of keys that have separate counters for each value.
     key_sets: Vec<Box<[Box<str>]>>,
     domains: Vec<DomainSlots>,
     tiers: Vec<Arc<str>>,
 }
 
-/// The numbers of a domain beside those of its rules.
+/// Slots of a domain besides those of its rules.
 #[derive(Debug)]
 struct DomainSlots {
     domain: Arc<str>,
-    /// For requests that no rule limits.
+    /// Slot of requests that no rule limits.
     unmatched: u32,
-    /// For limits that requests bring with them, once one has.
+    /// Slot of inline limits, assigned on first use.
     inline: OnceLock<u32>,
 }
 
-/// What is asked of a limit at every decision.
+/// What the recorder needs of a limit for every decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LimitFacts {
     pub(crate) slot: u32,
     pub(crate) tier: u16,
-    /// Whether it can turn a request away.
+    /// Whether the limit can deny a request.
     pub(crate) is_live: bool,
-    /// One over its capacity.
+    /// Reciprocal of the capacity.
     pub(crate) scale: f32,
 }
 
@@ -258,7 +258,7 @@ impl LabelLayout {
         self.domain(domain).map_or(OTHER, |known| known.unmatched)
     }
 
-    /// For limits that requests of this domain bring with them.
+    /// Returns the slot of inline limits in this domain.
     #[cold]
     pub(crate) fn inline(&self, domain: &str, names: &LabelRegistry) -> u32 {
         self.domain(domain)
@@ -269,7 +269,7 @@ impl LabelLayout {
         self.slots.get(rule as usize).copied().unwrap_or(OTHER)
     }
 
-    /// Whether a rule has counters of their own for those who are known by this key.
+    /// Returns whether a rule has separate counters for each value of `key`.
     pub(crate) fn is_per_value(&self, rule: u32, key: &str) -> bool {
         let keys = self.per_value.get(rule as usize).and_then(|set| self.key_sets.get(*set as usize));
         keys.is_some_and(|keys| keys.iter().any(|known| **known == *key))
@@ -291,7 +291,7 @@ mod tests {
         Arc::new(Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules"))
     }
 
-    /// A graph that began anew with every change of the rules would hide what the change did.
+    /// A graph that restarted with every rule change would hide the effect of the change.
     #[test]
     fn slots_carry_over_by_name() {
         let names = LabelRegistry::new();
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(first.unmatched("elsewhere"), OTHER);
     }
 
-    /// Ten thousand rules must not make ten thousand series.
+    /// Ten thousand rules must not create ten thousand series.
     #[test]
     fn slots_are_bounded() {
         let names = LabelRegistry::new();
@@ -316,7 +316,7 @@ mod tests {
         assert_ne!(layout.slot(0), OTHER);
     }
 
-    /// Rules may change for years: whoever renames all of them still sees each of the new ones.
+    /// Rules may change for years: after all of them are renamed, each new one still has its own series.
     #[test]
     fn slots_are_reclaimed_when_they_run_out() {
         let names = LabelRegistry::new();
@@ -333,10 +333,10 @@ mod tests {
         let of = |layout: &LabelLayout| (0..700).map(|rule| layout.slot(rule)).collect::<HashSet<u32>>();
         let a = layout(&first);
         let b = layout(&second);
-        assert_eq!((of(&a).len(), of(&b).len()), (700, 700), "each has its own");
+        assert_eq!((of(&a).len(), of(&b).len()), (700, 700), "one slot per rule");
         assert!(!of(&b).contains(&OTHER) && !of(&b).contains(&INLINE_SLOT));
-        assert_eq!(a.unmatched("d"), b.unmatched("d"), "what stays keeps its number");
-        // What others had counted is not theirs; who has a number for the first time has counted nothing.
+        assert_eq!(a.unmatched("d"), b.unmatched("d"), "surviving labels keep their slot");
+        // Counts of a former owner are not the new owner's; a slot in its first use has no baseline.
         let since = names.since();
         for rule in 0..700 {
             let slot = b.slot(rule);
@@ -344,7 +344,7 @@ mod tests {
             assert_eq!(*name.rule, *second.rules()[rule as usize].name);
             assert_eq!(*before, of(&a).contains(&slot).then(|| counted(slot as usize)));
         }
-        // A decision by the rules before, still under way, takes nothing from those that act.
+        // A decision by the previous rules, still in progress, takes no slot from the active ones.
         names.layout(Arc::clone(&first));
         assert_eq!(of(&names.layout(Arc::clone(&second))), of(&b));
         assert_eq!(of(&layout(&third)).len(), 700);

@@ -1,17 +1,17 @@
-//! How long things take: counts by size, fine enough for percentiles, with bounds that people use in alerts.
+//! Latency histograms: fine enough for percentiles, with bounds that are common in alerts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The most that falls into each bucket, in microseconds: ten a decade, from a microsecond to ten seconds.
+/// Upper bound of each bucket in microseconds: ten per decade, from 1 µs to 8 s.
 pub(crate) const BOUNDS: [u64; 65] = bounds();
-/// One more than bounds, for what is above all of them.
+/// Number of buckets: one more than bounds, for larger values.
 pub(crate) const BUCKETS: usize = BOUNDS.len() + 1;
 
 const fn bounds() -> [u64; 65] {
     const STEPS: [u64; 10] = [10, 12, 15, 20, 25, 30, 40, 50, 60, 80];
     let mut bounds = [0; 65];
     let mut at = 0;
-    // Below ten there are no fractions to tell apart.
+    // Below ten there are only whole microseconds.
     while at < 5 {
         bounds[at] = [1, 2, 3, 5, 8][at];
         at += 1;
@@ -27,7 +27,7 @@ const fn bounds() -> [u64; 65] {
     bounds
 }
 
-/// Counts of one thread, for one front. Only that thread writes.
+/// Histogram of one thread for one protocol. Only that thread writes.
 #[derive(Debug)]
 pub(crate) struct Latencies {
     counts: [AtomicU64; BUCKETS],
@@ -39,7 +39,7 @@ impl Latencies {
         Self { counts: [const { AtomicU64::new(0) }; BUCKETS], micros: AtomicU64::new(0) }
     }
 
-    /// So many things took this long each.
+    /// Records `times` requests that took `micros` each.
     pub(crate) fn record(&self, micros: u64, times: u64) {
         crate::recorder::stripe::add(&self.counts[BOUNDS.partition_point(|bound| *bound < micros)], times);
         crate::recorder::stripe::add(&self.micros, micros.saturating_mul(times));
@@ -53,7 +53,7 @@ impl Latencies {
     }
 }
 
-/// The counts of all threads.
+/// Histogram summed over all threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Latency {
     pub(crate) counts: [u64; BUCKETS],
@@ -67,7 +67,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// What has come since.
+    /// Returns the difference from an earlier histogram.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let mut since = *self;
         for (count, before) in since.counts.iter_mut().zip(&before.counts) {
@@ -84,7 +84,7 @@ impl Latency {
         self.micros += other.micros;
     }
 
-    /// The bound that this share of all stays within, in microseconds; nothing, where there was nothing.
+    /// Returns the bucket bound in microseconds that this share of requests stays within; `None` if there were none.
     pub(crate) fn quantile(&self, share: f64) -> Option<u64> {
         let all: u64 = self.counts.iter().sum();
         let wanted = ((all as f64 * share).ceil() as u64).max(1);
@@ -98,18 +98,18 @@ impl Latency {
         None
     }
 
-    /// As a histogram in seconds, by fewer bounds.
+    /// Returns a histogram in seconds with fewer bounds, for the exposition.
     pub(crate) fn coarse(&self) -> (Vec<f64>, Vec<u64>, f64) {
-        const KEPT: [u64; 22] = [
+        const COARSE_BOUNDS: [u64; 22] = [
             1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000,
             250_000, 500_000, 1_000_000, 2_500_000, 5_000_000, 8_000_000,
         ];
-        let mut counts = vec![0; KEPT.len() + 1];
+        let mut counts = vec![0; COARSE_BOUNDS.len() + 1];
         for (at, count) in self.counts.iter().enumerate() {
             let bound = BOUNDS.get(at).copied().unwrap_or(u64::MAX);
-            counts[KEPT.partition_point(|kept| *kept < bound)] += count;
+            counts[COARSE_BOUNDS.partition_point(|coarse| *coarse < bound)] += count;
         }
-        (KEPT.iter().map(|micros| *micros as f64 / 1e6).collect(), counts, self.micros as f64 / 1e6)
+        (COARSE_BOUNDS.iter().map(|micros| *micros as f64 / 1e6).collect(), counts, self.micros as f64 / 1e6)
     }
 }
 
@@ -129,12 +129,12 @@ mod tests {
         latencies.add_to(&mut sums);
         for share in [0.0, 0.5, 0.99, 0.999, 1.0] {
             let at = ((exact.len() as f64 * share).ceil() as usize).max(1) - 1;
-            let told = sums.quantile(share).expect("something was recorded");
-            let least =
-                BOUNDS[BOUNDS.iter().position(|bound| *bound == told).expect("a bound").saturating_sub(1)];
+            let bound = sums.quantile(share).expect("recorded values");
+            let lower =
+                BOUNDS[BOUNDS.iter().position(|known| *known == bound).expect("a bound").saturating_sub(1)];
             assert!(
-                exact[at] <= told && (exact[at] > least || told == 1),
-                "{share}: {} told as {told}",
+                exact[at] <= bound && (exact[at] > lower || bound == 1),
+                "{share}: {} reported as {bound}",
                 exact[at]
             );
         }

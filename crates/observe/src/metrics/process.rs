@@ -1,28 +1,32 @@
-//! What the operating system says of this process, in the words that Prometheus' own libraries use.
+//! Process metrics from the operating system, under the standard `process_*` names of Prometheus client libraries.
 
 use crate::metrics::exposition::MetricsWriter;
 
-/// Adds the figures; those that cannot be had are left out.
+/// Writes the process metrics that are available.
 pub(crate) fn write(page: &mut MetricsWriter) {
-    let Some(figures) = ProcStats::read() else { return };
+    let Some(stats) = ProcStats::read() else { return };
     let mut counter = |name, help, value: f64| page.counters(name, help).add(&[], value);
-    counter("process_cpu_seconds_total", "Processor time in user and system mode.", figures.cpu_seconds);
-    page.gauge("process_resident_memory_bytes", "Memory that is in the machine's.", figures.resident);
-    page.gauge("process_virtual_memory_bytes", "Memory that is mapped.", figures.mapped);
-    page.gauge("process_start_time_seconds", "When it started, since 1970.", figures.started);
-    page.gauge("process_threads", "Threads.", figures.threads);
-    if let Some(open) = figures.open_files {
-        page.gauge("process_open_fds", "Open file descriptors.", open);
+    counter("process_cpu_seconds_total", "CPU time in user and system mode, in seconds.", stats.cpu_seconds);
+    page.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", stats.resident);
+    page.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", stats.mapped);
+    page.gauge(
+        "process_start_time_seconds",
+        "Start time of the process in seconds since the Unix epoch.",
+        stats.started,
+    );
+    page.gauge("process_threads", "Number of threads.", stats.threads);
+    if let Some(open) = stats.open_files {
+        page.gauge("process_open_fds", "Number of open file descriptors.", open);
     }
-    if let Some(most) = figures.max_files {
-        page.gauge("process_max_fds", "File descriptors that it may open.", most);
+    if let Some(max) = stats.max_files {
+        page.gauge("process_max_fds", "Maximum number of open file descriptors.", max);
     }
 }
 
-/// How much memory of the machine's it takes.
+/// Returns the resident memory size of this process in bytes.
 #[must_use]
 pub fn resident_bytes() -> Option<u64> {
-    ProcStats::read().map(|figures| figures.resident)
+    ProcStats::read().map(|stats| stats.resident)
 }
 
 struct ProcStats {
@@ -38,10 +42,10 @@ struct ProcStats {
 impl ProcStats {
     fn read() -> Option<Self> {
         let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-        // The name stands in parentheses, and may have some of its own.
+        // The process name is in parentheses, and may contain some itself.
         let fields: Vec<&str> = stat.get(stat.rfind(')')? + 2..)?.split(' ').collect();
         let number = |field: usize| fields.get(field - 3).and_then(|text| text.trim().parse::<u64>().ok());
-        // Linux tells times in hundredths of a second and sizes in pages of what `auxv` says; both are so on all that we run on.
+        // Clock ticks per second and page size come from `auxv`; these values hold on all supported platforms.
         let (ticks, page) = (100.0, 4_096);
         let boot = std::fs::read_to_string("/proc/stat").ok()?;
         let boot: f64 = boot.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
@@ -69,13 +73,13 @@ mod tests {
         let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
         write(&mut page);
         let text = page.finish();
-        let figure = |name: &str| -> f64 {
+        let metric = |name: &str| -> f64 {
             let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
             line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} in {text}"))
         };
-        assert!(figure("process_resident_memory_bytes") > 100_000.0);
-        assert!(figure("process_open_fds") >= 3.0);
-        assert!(figure("process_start_time_seconds") > 1.7e9);
-        assert!(figure("process_threads") >= 1.0);
+        assert!(metric("process_resident_memory_bytes") > 100_000.0);
+        assert!(metric("process_open_fds") >= 3.0);
+        assert!(metric("process_start_time_seconds") > 1.7e9);
+        assert!(metric("process_threads") >= 1.0);
     }
 }

@@ -1,14 +1,14 @@
-//! Figures second by second, for those who look on: an hour of them in memory, and each as it comes for whoever listens.
+//! Time series per second: one hour of decision counts and latencies in memory, for the stats API and its event stream.
 
 use crate::metrics::latency::Latency;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use tollgate_core::Timestamp;
 
-/// Seconds that are kept.
+/// Number of seconds stored.
 pub(crate) const MAX_STEPS: usize = 3_600;
 
-/// Everything that has been counted since the start.
+/// Totals since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) allow: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Totals {
     pub(crate) latency: Latency,
 }
 
-/// What one second had.
+/// Stats of one second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SecondStats {
     t: u64,
@@ -46,7 +46,7 @@ impl SecondStats {
     }
 }
 
-/// The last hour.
+/// The last hour, one entry per second.
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     steps: VecDeque<SecondStats>,
@@ -54,7 +54,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// A second has passed.
+    /// Adds the second that ended at `now` and returns its stats.
     pub(crate) fn tick(&mut self, now: Timestamp, totals: &Totals) -> SecondStats {
         let since = |now: u64, before: u64| now.saturating_sub(before);
         let latency = totals.latency.since(&self.last.latency);
@@ -78,7 +78,7 @@ impl Series {
         step
     }
 
-    /// The last so many seconds, as columns.
+    /// Returns the last `seconds` entries as columns.
     pub(crate) fn columns(&self, seconds: usize) -> Value {
         let steps = self.steps.iter().skip(self.steps.len().saturating_sub(seconds));
         let column = |of: fn(&SecondStats) -> Value| steps.clone().map(of).collect::<Vec<Value>>();
@@ -97,18 +97,18 @@ impl Series {
     }
 }
 
-/// Seconds over which a rule's rate is told.
+/// Seconds over which a rule's rate is averaged.
 const RATE: usize = 10;
 
-/// What rules have counted, second by second, for what they count in a second now.
+/// Recent counts of all rules, for their current rates.
 #[derive(Debug, Default)]
 pub(crate) struct RuleRates {
-    /// The counts of each rule that has a number, at a time; the oldest first.
+    /// Counts of each rule by slot at a time, oldest first.
     past: VecDeque<(Timestamp, Vec<[u64; 2]>)>,
 }
 
 impl RuleRates {
-    /// A second has passed.
+    /// Adds the counts at `now`.
     pub(crate) fn tick(&mut self, now: Timestamp, counts: Vec<[u64; 2]>) {
         self.past.push_back((now, counts));
         if self.past.len() > RATE + 1 {
@@ -116,7 +116,7 @@ impl RuleRates {
         }
     }
 
-    /// What the rule with this number has counted a second, lately.
+    /// Returns the allowed and denied requests per second of a slot, averaged over the last seconds.
     pub(crate) fn rate(&self, slot: usize) -> [f64; 2] {
         let (Some(first), Some(last)) = (self.past.front(), self.past.back()) else { return [0.0; 2] };
         let seconds = last.0.since(first.0).as_micros() as f64 / 1e6;
@@ -137,7 +137,7 @@ mod tests {
         let mut rates = RuleRates::default();
         assert_eq!(rates.rate(0), [0.0; 2]);
         for second in 0..100_u64 {
-            // A hundred a second at first, then none; a rule that comes later has its number then.
+            // 100 per second at first, then none; a rule that is added later gets its slot then.
             let mut counts = vec![[second.min(50) * 100, second]];
             if second > 80 {
                 counts.push([second * 7, 0]);

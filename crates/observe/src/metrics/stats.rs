@@ -1,4 +1,4 @@
-//! What has been counted, added up over all threads: for `/metrics`, and for those who look on.
+//! Stats summed over all threads: Prometheus metrics, and JSON for the admin API.
 
 use crate::decision_log::record::rfc3339;
 use crate::metrics::exposition::MetricsWriter;
@@ -17,14 +17,14 @@ use tollgate_engine::Origin;
 use tollgate_rules::Ruleset;
 
 impl Telemetry {
-    /// All that was ever counted under a number, whoever had it.
+    /// Returns all counts of a slot, including those of former owners.
     pub(crate) fn raw_counts(&self, slot: usize) -> [u64; CELLS] {
         let mut sums = [0; CELLS];
         self.stripes.all().iter().for_each(|stripe| stripe.add_cells(slot, &mut sums));
         sums
     }
 
-    /// The counts of all rules, by their numbers.
+    /// Returns the counts of all rules, by slot.
     fn all_counts(&self) -> Vec<(RuleLabel, [u64; CELLS])> {
         let names = self.labels.since().into_iter().enumerate();
         let all = names.map(|(slot, (name, before))| {
@@ -37,14 +37,14 @@ impl Telemetry {
         all.collect()
     }
 
-    /// The counts of every rule that has any.
+    /// Returns the counts of all rules that have any.
     fn counts(&self) -> Vec<(RuleLabel, [u64; CELLS])> {
         let mut all = self.all_counts();
         all.retain(|(_, sums)| sums.iter().any(|sum| *sum > 0));
         all
     }
 
-    /// How often rules were asked about, by their numbers: how often they let pass and turned away.
+    /// Returns how many checks each rule allowed and denied, by slot.
     pub(crate) fn rule_results(&self) -> Vec<[u64; 2]> {
         self.all_counts().iter().map(|(_, sums)| allowed_and_denied(sums)).collect()
     }
@@ -81,18 +81,18 @@ impl Telemetry {
             totals.fail_open +=
                 (0..VERDICTS.len()).map(|verdict| sums[verdict * ORIGINS.len() + 3]).sum::<u64>();
         }
-        // By requests, each of which several rules may have denied in shadow.
+        // One per request, although several shadow rules may have denied it.
         let shadowed = |stripe: &Arc<Stripe>| stripe.shadowed.load(Ordering::Relaxed);
         totals.shadow_deny = self.stripes.all().iter().map(shadowed).sum();
         self.latency().iter().for_each(|latency| totals.latency.add(latency));
         totals
     }
 
-    /// Writes its figures.
+    /// Writes all metrics of decisions, the decision log, traces, the node and the process.
     pub fn write(&self, page: &mut MetricsWriter) {
         let counts = self.counts();
-        let help = "Decisions, by the rule that they are owed to: the one that denied, else the one nearest its limit. Those with \
-                    shadow true are what a rule in shadow would have denied.";
+        let help = "Number of decisions by deciding rule: the one that denied, else the one closest to its limit. Samples with \
+                    shadow true count requests that a shadow rule would have denied.";
         let mut family = page.counters("ratelimit_decisions_total", help);
         for (name, sums) in &counts {
             let labels = |verdict, origin, shadow| {
@@ -112,7 +112,7 @@ impl Telemetry {
                 family.add(&labels("deny", Origin::Store.name(), "true"), sums[SHADOW_DENY]);
             }
         }
-        let help = "Requests that a rule's limits were asked about, whoever decided in the end.";
+        let help = "Number of requests checked against a rule's limits, by the result of that rule alone.";
         let mut family = page.counters("ratelimit_rule_checks_total", help);
         for (name, sums) in &counts {
             for (verdict, count) in
@@ -124,37 +124,37 @@ impl Telemetry {
                 }
             }
         }
-        let help = "The part of its tightest limit that a caller had left after a decision, by tier.";
+        let help = "Share of its tightest limit that a caller had left after a decision, by tier.";
         let mut family = page.histograms("ratelimit_remaining", help);
         let bounds: Vec<f64> = (1..=TENTHS).map(|tenth| tenth as f64 / TENTHS as f64).collect();
         for (tier, sums) in self.tiers() {
             let counts = [&sums[..TENTHS], &[0]].concat();
             family.histogram(&[("tier", &tier)], &bounds, &counts, sums[TENTHS] as f64 / 1_000.0);
         }
-        let help = "The time from when a request had been read until it was decided, by front.";
+        let help = "Time from the end of reading a request to its decision in seconds, by protocol.";
         let mut family = page.histograms("ratelimit_check_duration_seconds", help);
         for (front, latency) in PROTOCOLS.iter().zip(self.latency()) {
             if latency.counts.iter().any(|count| *count > 0) {
                 let (bounds, counts, sum) = latency.coarse();
-                family.histogram(&[("front", front)], &bounds, &counts, sum);
+                family.histogram(&[("protocol", front)], &bounds, &counts, sum);
             }
         }
-        let help = "Callers that have been at 80% or more of a limit of their own for five minutes.";
+        let help = "Number of callers at 80% or more of a per-caller limit for five minutes.";
         page.gauge("ratelimit_near_limit_keys", help, self.top().near_keys());
-        page.gauge("ratelimit_decision_log_entries", "Decisions in memory, to be searched.", self.log.len());
+        page.gauge("ratelimit_decision_log_entries", "Number of decisions in memory.", self.log.len());
         let logged = self.log.logged();
-        page.counter("ratelimit_decision_log_decisions_total", "Decisions that were logged.", logged);
+        page.counter("ratelimit_decision_log_decisions_total", "Number of decisions logged.", logged);
         let (written, unwritten) = self.log.sink.as_ref().map_or((0, 0), crate::sink::Sink::counts);
-        let help = "Lines of the decision log that were written out.";
+        let help = "Number of decision log lines written to the output.";
         page.counter("ratelimit_decision_log_written_total", help, written);
-        let help = "Decisions that did not get into the log: for want of room in memory, or of an output that takes them.";
+        let help = "Number of decisions missing from the log: buffer full (memory) or output blocked or failing (output).";
         let mut family = page.counters("ratelimit_decision_log_dropped_total", help);
         family.add(&[("where", "memory")], self.dropped());
         family.add(&[("where", "output")], unwritten);
         if let Some(traces) = &self.spans {
             traces.write(page);
         }
-        page.gauges("ratelimit_node_info", "What this node is.").add(
+        page.gauges("ratelimit_node_info", "Name, region and version of this node; always 1.").add(
             &[
                 ("node", &self.node.node),
                 ("region", self.node.region.as_deref().unwrap_or("")),
@@ -165,7 +165,7 @@ impl Telemetry {
         process::write(page);
     }
 
-    /// The last so many seconds, and the counts of all rules.
+    /// Returns the time series of the last `seconds`, and the counts of all rules, as JSON.
     #[must_use]
     pub fn stats(&self, seconds: usize) -> Value {
         let seconds = seconds.clamp(1, MAX_STEPS);
@@ -203,7 +203,7 @@ impl Telemetry {
             .tiers()
             .iter()
             .map(|(tier, sums)| {
-                // What is used is what does not remain.
+                // Utilization is the complement of what remains.
                 let used: Vec<u64> = sums[..TENTHS].iter().rev().copied().collect();
                 json!({"tier": tier, "histogram": used})
             })
@@ -225,7 +225,7 @@ impl Telemetry {
         })
     }
 
-    /// Who asks most, is denied most, stays near a limit, shares an address; `rules` say which tier is above another.
+    /// Returns the top callers, top denied callers, callers near a limit and shared networks; `rules` determine the next tier.
     #[must_use]
     pub fn top_talkers(&self, rules: &Arc<Ruleset>) -> Value {
         let now = self.clock.now();
@@ -283,12 +283,12 @@ impl Telemetry {
     }
 }
 
-/// How often a rule let pass, and how often it turned away.
+/// Returns how many checks a rule allowed and denied.
 const fn allowed_and_denied(sums: &[u64; CELLS]) -> [u64; 2] {
     [sums[RULE_ALLOW] + sums[RULE_SPARED], sums[RULE_DENY]]
 }
 
-/// The tier of a rule with the least that is more than this one has.
+/// Returns the tier of a rule with the lowest rate above that of `tier`.
 fn tier_above<'r>(rule: &'r tollgate_rules::Rule, tier: Option<&str>) -> Option<&'r str> {
     let rate = |limits: &[tollgate_rules::RuleLimit]| {
         let per_second = |limit: &tollgate_rules::RuleLimit| {

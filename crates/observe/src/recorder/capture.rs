@@ -1,8 +1,8 @@
-//! What is set aside of a decision while its request waits: copied into a buffer of the thread's own, and nothing more. What
-//! it says to people is worked out later, by the worker.
+//! Captured decisions: what the recorder copies into a per-thread buffer while the request waits. The worker turns captures
+//! into log records later.
 //!
-//! Buffers are of bounded size. When the worker is behind, what does not fit is dropped and counted: a decision never waits
-//! for whoever wants to read about it.
+//! Buffers are bounded. If the worker falls behind, captures that do not fit are dropped and counted: a decision never waits
+//! for telemetry.
 
 use crate::mask::{Mask, identifies_caller};
 use crate::metrics::labels::{INLINE_LABEL, LabelLayout};
@@ -14,32 +14,32 @@ use tollgate_engine::{
     Check, CheckInput, DecidedBy, Decision, DecisionId, LimitStatus, MeasureAction, Origin,
 };
 
-/// Decisions that one buffer holds.
+/// Maximum number of decisions in one buffer.
 pub(crate) const MAX_CAPTURES: usize = 2_048;
-/// Bytes of attributes that one buffer holds, and of one request.
+/// Maximum bytes of attributes in one buffer, and of one decision.
 const MAX_TEXT: usize = 1024 * 1024;
 const MAX_TEXT_PER_DECISION: usize = 2 * 1024;
-/// Attributes of one request that are kept, and bytes of each.
+/// Maximum number of attributes captured per request, and bytes of each name or value.
 const MAX_PAIRS: usize = 16;
 pub(crate) const MAX_VALUE: usize = 256;
 
-/// What became of a request.
+/// Verdict of a logged decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoggedVerdict {
-    /// It passed.
+    /// The request passed.
     Allow,
-    /// It was turned away.
+    /// The request was denied.
     Deny,
-    /// It passed, and would not have if a rule in shadow had decided.
+    /// The request passed, but a rule in shadow mode would have denied it.
     ShadowDeny,
-    /// It was told to wait.
+    /// The request passed after a delay.
     Delay,
-    /// It passed, to be served in a lesser way.
+    /// The request passed with degraded service.
     Degrade,
 }
 
 impl LoggedVerdict {
-    /// What a decision says, whatever rules in shadow would have said.
+    /// Returns the verdict of a decision, regardless of rules in shadow mode.
     #[inline]
     pub(crate) fn from_decision(decision: &Decision) -> Self {
         match () {
@@ -50,7 +50,7 @@ impl LoggedVerdict {
         }
     }
 
-    /// The word in logs and answers.
+    /// Returns the word used in logs and the API.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl LoggedVerdict {
         }
     }
 
-    /// The other way round.
+    /// Parses the word that [`Self::name`] returns.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Allow, Self::Deny, Self::ShadowDeny, Self::Delay, Self::Degrade]
@@ -71,36 +71,36 @@ impl LoggedVerdict {
     }
 }
 
-/// What was noted while counting.
+/// What the recorder determined while counting a decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecisionMeta {
     pub(crate) slot: u32,
     pub(crate) verdict: LoggedVerdict,
-    /// The rule that it is about, or what else.
+    /// Rule or other cause that the decision is attributed to.
     pub(crate) by: Option<DecidedBy>,
-    /// The limit that it is about: the one that denied, else the one nearest its end.
+    /// Limit that the decision is attributed to: the one that denied, else the one closest to exhaustion.
     pub(crate) status: Option<LimitStatus>,
-    /// How much the caller has used of its own.
+    /// Utilization of the caller's own limits.
     pub(crate) caller_utilization: Option<CallerUtilization>,
-    /// Whether it goes to the log.
+    /// Whether the decision is logged.
     pub(crate) log: bool,
-    /// How many decisions it stands for in the sketches; none, if it is not shown to them.
+    /// Number of decisions this one represents in the sketches; 0 if it is not sampled.
     pub(crate) weight: u32,
 }
 
-/// How much a caller has used of the limit nearest its end, of those that can turn it away and that it shares with nobody.
+/// Utilization of the live per-caller limit that is closest to exhaustion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallerUtilization {
     pub(crate) slot: u32,
-    /// The tier that the limit is of.
+    /// Number of the limit's tier.
     pub(crate) tier: u16,
-    /// From 0 to 1.
+    /// Used share of the limit, from 0 to 1.
     pub(crate) used: f32,
 }
 
 impl CallerUtilization {
     pub(crate) fn from_outcome(slot: u32, tier: u16, outcome: &Outcome, capacity: u64) -> Self {
-        // One that denies is at its limit, whatever odd units are left.
+        // A limit that denies is exhausted, even if a remainder smaller than the cost is left.
         let used = if outcome.verdict.is_denied() {
             1.0
         } else {
@@ -110,7 +110,7 @@ impl CallerUtilization {
     }
 }
 
-/// All attributes of a request, but for what stands for everybody.
+/// Returns all attributes of a request except `global`, which identifies nothing.
 pub(crate) fn pairs<'c>(check: &Check<'c>) -> impl Iterator<Item = &'c (&'c str, &'c str)> + Clone {
     let (attributes, descriptors) = match check.input {
         CheckInput::Attributes(attributes) => (attributes, &[][..]),
@@ -120,12 +120,12 @@ pub(crate) fn pairs<'c>(check: &Check<'c>) -> impl Iterator<Item = &'c (&'c str,
     all.filter(|(key, _)| *key != "global")
 }
 
-/// Bytes that are kept of an attribute, at most.
+/// Returns the bytes captured of an attribute.
 fn size((key, value): &(&str, &str)) -> usize {
     key.len().min(MAX_VALUE) + value.len().min(MAX_VALUE)
 }
 
-/// One decision, set aside.
+/// A captured decision.
 #[derive(Debug)]
 pub(crate) struct CapturedDecision {
     pub(crate) id: DecisionId,
@@ -133,29 +133,29 @@ pub(crate) struct CapturedDecision {
     pub(crate) meta: DecisionMeta,
     pub(crate) origin: Origin,
     pub(crate) protocol: &'static str,
-    /// What it cost by that limit.
+    /// Units charged to the limit in `meta`.
     pub(crate) cost: u64,
-    /// The measure of an emergency that made a difference.
+    /// Emergency measure that affected the decision.
     pub(crate) measure: Option<(Box<str>, MeasureAction)>,
-    /// Extra quota has paid in that limit's place.
+    /// Whether a grant covered the charge to the limit in `meta`.
     pub(crate) is_granted: bool,
     pub(crate) retry_after: Option<TimeDelta>,
     pub(crate) delay: TimeDelta,
-    /// A limit that is not the rule set's.
+    /// Limit that is not in the rule set: an override or an inline limit.
     pub(crate) own: Option<Box<Limit>>,
-    /// Its place among the buffer's layouts, if it is by rules.
+    /// Index into the buffer's layouts; `None` for a decision without rules.
     layout: Option<usize>,
-    /// Its ends among the buffer's: of the domain, then of keys and values in turn.
+    /// Range in the buffer's `ends`: those of the domain, then alternating keys and values.
     ends: Range<usize>,
     start: usize,
 }
 
-/// Units that are taken; none by what gives back.
+/// Returns the units charged; 0 for a refund.
 fn taken(cost: Cost) -> u64 {
     if cost.is_refund() { 0 } else { cost.units() }
 }
 
-/// Decisions that were set aside.
+/// Buffer of captured decisions.
 #[derive(Debug, Default)]
 pub(crate) struct CaptureBuffer {
     pub(crate) captures: Vec<CapturedDecision>,
@@ -165,12 +165,12 @@ pub(crate) struct CaptureBuffer {
 }
 
 impl CaptureBuffer {
-    /// Whether another decision can be set aside.
+    /// Returns whether another decision fits.
     pub(crate) const fn has_room(&self) -> bool {
         self.captures.len() < MAX_CAPTURES
     }
 
-    /// Sets a decision aside, where there is room.
+    /// Captures a decision. The caller checks [`Self::has_room`] first.
     pub(crate) fn push(
         &mut self,
         check: &Check<'_>,
@@ -208,7 +208,7 @@ impl CaptureBuffer {
         });
     }
 
-    /// Sets the decision about a limit aside that came with its call, if there is room.
+    /// Captures the decision on an inline limit without rules; returns `false` if the buffer is full.
     pub(crate) fn push_inline(&mut self, charge: &Charge<'_>, noted: DecisionMeta, at: Timestamp) -> bool {
         if !self.has_room() {
             return false;
@@ -245,17 +245,17 @@ impl CaptureBuffer {
         true
     }
 
-    /// How many bytes the next decision may take: as many as any, while there is much room; then no more than its part of what
-    /// is left. So a few who say much never take the places of those who say little.
+    /// Returns the bytes available to the next decision: the maximum while the buffer is at most half full, then an equal share
+    /// of the rest. So a few requests with long attributes never displace those with short ones.
     fn room(&self) -> usize {
         let left = MAX_TEXT - self.text.len();
         let part = left / (MAX_CAPTURES - self.captures.len()).max(1);
         if left > MAX_TEXT / 2 { MAX_TEXT_PER_DECISION } else { part.min(MAX_TEXT_PER_DECISION) }
     }
 
-    /// Attributes, as many as are kept, each of them whole or not at all. Where there are too many, what is hidden goes first,
-    /// since only what is known to be a secret is recognised as one under other names: without all of it nothing else is told.
-    /// Then come those that tell who asks.
+    /// Stores attributes up to the bounds, each completely or not at all. If not all fit, masked ones come first, since only a
+    /// known secret is recognized under other names: if one of them does not fit, no unmasked attribute is stored. Attributes
+    /// that identify the caller come next.
     fn put_pairs<'p>(
         &mut self,
         pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone,
@@ -268,12 +268,12 @@ impl CaptureBuffer {
             pairs.for_each(|pair| self.put_pair(pair));
             return;
         }
-        let mut places = MAX_PAIRS;
+        let mut pairs_left = MAX_PAIRS;
         let mut put = |pair: &(&str, &str)| {
-            let fits = places > 0 && size(pair) <= room;
+            let fits = pairs_left > 0 && size(pair) <= room;
             if fits {
                 self.put_pair(pair);
-                places -= 1;
+                pairs_left -= 1;
                 room -= size(pair);
             }
             fits
@@ -296,8 +296,8 @@ impl CaptureBuffer {
         self.put(value, MAX_VALUE);
     }
 
-    fn put(&mut self, text: &str, most: usize) {
-        let mut end = text.len().min(MAX_VALUE).min(most);
+    fn put(&mut self, text: &str, max: usize) {
+        let mut end = text.len().min(MAX_VALUE).min(max);
         while !text.is_char_boundary(end) {
             end -= 1;
         }
@@ -305,14 +305,14 @@ impl CaptureBuffer {
         self.ends.push(self.text.len());
     }
 
-    /// All of a decision's words together, and where each ends: the same for the same request.
+    /// Returns the domain and attributes of a capture as one text with the end offsets; equal for equal requests.
     pub(crate) fn attributes(&self, capture: &CapturedDecision) -> (&str, SmallVec<[usize; 16]>) {
         let ends = &self.ends[capture.ends.clone()];
         let end = ends.last().copied().unwrap_or(capture.start);
         (&self.text[capture.start..end], ends.iter().map(|end| end - capture.start).collect())
     }
 
-    /// The domain and the attributes of one.
+    /// Returns the domain and the attributes of a capture.
     pub(crate) fn values<'b>(&'b self, capture: &CapturedDecision) -> (&'b str, Vec<(&'b str, &'b str)>) {
         let mut start = capture.start;
         let mut words = self.ends[capture.ends.clone()].iter().map(|end| {
@@ -328,12 +328,12 @@ impl CaptureBuffer {
         (domain, pairs)
     }
 
-    /// The rules that one is by; none, for a limit that a caller brought.
+    /// Returns the label layout of a capture; `None` for a decision without rules.
     pub(crate) fn layout(&self, capture: &CapturedDecision) -> Option<&Arc<LabelLayout>> {
         self.layouts.get(capture.layout?)
     }
 
-    /// Makes room again, and keeps the memory.
+    /// Removes all captures and keeps the allocations.
     pub(crate) fn clear(&mut self) {
         self.captures.clear();
         self.text.clear();

@@ -1,8 +1,8 @@
-//! Limits that callers bring themselves (`CL.THROTTLE`), watched as rules are: under one name, since there is no rule.
+//! Recorder for inline limits without rules (`CL.THROTTLE`), all counted under one label.
 //!
-//! They are told a batch at a time. A batch in which nobody is denied, and from which nothing is to be sampled, costs a walk
-//! over its outcomes and a few additions for each; whatever more there is to do is done for the whole batch at once, so that a
-//! flood of denials takes one lock and reads one clock a batch.
+//! It records a batch at a time. A batch without denials and without samples costs one pass over its outcomes and a few
+//! additions each; everything else is done once per batch, so that a flood of denials takes one lock and one clock reading
+//! per batch.
 
 use crate::metrics::labels::{INLINE_SLOT, NO_TIER, part};
 use crate::recorder::capture::{CallerUtilization, DecisionMeta, LoggedVerdict};
@@ -13,7 +13,7 @@ use std::sync::TryLockError;
 use tollgate_core::{Charge, Clock, Outcome, Verdict};
 use tollgate_engine::{Enforced, LimitStatus};
 
-/// Cells of decisions that the store made.
+/// Cells of decisions with origin `store`.
 const ALLOW: usize = 1;
 const DENY: usize = ORIGINS.len() + 1;
 
@@ -24,7 +24,7 @@ impl Telemetry {
             let mut denied = 0;
             for (charge, outcome) in charges.iter().zip(outcomes) {
                 denied += usize::from(outcome.verdict.is_denied());
-                // Whoever brings a limit is in no tier, as those are whom a rule gives none.
+                // A caller with an inline limit has no tier.
                 let share = outcome.remaining as i64 as f32 * part(charge.limit.capacity());
                 local.stripe.remains(NO_TIER, share.min(1.0));
             }
@@ -45,7 +45,7 @@ impl Telemetry {
             let few = u32::try_from(count).unwrap_or(u32::MAX);
             let quiet = denied == 0 && (self.allows == 0 || local.until_log > few);
             if quiet && local.sampling.pass(few, &local.stripe.sample_rate) {
-                // Where none is logged it stays as it is.
+                // If allowed decisions are not logged, the counter stays at 0.
                 local.until_log = local.until_log.saturating_sub(few);
             } else {
                 self.capture_inline(local, charges, outcomes, bites);
@@ -53,7 +53,7 @@ impl Telemetry {
         });
     }
 
-    /// Sets those aside that are to be logged or shown to the sketches.
+    /// Captures the decisions to be logged or sampled.
     #[cold]
     fn capture_inline(
         &self,
@@ -68,7 +68,7 @@ impl Telemetry {
         let mut buffers = stripe.buffers.iter().filter_map(|buffer| match buffer.try_lock() {
             Ok(buffer) => Some(buffer),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            // It is being emptied at this moment.
+            // The worker is draining this one.
             Err(TryLockError::WouldBlock) => None,
         });
         let mut buffer = buffers.next();
@@ -94,20 +94,20 @@ impl Telemetry {
                 log,
                 weight,
             };
-            let mut kept = false;
+            let mut stored = false;
             while let Some(room) = &mut buffer {
-                kept = room.push_inline(charge, noted, now);
-                if kept {
+                stored = room.push_inline(charge, noted, now);
+                if stored {
                     break;
                 }
                 buffer = buffers.next();
             }
-            dropped += u64::from(log && !kept);
+            dropped += u64::from(log && !stored);
         }
         add(&stripe.dropped, dropped);
     }
 
-    /// Whether it goes to the log, and how many it stands for in the sketches.
+    /// Returns whether to log the decision, and its weight in the sketches.
     fn is_wanted(&self, local: &mut ThreadState, outcome: &Outcome) -> (bool, u32) {
         let weight = local.sampling.count(&local.stripe.sample_rate, &mut local.rng);
         if outcome.verdict.is_denied() {

@@ -1,5 +1,5 @@
-//! The watcher on the path of a request: counts every decision, and sets some aside. It takes no lock that anybody waits
-//! behind, allocates nothing in the usual case, and shares no cache line with other threads.
+//! Recorder: the part of telemetry on the request path. It counts every decision and captures some. It waits for no lock,
+//! allocates nothing in the common case, and shares no cache line with other threads.
 
 pub(crate) mod capture;
 pub(crate) mod inline;
@@ -19,9 +19,9 @@ use tollgate_engine::{
 };
 use tollgate_rules::{Role, Ruleset};
 
-/// Verdicts that are counted for each origin.
+/// Verdicts counted for each origin.
 pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
-/// What decisions rest on, in the order of their cells.
+/// Origins of decisions, in the order of their cells.
 pub(crate) const ORIGINS: [Origin; 7] = [
     Origin::Unmatched,
     Origin::Store,
@@ -31,13 +31,13 @@ pub(crate) const ORIGINS: [Origin; 7] = [
     Origin::Grant,
     Origin::Emergency,
 ];
-/// The cell of requests that no limit applied to: allowed, by the first origin.
+/// Cell of requests that no limit applied to: verdict `allow`, first origin.
 pub(crate) const UNMATCHED: usize = 0;
-/// Cells beside those of decisions.
+/// Cells after those of decisions.
 pub(crate) const SHADOW_DENY: usize = VERDICTS.len() * ORIGINS.len();
 pub(crate) const RULE_ALLOW: usize = SHADOW_DENY + 1;
 pub(crate) const RULE_DENY: usize = SHADOW_DENY + 2;
-/// Over its limit, without turning anybody away.
+/// Cell of checks over the rule's limit that did not deny the request.
 pub(crate) const RULE_SPARED: usize = SHADOW_DENY + 3;
 const _: () = assert!(RULE_SPARED < crate::recorder::stripe::CELLS);
 
@@ -96,7 +96,7 @@ impl Telemetry {
         let Some(layout) = &local.layout else { return };
         let stripe = &local.stripe;
         let allowed = decision.is_allowed();
-        // The limit nearest its end, of those that decide; the rule whose limits are being gone through.
+        // The live limit closest to exhaustion; the rule whose limits are being scanned.
         let (mut least, mut nearest, mut tier) = (f32::INFINITY, None, NO_TIER);
         let (mut rule, mut met) = (None, RuleResult::default());
         let mut shadowed: Option<(u32, &LimitStatus)> = None;
@@ -133,7 +133,7 @@ impl Telemetry {
                     shadowed.get_or_insert((slot, status));
                 }
             }
-            // Signed numbers are the quicker to convert; a limit has never so many units that it matters.
+            // Signed integers convert faster to floating point; no limit has enough units to overflow.
             let share = status.outcome.remaining as i64 as f32 * scale;
             if is_live && share < least {
                 (least, nearest, tier) = (share, Some((slot, status)), own_tier);
@@ -174,7 +174,7 @@ impl Telemetry {
         );
     }
 
-    /// Sets a decision aside if it is to be logged or shown to the sketches.
+    /// Captures a decision if it is to be logged or sampled.
     #[inline]
     fn maybe_capture(
         &self,
@@ -192,7 +192,7 @@ impl Telemetry {
         }
     }
 
-    /// Whether an allowed decision is one of those that are logged.
+    /// Returns whether an allowed decision is in the logged sample.
     #[inline]
     pub(crate) fn is_logged_allow(&self, local: &mut ThreadState) -> bool {
         if self.allows == 0 {
@@ -230,7 +230,7 @@ impl Telemetry {
             _ => (found.slot, found.nearest.map(|(_, status)| status), found.verdict),
         };
         let Some(layout) = &local.layout else { return };
-        // Else one that nobody answered for.
+        // Otherwise the first live limit with an unknown outcome.
         let unanswered =
             |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unknown;
         let about = status.or_else(|| decision.limits.iter().find(unanswered));
@@ -241,10 +241,10 @@ impl Telemetry {
             let mut buffer = match buffer.try_lock() {
                 Ok(buffer) => buffer,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                // It is being emptied at this moment.
+                // The worker is draining this one.
                 Err(TryLockError::WouldBlock) => continue,
             };
-            // In a flood of denials most find none, and are not to cost more for what nobody keeps.
+            // In a flood of denials most buffers are full; skip the work for captures that would be dropped.
             if buffer.has_room() {
                 let own = self.nearest_caller_limit(check, decision, layout);
                 let noted = DecisionMeta {
@@ -265,15 +265,15 @@ impl Telemetry {
         }
     }
 
-    /// The numbers of other rules: they have changed, or this thread has seen none yet. This and what follows stands apart, so that
-    /// the usual case is short.
+    /// Loads the label layout after a rule change or on a thread's first decision. This and the functions below are out of
+    /// line to keep the common case short.
     #[cold]
     #[inline(never)]
     fn layout(&self, local: &mut ThreadState, decision: &Decision) {
         local.layout = Some(self.labels.layout(decision.shared_rules()));
     }
 
-    /// What there is to know of a limit that is not the rule set's.
+    /// Returns the facts on a limit that is not in the rule set.
     #[cold]
     #[inline(never)]
     fn scan(
@@ -292,24 +292,24 @@ impl Telemetry {
         }
     }
 
-    /// The number of what denied, where that is no rule.
+    /// Returns the slot of a denial that is not by a rule.
     #[cold]
     #[inline(never)]
     fn slot_without_rule(&self, by: DecidedBy, check: &Check<'_>, layout: &LabelLayout) -> u32 {
         match by {
             DecidedBy::Rule(rule) => layout.slot(rule),
             DecidedBy::Inline => layout.inline(check.domain, &self.labels),
-            // No rule of the rule set: its origin says what it was.
+            // Not a rule; the origin label identifies emergency measures.
             DecidedBy::Emergency => layout.unmatched(check.domain),
         }
     }
 
-    /// The number of a limit that is not the rule set's.
+    /// Returns the slot of a limit that is not in the rule set.
     fn slot_of(&self, status: &LimitStatus, check: &Check<'_>, layout: &LabelLayout) -> u32 {
         status.rule.map_or_else(|| layout.inline(check.domain, &self.labels), |rule| layout.slot(rule))
     }
 
-    /// What a caller has used of its own. What all share says nothing of any of them, nor does what is only tried out.
+    /// Returns the utilization of the caller's own limits. Shared limits and shadow limits do not describe one caller.
     fn nearest_caller_limit(
         &self,
         check: &Check<'_>,
@@ -319,7 +319,7 @@ impl Telemetry {
         let key = caller_key(pairs(check))?;
         let is_own = |status: &LimitStatus| match (status.rule, check.input) {
             (Some(rule), _) => layout.is_per_value(rule, key),
-            // What came with a descriptor has counters by all that the descriptor says.
+            // An inline limit's counter key contains all entries of its descriptor.
             (None, CheckInput::Descriptors(all)) => {
                 let own = all.get(usize::from(status.descriptor));
                 own.is_some_and(|own| own.entries.iter().any(|(name, _)| *name == key))
@@ -332,7 +332,7 @@ impl Telemetry {
             let LimitFacts { slot, tier, .. } = facts;
             let capacity = decision.limit(status)?.limit.capacity();
             let own = CallerUtilization::from_outcome(slot, tier, &status.outcome, capacity);
-            // Who lives on extra quota has used up what it has.
+            // A caller that spends a grant has exhausted its limit.
             Some(if decision.is_granted(status) { CallerUtilization { used: 1.0, ..own } } else { own })
         };
         let deciding = decision
@@ -343,13 +343,13 @@ impl Telemetry {
     }
 }
 
-/// What became of a request by one rule, over all its limits: each rule that is met counts once.
+/// Result of one rule for a request, over all its limits: each matching rule counts once.
 #[derive(Clone, Copy)]
 struct RuleResult {
     slot: u32,
-    /// What it counts as: met and within its limits, over them, or over them and the one that turned the request away.
+    /// Cell to count: within its limits, over them, or over them and denying the request.
     became: usize,
-    /// It would have been denied, by a limit that does not bite.
+    /// Whether a limit that is not enforced would have denied the request.
     shadowed: bool,
 }
 
@@ -369,7 +369,7 @@ impl RuleResult {
     }
 }
 
-/// What was found while counting.
+/// What the recorder found while scanning a decision's limits.
 #[derive(Clone, Copy)]
 struct ScanResult<'d> {
     slot: u32,
@@ -379,7 +379,7 @@ struct ScanResult<'d> {
     log: bool,
 }
 
-/// Whether a denial by a limit did not bite: it is a shadow, or everything is.
+/// Returns whether a denial by a limit was not enforced: the limit or everything is in shadow mode.
 fn is_shadow(role: Role, allowed: bool, decision: &Decision) -> bool {
     match role {
         Role::Shadow | Role::Candidate => true,

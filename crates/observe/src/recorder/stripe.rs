@@ -1,7 +1,7 @@
-//! What one thread counts and sets aside. No other thread writes there, so counting is a load and a store, and no cache line
-//! goes back and forth between threads; whoever reads adds the threads up.
+//! Stripes: per-thread counters and capture buffers. Only one thread writes to a stripe, so counting is a load and a store
+//! and no cache line moves between threads; readers sum over all stripes.
 //!
-//! A stripe outlives its thread, since its counts do; the next thread takes it over.
+//! A stripe outlives its thread, because its counts do; the next new thread takes it over.
 
 use crate::metrics::labels::{LabelLayout, MAX_RULES, MAX_TIERS};
 use crate::metrics::latency::Latencies;
@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Cells of one rule.
 pub(crate) const CELLS: usize = 32;
-/// Rules whose cells are made together.
+/// Number of rules whose cells are allocated together.
 const TOGETHER: usize = 16;
-/// The names of fronts that are timed apart; what says none of them is `other`.
+/// Protocols with separate latency histograms; all others count as `other`.
 pub(crate) const PROTOCOLS: [&str; 6] = ["http", "rls", "resp", "gateway", "sdk", "other"];
-/// Tenths of a limit that remain, and a sum in thousandths.
+/// Number of buckets for the remaining share of a limit; one more cell holds the sum in thousandths.
 pub(crate) const TENTHS: usize = 10;
 
 /// Adds to a cell that only this thread writes.
@@ -26,12 +26,12 @@ pub(crate) fn add(cell: &AtomicU64, units: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(units), Ordering::Relaxed);
 }
 
-/// Cells of some rules, on cache lines of their own.
+/// Cells of some rules, on separate cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Chunk([AtomicU64; TOGETHER * CELLS]);
 
-/// What one thread counts.
+/// Counters and buffers of one thread.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Stripe {
@@ -40,11 +40,11 @@ pub(crate) struct Stripe {
     chunks: [OnceLock<Box<Chunk>>; MAX_RULES / TOGETHER],
     tiers: [[AtomicU64; TENTHS + 1]; MAX_TIERS],
     latencies: [Latencies; PROTOCOLS.len()],
-    /// What is set aside: the thread takes the one that is not being emptied.
+    /// Capture buffers: the thread uses the one that the worker is not draining.
     pub(crate) buffers: [Mutex<CaptureBuffer>; 2],
-    /// Decisions that should have been logged and did not fit.
+    /// Decisions to be logged that did not fit.
     pub(crate) dropped: AtomicU64,
-    /// Requests that something in shadow would have denied, whatever was decided.
+    /// Requests that a limit in shadow mode would have denied, regardless of the verdict.
     pub(crate) shadowed: AtomicU64,
 }
 
@@ -62,7 +62,7 @@ impl Stripe {
         }
     }
 
-    /// The cells of a rule.
+    /// Returns the cells of a slot.
     #[inline]
     pub(crate) fn cells(&self, slot: u32) -> &[AtomicU64] {
         let (chunk, at) = (slot as usize / TOGETHER % self.chunks.len(), slot as usize % TOGETHER);
@@ -71,10 +71,10 @@ impl Stripe {
         &chunk.0[at * CELLS..][..CELLS]
     }
 
-    /// How much of its limit a caller of this tier has left, from 0 to 1.
+    /// Records the share of its limit that a caller of this tier has left, from 0 to 1.
     #[inline]
     pub(crate) fn remains(&self, tier: u16, share: f32) {
-        // Rounded up by hand: without newer instructions the library's own way is a call.
+        // Rounded up by hand: without newer instructions `ceil` is a function call.
         let scaled = share * TENTHS as f32;
         let whole = scaled as i32;
         let tenth = if whole as f32 == scaled { whole - 1 } else { whole };
@@ -88,7 +88,7 @@ impl Stripe {
         &self.latencies[front % PROTOCOLS.len()]
     }
 
-    /// Adds its counts of one rule.
+    /// Adds the counts of one slot to `sums`.
     pub(crate) fn add_cells(&self, slot: usize, sums: &mut [u64; CELLS]) {
         let Some(chunk) = self.chunks.get(slot / TOGETHER).and_then(OnceLock::get) else { return };
         for (sum, cell) in sums.iter_mut().zip(&chunk.0[slot % TOGETHER * CELLS..]) {
@@ -103,21 +103,21 @@ impl Stripe {
     }
 }
 
-/// The stripes of all threads that have decided.
+/// Stripes of all threads that have made decisions.
 #[derive(Debug)]
 pub(crate) struct Stripes {
-    /// Which watcher's they are: a thread may work for several.
+    /// Id of the telemetry instance: a thread may work for several.
     owner: u64,
     all: Mutex<Vec<Arc<Stripe>>>,
 }
 
-/// What a thread knows of its own stripe; nobody else sees it.
+/// State that a thread keeps with its stripe; not shared.
 pub(crate) struct ThreadState {
     owner: u64,
     pub(crate) stripe: Arc<Stripe>,
     pub(crate) layout: Option<Arc<LabelLayout>>,
     pub(crate) sampling: Sampling,
-    /// Allowed decisions until the next that is logged.
+    /// Allowed decisions until the next logged one.
     pub(crate) until_log: u32,
     pub(crate) rng: FastRng,
 }
@@ -138,7 +138,7 @@ impl Stripes {
         Self { owner: NEXT.fetch_add(1, Ordering::Relaxed), all: Mutex::default() }
     }
 
-    /// With this thread's own.
+    /// Runs a function with this thread's state.
     #[inline]
     pub(crate) fn with(&self, run: impl FnOnce(&mut ThreadState)) {
         LOCALS.with_borrow_mut(|locals| {
@@ -152,12 +152,12 @@ impl Stripes {
 
     #[cold]
     fn find(&self, locals: &mut Vec<ThreadState>) -> usize {
-        // Whom a thread has worked for it mostly goes on working for: that one is looked at first.
+        // A thread mostly stays with one instance, which is moved to the front.
         if let Some(at) = locals.iter().position(|local| local.owner == self.owner) {
             locals.swap(0, at);
             return 0;
         }
-        // Those whose watcher has gone: nobody else has their stripe.
+        // Drops the state of instances that no longer exist: nothing else refers to their stripes.
         locals.retain(|local| Arc::strong_count(&local.stripe) > 1);
         let mut all = self.all();
         let free = |stripe: &&Arc<Stripe>| {
@@ -193,13 +193,13 @@ impl Stripes {
 mod tests {
     use super::*;
 
-    /// Threads that come and go must neither lose counts nor pile up memory.
+    /// Threads that start and stop must neither lose counts nor accumulate memory.
     #[test]
     fn a_stripe_is_reused_with_its_counts() {
         let stripes = Stripes::new();
         for _ in 0..10 {
             std::thread::scope(|scope| {
-                // What a thread leaves behind is there once it has ended, and not when its work is done.
+                // The stripe is released when the thread has ended, not when its closure returns.
                 let thread = scope.spawn(|| stripes.with(|local| add(&local.stripe.cells(7)[3], 1)));
                 thread.join().expect("no panic");
             });
@@ -207,7 +207,7 @@ mod tests {
         let mut sums = [0; CELLS];
         stripes.all().iter().for_each(|stripe| stripe.add_cells(7, &mut sums));
         assert_eq!(sums[3], 10);
-        assert_eq!(stripes.all().len(), 1, "one thread at a time needs one");
+        assert_eq!(stripes.all().len(), 1, "sequential threads share one");
     }
 
     #[test]

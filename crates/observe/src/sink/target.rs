@@ -1,4 +1,4 @@
-//! The places that lines are written to; files are rotated, and begun anew where somebody has moved them away.
+//! Sink targets: standard streams and files, with rotation and reopening after an external move.
 
 use super::Output;
 use std::fs::{File, Metadata, OpenOptions};
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 pub(super) enum SinkTarget {
     Stdout,
-    /// Its own, not the library's: who holds that one's lock and waits for a reader would stop all others.
+    /// A handle of its own: the standard library's stderr lock would block all its users while a reader is blocked.
     Stderr(File),
     File {
         path: PathBuf,
         file: File,
-        /// What file that is: its device and its number there. Nothing, if it is no plain file.
+        /// Device and inode of the file; `None` if it is not a regular file.
         which: Option<(u64, u64)>,
         length: u64,
         bytes: u64,
@@ -27,32 +27,39 @@ impl SinkTarget {
         Ok(match output {
             Output::Stdout => Self::Stdout,
             Output::Stderr => Self::Stderr(std::io::stderr().as_fd().try_clone_to_owned()?.into()),
-            // It tells of callers: for nobody else, unless somebody lets them.
+            // The log contains data on callers: only the owner may read it, unless an operator changes the mode.
             Output::File { path, bytes, files } => Self::file(path, 0o600, bytes, files)?,
         })
     }
 
     fn file(path: PathBuf, mode: u32, bytes: u64, files: u32) -> std::io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).mode(mode).open(&path)?;
-        let about = file.metadata()?;
-        // A device is never renamed, whatever was written to it.
-        let bytes = if about.is_file() { bytes.max(1) } else { u64::MAX };
-        Ok(Self::File { path, file, which: which(&about), length: about.len(), bytes, files: files.max(1) })
+        let metadata = file.metadata()?;
+        // A device is never rotated.
+        let bytes = if metadata.is_file() { bytes.max(1) } else { u64::MAX };
+        Ok(Self::File {
+            path,
+            file,
+            which: which(&metadata),
+            length: metadata.len(),
+            bytes,
+            files: files.max(1),
+        })
     }
 
-    /// Opens a file anew that somebody has moved away, if that can be: whether it was.
+    /// Reopens a file that was moved away, and returns whether it did.
     pub(super) fn reopen_if_moved(&mut self) -> bool {
         let Self::File { path, file, which: Some(own), bytes, files, .. } = self else { return false };
-        if std::fs::metadata(&*path).is_ok_and(|about| which(&about) == Some(*own)) {
+        if std::fs::metadata(&*path).is_ok_and(|metadata| which(&metadata) == Some(*own)) {
             return false;
         }
         Self::file(path.clone(), mode(file), *bytes, *files).map(|opened| *self = opened).is_ok()
     }
 
-    /// Whether somebody was ended while it wrote.
+    /// Returns whether the file ends in a partial line, as after a crash of its writer.
     pub(super) fn ends_in_partial_line(&self) -> bool {
         let Self::File { path, file, length: 1.., .. } = self else { return false };
-        if !file.metadata().is_ok_and(|about| about.is_file()) {
+        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             return false;
         }
         let last = File::open(path).and_then(|mut file| {
@@ -63,7 +70,7 @@ impl SinkTarget {
         last.is_ok_and(|last| last != *b"\n")
     }
 
-    /// How much was written, and why no more was.
+    /// Writes `text`; returns the number of bytes written and the error that stopped it.
     pub(super) fn write(&mut self, text: &[u8]) -> (usize, std::io::Result<()>) {
         match self {
             Self::Stdout => {
@@ -92,11 +99,11 @@ impl SinkTarget {
     }
 }
 
-fn which(about: &Metadata) -> Option<(u64, u64)> {
-    about.is_file().then(|| (about.dev(), about.ino()))
+fn which(metadata: &Metadata) -> Option<(u64, u64)> {
+    metadata.is_file().then(|| (metadata.dev(), metadata.ino()))
 }
 
-/// `write_all` that tells how far it came.
+/// `write_all` that also returns the number of bytes written.
 fn write(out: &mut impl Write, text: &[u8]) -> (usize, std::io::Result<()>) {
     let mut written = 0;
     while written < text.len() {
@@ -110,12 +117,12 @@ fn write(out: &mut impl Write, text: &[u8]) -> (usize, std::io::Result<()>) {
     (written, Ok(()))
 }
 
-/// Whoever may read the one may read the next.
+/// Returns the permissions of a file, for its successor.
 fn mode(file: &File) -> u32 {
-    file.metadata().map_or(0o600, |about| about.permissions().mode() & 0o666)
+    file.metadata().map_or(0o600, |metadata| metadata.permissions().mode() & 0o666)
 }
 
-/// `log` becomes `log.1`, that `log.2`, and so on; the oldest goes.
+/// Renames `log` to `log.1`, `log.1` to `log.2` and so on, dropping the oldest, and opens a new `log`.
 fn rotate(path: &Path, file: &File, files: u32) -> std::io::Result<File> {
     let numbered = |number: u32| {
         let mut name = path.to_path_buf().into_os_string();

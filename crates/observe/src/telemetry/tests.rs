@@ -1,4 +1,4 @@
-//! The worker's rounds, at times that the test says.
+//! Tests of the worker at simulated times.
 
 use super::*;
 use serde_json::json;
@@ -14,7 +14,7 @@ fn start(text: &str) -> (Memory, Arc<Telemetry>) {
         max_records: 5_000,
         ..TelemetryConfig::default()
     })
-    .expect("a watcher");
+    .expect("telemetry");
     let rules = Ruleset::load(&[Source::new("r.yaml", text)], &Options::default()).expect("rules");
     let clock = SystemClock::new();
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("memory");
@@ -26,7 +26,7 @@ fn decide(limiter: &Memory, pairs: &[(&str, &str)]) -> bool {
     pollster::block_on(limiter.check(&Check::attributes("d", pairs))).is_allowed()
 }
 
-/// Somebody is near a limit by what it alone has used: what many share, and what is only tried out, accuses nobody.
+/// Only per-caller limits put a caller near a limit: shared limits and shadow limits do not describe one caller.
 #[test]
 fn only_limits_of_its_own_put_a_caller_near_a_limit() {
     let text = "{domain: d, descriptors: [
@@ -37,18 +37,18 @@ fn only_limits_of_its_own_put_a_caller_near_a_limit() {
         {key: endpoint, name: endpoint, limit: 20/hour},
         {key: api_key, value: \"sk_live_*\", descriptors: [{key: endpoint, name: own, limit: 10/hour}]}]}";
     let (limiter, observe) = start(text);
-    let ask = |key: &str| {
+    let check = |key: &str| {
         let more = [("plan", "free"), ("endpoint", "/"), ("remote_address", "10.1.2.3")];
         decide(&limiter, &[&[("api_key", key)], &more[..]].concat())
     };
     let begin = observe.clock.now();
     let others = |count: usize| {
-        (0..6).flat_map(|n| (0..count).map(move |_| format!("sk_live_{n}"))).filter(|key| ask(key)).count()
+        (0..6).flat_map(|n| (0..count).map(move |_| format!("sk_live_{n}"))).filter(|key| check(key)).count()
     };
-    assert!((0..9).all(|_| ask("sk_live_greedy")));
-    assert_eq!(others(2), 11, "what all share is used up");
+    assert!((0..9).all(|_| check("sk_live_greedy")));
+    assert_eq!(others(2), 11, "the shared limit is exhausted");
     for second in (0..=330).step_by(10) {
-        assert!(!ask("sk_live_greedy") && others(1) == 0);
+        assert!(!check("sk_live_greedy") && others(1) == 0);
         drop(observe.drain_buffers_until(begin + TimeDelta::from_secs(second)));
     }
     let top = observe.top_talkers(&limiter.rules());
@@ -57,29 +57,29 @@ fn only_limits_of_its_own_put_a_caller_near_a_limit() {
     assert_eq!((&near[0]["rule"], &near[0]["minutes"]), (&json!("own"), &json!(5)), "{top}");
     assert!((near[0]["utilisation"].as_f64().expect("a part") - 0.9).abs() < 0.01, "{top}");
     assert_eq!(observe.top().near_keys(), 1);
-    assert_eq!(top["shared_address"], json!([]), "one of seven is near");
+    assert_eq!(top["shared_address"], json!([]), "only one of seven is near");
 }
 
-/// Many callers of one network who have all used up what is theirs.
+/// Reports a network with many callers that have all exhausted their limits.
 #[test]
 fn a_network_whose_callers_are_all_near_a_limit_is_reported() {
     let (limiter, observe) =
         start("{domain: d, descriptors: [{key: user, name: own, limit: 2/hour, tiers: {pro: 9/hour}}]}");
     for n in 0..5 {
         let user = format!("u{n}");
-        let asked = (0..3).map(|_| decide(&limiter, &[("user", &user), ("remote_address", "10.1.2.3")]));
-        assert_eq!(asked.filter(|passed| *passed).count(), 2);
+        let verdicts = (0..3).map(|_| decide(&limiter, &[("user", &user), ("remote_address", "10.1.2.3")]));
+        assert_eq!(verdicts.filter(|passed| *passed).count(), 2);
     }
     observe.drain_buffers();
-    let told = |observe: &Telemetry| observe.top_talkers(&limiter.rules())["shared_address"].clone();
-    assert_eq!(told(&observe), json!([{"prefix": "10.1.2.0/24", "keys": 5, "near_limit": 5}]));
-    // One more, whose tier has room.
+    let shared = |observe: &Telemetry| observe.top_talkers(&limiter.rules())["shared_address"].clone();
+    assert_eq!(shared(&observe), json!([{"prefix": "10.1.2.0/24", "keys": 5, "near_limit": 5}]));
+    // One more caller, whose tier has room.
     decide(&limiter, &[("user", "u9"), ("tier", "pro"), ("remote_address", "10.1.2.4")]);
     observe.drain_buffers();
-    assert_eq!(told(&observe), json!([]));
+    assert_eq!(shared(&observe), json!([]));
 }
 
-/// Those who look on, however many and often, do not make threads show more: it would cost every decision.
+/// Readers must not raise the sampling rate, however many there are: it would slow down every decision.
 #[test]
 fn readers_do_not_slow_down_decisions() {
     let (limiter, observe) = start("{domain: d, descriptors: [{key: user, limit: 100000000/hour}]}");
@@ -89,15 +89,15 @@ fn readers_do_not_slow_down_decisions() {
     assert!(rushed >= 16, "{rushed}");
     (0..200).for_each(|_| observe.drain_buffers());
     assert_eq!(step(), rushed);
-    // What readers took has been shown: the worker does not find too little.
+    // Samples drained by readers count for the worker too, so it does not shorten the interval.
     observe.run_once();
     assert_eq!(step(), rushed);
-    // When nothing more comes it does.
+    // Without new samples it does.
     (0..30).for_each(|_| observe.run_once());
     assert_eq!(step(), 1);
 }
 
-/// One who says as much as can be said takes neither all memory nor the places of others.
+/// A client that sends as many attributes as possible neither exhausts memory nor displaces the records of others.
 #[test]
 fn a_verbose_caller_is_bounded_and_displaces_nobody() {
     let (limiter, observe) = start("{domain: d, descriptors: [{key: api_key, name: none, limit: 0/hour}]}");
@@ -114,13 +114,13 @@ fn a_verbose_caller_is_bounded_and_displaces_nobody() {
         let search = DecisionQuery { key: Some(key.to_owned()), limit: 1, ..DecisionQuery::default() };
         observe.search(&search).0.pop()
     };
-    // All that one thread has room for until the worker comes, and others last.
+    // As much as one thread can buffer between visits of the worker, followed by other callers.
     (0..4_000).for_each(hostile);
     (0..90_u32).for_each(|n| assert!(!decide(&limiter, &[("api_key", &format!("sk_live_quiet_{n:08}"))])));
     observe.drain_buffers();
     assert_eq!(observe.dropped(), 0);
     assert!((0..90).all(|n| find(&format!("sk_live_quiet_{n:08}")).is_some()));
-    assert!(find(&key(3_999)).is_some(), "who asks is kept, whatever else is left out");
+    assert!(find(&key(3_999)).is_some(), "the identity is captured, whatever else is omitted");
     for n in 4_000..8_000 {
         hostile(n);
         if n % 500 == 0 {
@@ -132,7 +132,7 @@ fn a_verbose_caller_is_bounded_and_displaces_nobody() {
     assert!(bytes <= 5_000 * 1_024, "{bytes}");
     assert!((1_200..4_000).contains(&count), "{count} of these in {bytes} bytes");
     assert!(find(&key(7_999)).is_some());
-    // Who says little is kept as often as was asked for.
+    // With short attributes the log holds as many records as configured.
     for n in 0..7_000 {
         decide(&limiter, &[("api_key", &format!("sk_live_{n}"))]);
         if n % 1_000 == 0 {

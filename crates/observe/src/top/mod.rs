@@ -1,14 +1,14 @@
-//! Who asks most, who is turned away most, who is near a limit and stays there, and which addresses many near-limit keys
-//! share. All in fixed memory, whatever the traffic: sketches and tables with a bound on their entries.
+//! Top callers: by request rate, by denials, near a limit, and networks shared by many callers near a limit. All in fixed
+//! memory at any traffic: sketches and tables with a bounded number of entries.
 //!
-//! | file | answers |
+//! | module | contents |
 //! |---|---|
-//! | `sketch` | the heaviest of a stream (Space-Saving) |
-//! | `near` | who has been near a limit for minutes |
-//! | `shared` | addresses that many such callers share |
+//! | `sketch` | heavy hitters of a stream (Space-Saving) |
+//! | `near_limit` | callers that have been near a limit for minutes |
+//! | `shared_network` | networks that many such callers share |
 //!
-//! The worker shows it every denial that there was room for, and a sample of all decisions, each of these with a weight; with
-//! little traffic the sample is all of them.
+//! The worker records every denial that was captured, and a weighted sample of all decisions; at low traffic the sample is
+//! complete.
 
 mod near_limit;
 mod shared_network;
@@ -25,15 +25,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tollgate_core::{TimeDelta, Timestamp};
 
-/// How long is counted in one piece, and how many pieces are kept.
+/// Length of one slice of the window, and number of slices.
 const SLICE: TimeDelta = TimeDelta::from_secs(10);
 const SLICES: usize = 6;
-/// From this part of a limit on a caller is near it.
+/// Utilization from which a caller is near its limit.
 pub(crate) const NEAR_THRESHOLD: f32 = 0.8;
-/// The longest lists.
+/// Maximum length of a list.
 const MAX_LISTED: usize = 50;
 
-/// One decision, as far as it concerns who asks.
+/// The part of a captured decision that concerns its caller.
 #[derive(Debug)]
 pub(crate) struct CallerSample<'a> {
     pub(crate) caller: &'a Arc<MaskedCaller>,
@@ -41,13 +41,13 @@ pub(crate) struct CallerSample<'a> {
     pub(crate) slot: u32,
     pub(crate) name: &'a RuleLabel,
     pub(crate) denied: bool,
-    /// What the caller has used of its own, and the name of that rule.
+    /// Utilization of the caller's own limits, and the label of the rule.
     pub(crate) utilization: Option<(CallerUtilization, &'a RuleLabel)>,
-    /// How many decisions it stands for; none, where it was kept for another reason.
+    /// Number of decisions it represents; 0 if it was not captured as a sample.
     pub(crate) weight: u32,
 }
 
-/// Counts of one stretch of time.
+/// Counts of one slice of the window.
 #[derive(Debug)]
 struct WindowSlice {
     since: Timestamp,
@@ -61,7 +61,7 @@ impl WindowSlice {
     }
 }
 
-/// All that is known of who asks.
+/// Top callers in a sliding window.
 #[derive(Debug, Default)]
 pub(crate) struct TopCallers {
     now: Timestamp,
@@ -70,14 +70,14 @@ pub(crate) struct TopCallers {
     shared: shared_network::SharedNetworkTracker,
 }
 
-/// A caller by its rate.
+/// A caller with its requests in the window.
 #[derive(Debug)]
 pub(crate) struct ByRate {
     pub(crate) caller: Arc<MaskedCaller>,
     pub(crate) requests: u64,
 }
 
-/// A caller by its denials.
+/// A caller with its denials by one rule in the window.
 #[derive(Debug)]
 pub(crate) struct ByDenials {
     pub(crate) caller: Arc<MaskedCaller>,
@@ -86,31 +86,31 @@ pub(crate) struct ByDenials {
 }
 
 impl TopCallers {
-    pub(crate) fn record(&mut self, seen: &CallerSample<'_>) {
-        let (caller, id) = (seen.caller, seen.caller.id);
-        if let Some(piece) = self.slices.back_mut() {
-            if seen.weight > 0 {
-                piece.by_rate.add(id, u64::from(seen.weight), || Arc::clone(caller));
+    pub(crate) fn record(&mut self, sample: &CallerSample<'_>) {
+        let (caller, id) = (sample.caller, sample.caller.id);
+        if let Some(slice) = self.slices.back_mut() {
+            if sample.weight > 0 {
+                slice.by_rate.add(id, u64::from(sample.weight), || Arc::clone(caller));
             }
-            if seen.denied {
-                // Every denial is shown, sampled or not: each stands for itself.
-                piece.by_denials.add((id, seen.slot), 1, || (Arc::clone(caller), seen.name.clone()));
+            if sample.denied {
+                // Every denial is captured, sampled or not, so each counts once.
+                slice.by_denials.add((id, sample.slot), 1, || (Arc::clone(caller), sample.name.clone()));
             }
         }
-        if let Some((own, name)) = &seen.utilization {
+        if let Some((own, name)) = &sample.utilization {
             self.near.record(caller, name, own);
         }
-        if let Some(network) = seen.network {
-            // Who has nothing of its own is there, too, and is not near.
-            let near = seen.utilization.is_some_and(|(own, _)| own.used >= NEAR_THRESHOLD);
+        if let Some(network) = sample.network {
+            // A caller without a per-caller limit is counted on the network, as not near.
+            let near = sample.utilization.is_some_and(|(own, _)| own.used >= NEAR_THRESHOLD);
             self.shared.record(network, id, near, self.now);
         }
     }
 
-    /// It is so late: what is seen next is of this time. Begins a new piece when it is due, and forgets old ones.
+    /// Sets the current time for the samples that follow, starts a new slice when due and drops old ones.
     ///
-    /// Once a round, by the clock of whoever gathers, and never by the times of what is seen: threads are looked through one
-    /// after the other, so that these go back and forth.
+    /// The worker calls this once per run with its own clock. Capture times are not used: buffers are drained thread by thread,
+    /// so that they are not in order.
     pub(crate) fn rotate(&mut self, now: Timestamp) {
         if now < self.now {
             return;
@@ -132,26 +132,26 @@ impl TopCallers {
         self.shared.rotate(now);
     }
 
-    /// How long is looked back, and all requests in that time.
+    /// Returns the length of the window so far, and the number of requests in it.
     pub(crate) fn window(&self, now: Timestamp) -> (TimeDelta, u64) {
         let since = self.slices.front().map_or(now, |first| first.since);
-        (now.since(since), self.slices.iter().map(|piece| piece.by_rate.total()).sum())
+        (now.since(since), self.slices.iter().map(|slice| slice.by_rate.total()).sum())
     }
 
     pub(crate) fn by_rate(&self) -> Vec<ByRate> {
-        let all = merged(self.slices.iter().map(|piece| &piece.by_rate));
+        let all = merged(self.slices.iter().map(|slice| &slice.by_rate));
         all.into_iter().map(|(_, caller, requests)| ByRate { caller, requests }).collect()
     }
 
     pub(crate) fn by_denials(&self) -> Vec<ByDenials> {
-        let all = merged(self.slices.iter().map(|piece| &piece.by_denials));
+        let all = merged(self.slices.iter().map(|slice| &slice.by_denials));
         all.into_iter().map(|(_, (caller, name), denied)| ByDenials { caller, name, denied }).collect()
     }
 
-    /// The API key of somebody who is listed: it is kept with the place in the list, so that whoever has one can be acted on.
+    /// Returns the API key of a listed caller, which is stored with the list entry for operator actions.
     pub(crate) fn key(&self, id: u64) -> Option<&str> {
-        let rates = self.slices.iter().filter_map(|piece| piece.by_rate.top_n(&id));
-        let denials = self.slices.iter().flat_map(|piece| piece.by_denials.counts());
+        let rates = self.slices.iter().filter_map(|slice| slice.by_rate.top_n(&id));
+        let denials = self.slices.iter().flat_map(|slice| slice.by_denials.counts());
         let denials = denials.map(|(_, (caller, _), _)| caller);
         let mut listed = rates.chain(denials).chain(self.near.callers()).filter(|caller| caller.id == id);
         listed.find_map(|caller| caller.key.as_ref()).map(ApiKey::expose)
@@ -170,15 +170,16 @@ impl TopCallers {
     }
 }
 
-/// The heaviest of all pieces together.
+/// Merges the sketches of all slices and returns the heaviest entries.
 fn merged<'s, K: Copy + Eq + std::hash::Hash + 's, T: Clone + 's>(
-    pieces: impl Iterator<Item = &'s Sketch<K, T>>,
+    slices: impl Iterator<Item = &'s Sketch<K, T>>,
 ) -> Vec<(K, T, u64)> {
     let mut sums: HashMap<K, (T, u64)> = HashMap::new();
-    for (key, told, count) in pieces.flat_map(Sketch::counts) {
-        sums.entry(*key).or_insert_with(|| (told.clone(), 0)).1 += count;
+    for (key, value, count) in slices.flat_map(Sketch::counts) {
+        sums.entry(*key).or_insert_with(|| (value.clone(), 0)).1 += count;
     }
-    let mut all: Vec<(K, T, u64)> = sums.into_iter().map(|(key, (told, count))| (key, told, count)).collect();
+    let mut all: Vec<(K, T, u64)> =
+        sums.into_iter().map(|(key, (value, count))| (key, value, count)).collect();
     all.sort_by_key(|(.., count)| std::cmp::Reverse(*count));
     all.truncate(MAX_LISTED);
     all

@@ -1,6 +1,6 @@
-//! Who has been near a limit for minutes: a list for "consider upgrading". A minute of the clock counts if the caller was near
-//! at some time in it; a bucket that is used up again and again is full in between. How long it has been so is from the first
-//! time to the last, so that a minute that had hardly begun is not taken for a whole one.
+//! Callers near a limit for minutes: candidates for a higher tier. A minute of the clock counts if the caller was near its
+//! limit at any time in it, since a bucket that is exhausted again and again refills in between. The duration is from the
+//! first such time to the last, so that a minute that has barely begun does not count as a whole one.
 
 use super::NEAR_THRESHOLD;
 use crate::mask::MaskedCaller;
@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::{TimeDelta, Timestamp};
 
-/// Callers that are watched at once.
+/// Maximum number of tracked callers.
 const MAX_TRACKED: usize = 4_096;
-/// For so long somebody must have been near to be told of.
+/// Time near a limit after which a caller is listed.
 const MIN_MINUTES: TimeDelta = TimeDelta::from_secs(300);
 
 #[derive(Debug, Default)]
@@ -26,17 +26,17 @@ struct TrackedCaller {
     caller: Arc<MaskedCaller>,
     name: RuleLabel,
     tier: u16,
-    /// The most that was used in this minute; nothing, if nobody has asked in it.
+    /// Highest utilization in this minute; 0 without requests.
     used: f32,
-    /// What it was in the minute before.
+    /// Highest utilization in the previous minute.
     before: f32,
-    /// When it was near for the first time, of every minute since then.
+    /// Time from which the caller has been near its limit in every minute.
     since: Timestamp,
-    /// When it was last.
+    /// Last time the caller was near its limit.
     last: Timestamp,
 }
 
-/// A caller that has been near a limit for a while.
+/// A caller that has been near a limit for some minutes.
 #[derive(Clone, Debug)]
 pub(crate) struct NearLimit {
     pub(crate) caller: Arc<MaskedCaller>,
@@ -50,11 +50,11 @@ pub(crate) struct NearLimit {
 impl NearLimitTracker {
     pub(super) fn record(&mut self, caller: &Arc<MaskedCaller>, name: &RuleLabel, own: &CallerUtilization) {
         let (key, now) = ((caller.id, own.slot), self.now);
-        if let Some(watched) = self.tracked.get_mut(&key) {
-            watched.used = watched.used.max(own.used);
-            watched.tier = own.tier;
+        if let Some(tracked) = self.tracked.get_mut(&key) {
+            tracked.used = tracked.used.max(own.used);
+            tracked.tier = own.tier;
             if own.used >= NEAR_THRESHOLD {
-                watched.last = now;
+                tracked.last = now;
             }
         } else if own.used >= NEAR_THRESHOLD && self.tracked.len() < MAX_TRACKED {
             let (caller, name) = (Arc::clone(caller), name.clone());
@@ -64,41 +64,41 @@ impl NearLimitTracker {
         }
     }
 
-    /// A minute that has ended counts, or ends the row. Time does not go back: whoever says so is late.
+    /// Closes the minute if it is over: callers that were not near their limit in it are dropped. An earlier `now` is ignored.
     pub(super) fn rotate(&mut self, now: Timestamp) {
         let (minute, last) = (now.as_secs() / 60, self.now.as_secs() / 60);
         self.now = self.now.max(now);
         if minute <= last {
             return;
         }
-        // More than a minute without a look: nobody has asked in between.
+        // A gap of more than a minute: there were no requests in between.
         let in_a_row = minute == last + 1;
-        self.tracked.retain(|_, watched| {
-            watched.before = std::mem::take(&mut watched.used);
-            in_a_row && watched.before >= NEAR_THRESHOLD
+        self.tracked.retain(|_, tracked| {
+            tracked.before = std::mem::take(&mut tracked.used);
+            in_a_row && tracked.before >= NEAR_THRESHOLD
         });
     }
 
-    /// Those who are watched.
+    /// Returns all tracked callers.
     pub(super) fn callers(&self) -> impl Iterator<Item = &Arc<MaskedCaller>> {
-        self.tracked.values().map(|watched| &watched.caller)
+        self.tracked.values().map(|tracked| &tracked.caller)
     }
 
-    pub(super) fn top_n(&self, most: usize) -> Vec<NearLimit> {
+    pub(super) fn top_n(&self, max: usize) -> Vec<NearLimit> {
         let long =
-            self.tracked.iter().filter(|(_, watched)| watched.last.since(watched.since) >= MIN_MINUTES);
+            self.tracked.iter().filter(|(_, tracked)| tracked.last.since(tracked.since) >= MIN_MINUTES);
         let mut all: Vec<NearLimit> = long
-            .map(|((_, slot), watched)| NearLimit {
-                caller: Arc::clone(&watched.caller),
+            .map(|((_, slot), tracked)| NearLimit {
+                caller: Arc::clone(&tracked.caller),
                 slot: *slot,
-                name: watched.name.clone(),
-                tier: watched.tier,
-                used: watched.used.max(watched.before),
-                minutes: watched.last.since(watched.since).as_micros() / 60_000_000,
+                name: tracked.name.clone(),
+                tier: tracked.tier,
+                used: tracked.used.max(tracked.before),
+                minutes: tracked.last.since(tracked.since).as_micros() / 60_000_000,
             })
             .collect();
         all.sort_by(|a, b| b.used.total_cmp(&a.used).then(b.minutes.cmp(&a.minutes)));
-        all.truncate(most);
+        all.truncate(max);
         all
     }
 }
@@ -134,7 +134,7 @@ mod tests {
         top.near().iter().map(|near| (near.caller.id, near.minutes)).collect()
     }
 
-    /// Against what a person would say with all the numbers before them.
+    /// Compares with the list that a person would make from all the numbers.
     #[test]
     fn only_callers_that_stay_near_are_listed() {
         let mut top = TopCallers::default();
@@ -152,12 +152,12 @@ mod tests {
         record(&mut top, 1, 0.95);
         assert_eq!(top_n(&top), [(1, 6), (2, 5)]);
         assert_eq!(top.near()[0].tier, 2);
-        // Nobody asks for a while: nobody is near.
+        // No requests for a while: no caller is near.
         rotate(&mut top, 1_000);
         assert_eq!(top_n(&top), []);
     }
 
-    /// A caller who came in the last second of a minute has not been there for all of it.
+    /// A caller that appeared in the last second of a minute was not near its limit for all of it.
     #[test]
     fn five_minutes_are_five_minutes() {
         let mut top = TopCallers::default();
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Rounds that overlap at the end of a minute: one has been told the next minute already when the other still has the old.
+    /// Runs that overlap at the end of a minute: one has already reached the next minute while the other is still in the old one.
     #[test]
     fn no_caller_is_lost_when_the_clock_steps_back() {
         let mut top = TopCallers::default();
@@ -179,8 +179,8 @@ mod tests {
             rotate(&mut top, secs.saturating_sub(2));
             record(&mut top, 2, 0.9);
         }
-        let mut told = top_n(&top);
-        told.sort_unstable();
-        assert_eq!(told, [(1, 6), (2, 6)]);
+        let mut listed = top_n(&top);
+        listed.sort_unstable();
+        assert_eq!(listed, [(1, 6), (2, 6)]);
     }
 }

@@ -1,14 +1,15 @@
-//! Addresses that many callers share who are all near their limits: one person with many keys, or one office behind a gate.
+//! Shared networks: networks on which many callers are all near their limits, as one client with many keys or one office
+//! behind NAT.
 
 use std::collections::HashMap;
 use tollgate_core::{TimeDelta, Timestamp};
 
-/// Networks that are watched at once, and callers in each.
+/// Maximum number of tracked networks, and of callers on each.
 const MAX_NETWORKS: usize = 1_024;
 const MAX_KEYS: usize = 64;
-/// How long somebody is remembered.
+/// Time after which a caller is forgotten.
 const WINDOW: TimeDelta = TimeDelta::from_secs(300);
-/// So many callers on one network are many.
+/// Minimum number of callers on a listed network.
 const MIN_KEYS: usize = 5;
 
 #[derive(Debug, Default)]
@@ -34,7 +35,7 @@ pub(crate) struct SharedNetwork {
 impl SharedNetworkTracker {
     pub(super) fn record(&mut self, network: &str, id: u64, near: bool, at: Timestamp) {
         if !self.networks.contains_key(network) {
-            // Only where somebody is near is it worth the room.
+            // A network is tracked only once a caller on it is near its limit.
             if !near || self.networks.len() >= MAX_NETWORKS {
                 return;
             }
@@ -62,7 +63,7 @@ impl SharedNetworkTracker {
         });
     }
 
-    pub(super) fn top_n(&self, now: Timestamp, most: usize) -> Vec<SharedNetwork> {
+    pub(super) fn top_n(&self, now: Timestamp, max: usize) -> Vec<SharedNetwork> {
         let fresh = |at: Timestamp| now.since(at) <= WINDOW;
         let counted = self.networks.iter().map(|(network, keys)| SharedNetwork {
             network: network.clone(),
@@ -72,7 +73,7 @@ impl SharedNetworkTracker {
         let mut all: Vec<SharedNetwork> =
             counted.filter(|shared| shared.keys >= MIN_KEYS && shared.near == shared.keys).collect();
         all.sort_by(|a, b| b.keys.cmp(&a.keys).then_with(|| a.network.cmp(&b.network)));
-        all.truncate(most);
+        all.truncate(max);
         all
     }
 }
@@ -85,7 +86,7 @@ mod tests {
         Timestamp::from_secs(1_000 + secs)
     }
 
-    /// An office with one busy caller is no suspicion; five callers, all near their limits, are.
+    /// An office with one busy caller is not listed; five callers that are all near their limits are.
     #[test]
     fn only_networks_whose_callers_are_all_near_are_listed() {
         let mut shared = SharedNetworkTracker::default();
@@ -97,7 +98,7 @@ mod tests {
         let suspect = SharedNetwork { network: "10.0.0.0/24".to_owned(), keys: 6, near: 6 };
         assert_eq!(shared.top_n(at(1), 10), [suspect]);
         assert_eq!(shared.top_n(at(301), 10), [], "forgotten");
-        // Whatever comes, the memory is bounded.
+        // Memory is bounded whatever the traffic.
         for id in 0..100_000_u64 {
             shared.record(&format!("n{}", id % 5_000), id, true, at(2));
         }
@@ -107,7 +108,7 @@ mod tests {
         assert!(shared.networks.is_empty());
     }
 
-    /// On a busy server somebody is always there: who was near once must not take the room of those who are now.
+    /// Busy networks are seen all the time: one that was near a limit once must not take the slot of one that is near now.
     #[test]
     fn networks_no_longer_near_a_limit_are_dropped() {
         let mut shared = SharedNetworkTracker::default();

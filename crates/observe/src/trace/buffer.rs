@@ -1,7 +1,7 @@
-//! Traces: a span for each decision whose caller has sent a trace that is sampled, and one for each such request that was
-//! passed on; for nobody else. They wait, in bounded room, until somebody takes them away to a collector.
+//! Span buffer: one span for each decision of a sampled trace, and one for each such request that the gateway forwarded.
+//! Spans stay in bounded memory until an exporter drains them.
 //!
-//! What a caller has sent is in no span: neither attributes nor paths, and no method or domain that it has made up.
+//! No span contains client input: no attributes, no paths, and no unknown method or domain.
 
 use crate::decision_log::record::NodeInfo;
 use crate::metrics::exposition::MetricsWriter;
@@ -14,19 +14,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::Timestamp;
 use tollgate_engine::{Check, Decision, DecisionId, ForwardedRequest, TraceContext};
 
-/// The most spans that wait to be taken; more are dropped, and counted.
+/// Maximum number of pending spans; more are dropped and counted.
 const MAX_PENDING: usize = 8_192;
 
-/// Methods that are told by their names, as OpenTelemetry has it; others are `_OTHER`.
+/// Methods that OpenTelemetry reports by name; others are `_OTHER`.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 
-/// Spans that wait, and how many there were.
+/// Pending spans, and counts of spans created, sent and dropped.
 #[derive(Debug)]
 pub struct SpanBuffer {
     service: String,
     node: NodeInfo,
     pending: Mutex<VecDeque<PendingSpan>>,
-    /// How many wait, for those who would have to wait to look.
+    /// Number of pending spans, readable without the lock.
     length: AtomicUsize,
     made: AtomicU64,
     sent: AtomicU64,
@@ -34,7 +34,7 @@ pub struct SpanBuffer {
     rejected: AtomicU64,
 }
 
-/// A span as it is kept: what it says is written when it is taken.
+/// A span before encoding, which happens when it is drained.
 #[derive(Debug)]
 struct PendingSpan {
     trace: TraceContext,
@@ -60,20 +60,20 @@ enum SpanDetail {
     },
 }
 
-/// Spans as one message for a collector.
+/// Encoded spans for a collector.
 #[derive(Debug)]
 pub struct SpanBatch {
-    /// The message: `ExportTraceServiceRequest`.
+    /// `ExportTraceServiceRequest`, encoded.
     pub message: Vec<u8>,
-    /// How many spans there are in it.
+    /// Number of spans in it.
     pub spans: u64,
 }
 
 impl SpanBuffer {
-    pub(crate) fn new(service: String, place: NodeInfo) -> Self {
+    pub(crate) fn new(service: String, node: NodeInfo) -> Self {
         Self {
             service,
-            node: place,
+            node,
             pending: Mutex::default(),
             length: AtomicUsize::new(0),
             made: AtomicU64::new(0),
@@ -92,7 +92,7 @@ impl SpanBuffer {
         decision: &Decision,
     ) {
         self.push(*trace, now, || {
-            // A domain that no rule file has is whatever its caller made up.
+            // A domain without rules is client input.
             let domain = decision.rules().domain(check.domain).map_or("other", tollgate_rules::Domain::name);
             SpanDetail::Decision {
                 id: decision.id,
@@ -119,19 +119,19 @@ impl SpanBuffer {
 
     fn push(&self, trace: TraceContext, now: Timestamp, what: impl FnOnce() -> SpanDetail) {
         self.made.fetch_add(1, Ordering::Relaxed);
-        // Looked at before anything is copied: with the collector away, this is all that a span costs.
+        // Checked before anything is copied: while the collector is unavailable, this is all that a span costs.
         if self.length.load(Ordering::Relaxed) >= MAX_PENDING {
             self.dropped_full.fetch_add(1, Ordering::Relaxed);
             return;
         }
         let noted = PendingSpan { trace, ended: now.max(trace.started_at), detail: what() };
-        // Held for the time of a move, by those who add and by the one who takes.
-        let mut waiting = self.pending();
-        if waiting.len() < MAX_PENDING {
-            waiting.push_back(noted);
-            self.length.store(waiting.len(), Ordering::Relaxed);
+        // The lock is held only to move a span, here and while draining.
+        let mut pending = self.pending();
+        if pending.len() < MAX_PENDING {
+            pending.push_back(noted);
+            self.length.store(pending.len(), Ordering::Relaxed);
         } else {
-            drop(waiting);
+            drop(pending);
             self.dropped_full.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -140,60 +140,60 @@ impl SpanBuffer {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes away those that wait, the first `most` of them; nothing, if none do.
+    /// Removes and encodes up to `max` pending spans; `None` if there are none.
     #[must_use]
-    pub fn drain(&self, most: usize) -> Option<SpanBatch> {
-        let mut waiting = self.pending();
-        let taken = waiting.len().min(most);
-        // Few at a time, so that whoever adds one waits for few moves.
-        let noted: Vec<PendingSpan> = waiting.drain(..taken).collect();
-        self.length.store(waiting.len(), Ordering::Relaxed);
-        drop(waiting);
+    pub fn drain(&self, max: usize) -> Option<SpanBatch> {
+        let mut pending = self.pending();
+        let taken = pending.len().min(max);
+        // Few at a time, so that a recording thread waits for few moves.
+        let noted: Vec<PendingSpan> = pending.drain(..taken).collect();
+        self.length.store(pending.len(), Ordering::Relaxed);
+        drop(pending);
         if noted.is_empty() {
             return None;
         }
-        let mut about = vec![
+        let mut resource = vec![
             text("service.name", &self.service),
             text("service.instance.id", &self.node.node),
             text("service.version", env!("CARGO_PKG_VERSION")),
         ];
-        about.extend(self.node.region.as_deref().map(|region| text("cloud.region", region)));
+        resource.extend(self.node.region.as_deref().map(|region| text("cloud.region", region)));
         let scope = Scope { name: "tollgate".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
         let spans = noted.iter().map(PendingSpan::span).collect();
         let of_scope = ScopeSpans { scope: Some(scope), spans };
         let all =
-            ResourceSpans { resource: Some(Resource { attributes: about }), scope_spans: vec![of_scope] };
+            ResourceSpans { resource: Some(Resource { attributes: resource }), scope_spans: vec![of_scope] };
         let message = Export { resource_spans: vec![all] }.encode_to_vec();
         Some(SpanBatch { message, spans: taken as u64 })
     }
 
-    /// So many spans have been taken by the collector, which answered this.
-    pub fn record_sent(&self, spans: u64, answer: &[u8]) {
-        let rejected = otlp::rejected(answer).min(spans);
+    /// Records that the collector accepted `spans`, except those that its response rejects.
+    pub fn record_sent(&self, spans: u64, response: &[u8]) {
+        let rejected = otlp::rejected(response).min(spans);
         self.sent.fetch_add(spans - rejected, Ordering::Relaxed);
         self.rejected.fetch_add(rejected, Ordering::Relaxed);
     }
 
-    /// So many could not be sent, and are gone.
+    /// Records spans that could not be sent.
     pub fn record_dropped(&self, spans: u64) {
         self.rejected.fetch_add(spans, Ordering::Relaxed);
     }
 
     pub(crate) fn write(&self, page: &mut MetricsWriter) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let help = "Spans that were made of requests whose trace is sampled.";
+        let help = "Number of spans created for requests in sampled traces.";
         page.counter("ratelimit_trace_spans_total", help, count(&self.made));
-        let help = "Spans that the collector has taken.";
+        let help = "Number of spans accepted by the collector.";
         page.counter("ratelimit_trace_spans_sent_total", help, count(&self.sent));
         let help =
-            "Spans that nobody will see: for want of room in memory, or of a collector that takes them.";
+            "Number of spans dropped: buffer full (memory), or not accepted by the collector (collector).";
         let mut family = page.counters("ratelimit_trace_spans_dropped_total", help);
         family.add(&[("where", "memory")], count(&self.dropped_full));
         family.add(&[("where", "collector")], count(&self.rejected));
     }
 }
 
-/// The rule that a decision is owed to: the one that denied, else that of the limit with the least left.
+/// Returns the rule that a decision is attributed to: the one that denied, else that of the limit with the least remaining.
 fn rule(decision: &Decision) -> &str {
     let tightest = || {
         let all = (0..decision.descriptors.len()).filter_map(|at| decision.tightest(at));
@@ -224,11 +224,11 @@ impl PendingSpan {
 }
 
 impl SpanDetail {
-    /// A name, a kind and attributes.
+    /// Returns the span's name, kind and attributes.
     fn attributes(&self) -> (String, i32, Vec<otlp::KeyValue>) {
         match self {
             Self::Decision { id, front, ruled, origin, domain, rule, revision } => {
-                // In the gateway and in programs it is a part of something larger.
+                // In the gateway and in-process the decision is part of another span.
                 let kind = if matches!(*front, "rls" | "http") { otlp::SERVER } else { otlp::INTERNAL };
                 let mut attributes = vec![
                     text("ratelimit.domain", domain),
@@ -237,7 +237,7 @@ impl SpanDetail {
                     text("ratelimit.revision", revision),
                     text("ratelimit.decision_id", &id.to_string()),
                 ];
-                for (key, value) in [("ratelimit.rule", &**rule), ("ratelimit.front", front)] {
+                for (key, value) in [("ratelimit.rule", &**rule), ("ratelimit.protocol", front)] {
                     attributes.extend((!value.is_empty()).then(|| text(key, value)));
                 }
                 ("ratelimit check".to_owned(), kind, attributes)
@@ -246,7 +246,7 @@ impl SpanDetail {
                 let mut attributes = vec![text("http.request.method", method), text("http.route", route)];
                 attributes
                     .extend(status.map(|status| number("http.response.status_code", i64::from(status))));
-                // Only what there are few of makes a good name.
+                // A span name must have low cardinality.
                 let method = if *method == "_OTHER" { "HTTP" } else { method };
                 (format!("{method} {route}"), otlp::SERVER, attributes)
             }

@@ -1,8 +1,7 @@
-//! OpenTelemetry's messages for traces, as far as they are used here, by their numbers; how they get to a collector is the
-//! binary's affair.
+//! OTLP messages for traces, reduced to the fields in use, with their protobuf tags. The binary sends them to a collector.
 //!
-//! Our own few messages and not `opentelemetry-otlp`: its processor and its bridges cost every request a look at a stack of
-//! spans, and would bring some forty crates for what is one message.
+//! Rejected: `opentelemetry-otlp`, because its processor and bridges inspect a stack of spans on every request, and it would
+//! add some forty crates for one message.
 
 use prost::Message;
 
@@ -55,7 +54,7 @@ pub(crate) struct Span {
     pub(crate) name: String,
     #[prost(int32, tag = "6")]
     pub(crate) kind: i32,
-    /// Nanoseconds since 1970.
+    /// Nanoseconds since the Unix epoch.
     #[prost(fixed64, tag = "7")]
     pub(crate) start: u64,
     #[prost(fixed64, tag = "8")]
@@ -64,16 +63,16 @@ pub(crate) struct Span {
     pub(crate) attributes: Vec<KeyValue>,
     #[prost(message, optional, tag = "15")]
     pub(crate) status: Option<Status>,
-    /// The lower eight bits are those of `traceparent`; then whether the parent is elsewhere, and whether that is known.
+    /// Bits 0 to 7 are those of `traceparent`; then whether the parent is known to be remote or local, and whether it is remote.
     #[prost(fixed32, tag = "16")]
     pub(crate) flags: u32,
 }
 
-/// Kinds of spans.
+/// Span kinds.
 pub(crate) const INTERNAL: i32 = 1;
 pub(crate) const SERVER: i32 = 2;
 
-/// Sampled; it is known where the parent is; it is elsewhere.
+/// Span flags: sampled; location of the parent known; parent is remote.
 pub(crate) const SAMPLED: u32 = 1;
 pub(crate) const KNOWN: u32 = 0x100;
 pub(crate) const REMOTE: u32 = 0x200;
@@ -84,7 +83,7 @@ pub(crate) struct Status {
     pub(crate) code: i32,
 }
 
-/// Something went wrong.
+/// Status code of a failed request.
 pub(crate) const ERROR: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
@@ -109,13 +108,13 @@ pub(crate) enum Value {
     Number(i64),
 }
 
-/// An attribute that is text.
+/// Returns a text attribute.
 pub(crate) fn text(key: &str, value: &str) -> KeyValue {
     let value = Some(AnyValue { value: Some(Value::Text(value.to_owned())) });
     KeyValue { key: key.to_owned(), value }
 }
 
-/// An attribute that is a number.
+/// Returns a number attribute.
 pub(crate) fn number(key: &str, value: i64) -> KeyValue {
     let value = Some(AnyValue { value: Some(Value::Number(value)) });
     KeyValue { key: key.to_owned(), value }
@@ -134,7 +133,7 @@ struct Partial {
     rejected: i64,
 }
 
-/// How many spans a collector has refused of those it took, by its answer. What is no such answer refuses none.
+/// Returns the number of spans that a collector's response rejects; 0 if the response cannot be decoded.
 pub(crate) fn rejected(answer: &[u8]) -> u64 {
     let partial = Exported::decode(answer).ok().and_then(|answer| answer.partial);
     partial.map_or(0, |partial| u64::try_from(partial.rejected).unwrap_or(0))

@@ -43,8 +43,10 @@ pub struct ForwardAuthConfig {
     pub accel_redirect: Option<String>,
     /// The longest, in milliseconds, that an answer is held for `action: delay`; less than the proxy waits for one. Who
     /// would wait for longer is denied; 0 holds nobody.
+    #[serde(rename = "max_delay_ms", alias = "hold_ms")]
     pub hold_ms: u64,
     /// Answers that are held at once; more are turned away with 503.
+    #[serde(rename = "max_delayed", alias = "held")]
     pub held: usize,
 }
 
@@ -84,7 +86,7 @@ pub enum ForwardAuthError {
     #[error("forward_auth: `accel_redirect: {0}` is no location; write `@app` or `/internal`")]
     Location(String),
     /// No proxy waits for as long.
-    #[error("forward_auth: `hold_ms: {0}` is longer than proxies wait; write at most {MAX_DELAY}")]
+    #[error("forward_auth: `max_delay_ms: {0}` is longer than proxies wait; must be at most {MAX_DELAY}")]
     MaxDelay(u64),
 }
 

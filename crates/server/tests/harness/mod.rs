@@ -30,7 +30,7 @@ const MEMORY: usize = 16 << 20;
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Settings {
-    who: IdentityConfig,
+    identity: IdentityConfig,
     forward_auth: ForwardAuthConfig,
     resp_password: Option<String>,
 }
@@ -100,7 +100,7 @@ impl Server {
         let clock = SystemClock::new();
         let limiter = Arc::new(Limiter::new(rules, store, Arc::new(clock) as Arc<dyn Clock>));
         let settings = Settings::read(settings);
-        let forward = ForwardAuth::new(&settings.forward_auth, &settings.who).expect("settings");
+        let forward = ForwardAuth::new(&settings.forward_auth, &settings.identity).expect("settings");
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
         let runtime = runtime.expect("a runtime");
@@ -142,7 +142,7 @@ impl Server {
     /// Why these settings are refused.
     pub(crate) fn refusal(settings: &str) -> String {
         let settings = Settings::read(settings);
-        ForwardAuth::new(&settings.forward_auth, &settings.who).expect_err("a refusal").to_string()
+        ForwardAuth::new(&settings.forward_auth, &settings.identity).expect_err("a refusal").to_string()
     }
 
     pub(crate) fn get(&self, path: &str) -> WebResponse {

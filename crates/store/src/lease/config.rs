@@ -17,7 +17,7 @@ pub struct LeaseConfig {
     /// A lease that has not been used for so long goes back.
     pub idle: TimeDelta,
     /// Leases kept at once; further keys are asked about in the store.
-    pub max_leases: usize,
+    pub max_keys: usize,
     /// Nodes that are active at once, as far as known: limits with a smaller burst are not leased.
     pub nodes: u32,
     /// Units a second at this node from which on a key of a central rule is leased by itself; `None` for never.
@@ -33,7 +33,7 @@ impl Default for LeaseConfig {
             ttl: TimeDelta::from_secs(10),
             horizon: TimeDelta::from_secs(2),
             idle: TimeDelta::from_secs(2),
-            max_leases: 65_536,
+            max_keys: 65_536,
             nodes: 1,
             hot: Some(1_000),
             cool: TimeDelta::from_secs(5),

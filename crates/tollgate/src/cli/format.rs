@@ -1,5 +1,6 @@
-//! How a command prints: for people, or for programs. One for all commands that print anything.
+//! Output format of the commands: text for people or JSON for programs.
 
+use crate::cli::output;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::fmt::Display;
@@ -8,10 +9,10 @@ use std::io::Write;
 /// For a command's `#[command(flatten)]`; its subcommands have it too.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FormatFlags {
-    /// How it is printed: text for people, json for programs; text unless set.
+    /// Output format [default: text].
     #[arg(long, global = true, value_name = "FORMAT")]
     format: Option<Format>,
-    /// Short for --format json.
+    /// Same as --format json.
     #[arg(long, global = true, conflicts_with = "format")]
     json: bool,
 }
@@ -23,7 +24,7 @@ enum Format {
 }
 
 impl FormatFlags {
-    /// Whether a program reads it.
+    /// Returns whether a program reads the output.
     pub(crate) fn is_json(&self) -> bool {
         self.json || self.format == Some(Format::Json)
     }
@@ -31,12 +32,12 @@ impl FormatFlags {
 
 /// Prints JSON, for programs.
 pub(crate) fn print(value: &impl Serialize) -> anyhow::Result<()> {
-    Ok(writeln!(std::io::stdout().lock(), "{}", serde_json::to_string_pretty(value)?)?)
+    Ok(writeln!(output::raw(), "{}", serde_json::to_string_pretty(value)?)?)
 }
 
-/// Prints a line, for people. A closed output ends the command with an error, and not with a panic.
+/// Prints a line, for people, with styles where there is a terminal.
 pub(crate) fn print_line(text: impl Display) -> anyhow::Result<()> {
-    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+    Ok(writeln!(output::styled(), "{text}")?)
 }
 
 #[cfg(test)]
@@ -45,9 +46,11 @@ mod tests {
     use clap::{Command, CommandFactory};
 
     /// Commands whose output is not for scripts to choose, and why.
-    const WITHOUT: [(&str, &str); 3] = [
-        ("tollgate serve", "runs until it is told to end; its messages have --log-format"),
+    const WITHOUT: [(&str, &str); 5] = [
+        ("tollgate serve", "runs until it is stopped; its log has --log-format"),
         ("tollgate gateway", "the same"),
+        ("tollgate completions", "prints a script for a shell"),
+        ("tollgate man", "prints roff"),
         ("tollgate help", "is for people"),
     ];
 
@@ -76,7 +79,7 @@ mod tests {
         root.build();
         let mut seen = Vec::new();
         walk(&root, "tollgate", &mut seen);
-        for known in ["tollgate check", "tollgate token list", "tollgate audit verify", "tollgate why"] {
+        for known in ["tollgate validate", "tollgate token list", "tollgate audit verify", "tollgate why"] {
             assert!(seen.iter().any(|path| path == known), "{known} of {seen:?}");
         }
         assert!(seen.len() > 25, "{seen:?}");

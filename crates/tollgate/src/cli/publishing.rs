@@ -1,4 +1,4 @@
-//! Settings of published rules.
+//! Settings of published rules: their source, the snapshot file, guardrails.
 
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -7,45 +7,72 @@ use tollgate_control::Guardrails;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PublishingFlags {
-    /// Where rules come from, with --db: from the database once some are published there, or always from the files;
-    /// database unless set.
+    /// Source of the active rules, with --db: `database` (the files until rules are published) or `files` (published rules
+    /// are ignored) [default: database].
     #[arg(long, env = "TOLLGATE_RULES_FROM", value_name = "SOURCE")]
     pub(crate) rules_from: Option<RulesFromName>,
-    /// Where what is known from PostgreSQL is kept, for a start without it, or `off`; unless set, a file of its own in
-    /// $STATE_DIRECTORY, $XDG_STATE_HOME/tollgate or ~/.local/state/tollgate.
+    /// Control-plane snapshot file, or `off`: replicated state for a start without PostgreSQL [default: a file in
+    /// $STATE_DIRECTORY, $XDG_STATE_HOME/tollgate or ~/.local/state/tollgate].
     #[arg(long, env = "TOLLGATE_SNAPSHOT", value_name = "FILE|off")]
     snapshot: Option<PathBuf>,
-    /// Publishing rules that newly deny more than this part of the last requests must be confirmed (default 0.05).
-    #[arg(long, env = "TOLLGATE_RULES_CONFIRM_OVER", value_name = "PART")]
-    rules_confirm_over: Option<f64>,
-    /// Publishing rules that newly deny more than this part needs another person's approval (default 0.5).
-    #[arg(long, env = "TOLLGATE_RULES_APPROVAL_OVER", value_name = "PART")]
-    rules_approval_over: Option<f64>,
-    /// Published rules are rolled back when denials of a caller rise to more than so many times what they were; 0 is never
-    /// (default 10).
-    #[arg(long, env = "TOLLGATE_RULES_ROLLBACK_RISE", value_name = "TIMES")]
-    rules_rollback_rise: Option<f64>,
-    /// For so long, in milliseconds; 60000 unless set.
-    #[arg(long, env = "TOLLGATE_RULES_ROLLBACK_FOR_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=super::DAY))]
-    rules_rollback_for_ms: Option<u64>,
-    /// Within so long after publishing, in milliseconds; 300000 unless set.
-    #[arg(long, env = "TOLLGATE_RULES_ROLLBACK_WITHIN_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=super::DAY))]
-    rules_rollback_within_ms: Option<u64>,
+    /// Fraction of recent requests that new rules may newly deny without --confirm [default: 0.05].
+    #[arg(
+        long,
+        alias = "rules-confirm-over",
+        env = "TOLLGATE_RULES_CONFIRM_THRESHOLD",
+        value_name = "FRACTION"
+    )]
+    rules_confirm_threshold: Option<f64>,
+    /// Fraction of recent requests that new rules may newly deny without a second person's approval [default: 0.5].
+    #[arg(
+        long,
+        alias = "rules-approval-over",
+        env = "TOLLGATE_RULES_APPROVAL_THRESHOLD",
+        value_name = "FRACTION"
+    )]
+    rules_approval_threshold: Option<f64>,
+    /// Increase of a caller's denials, as a factor, that rolls published rules back; 0 disables this [default: 10].
+    #[arg(
+        long,
+        alias = "rules-rollback-rise",
+        env = "TOLLGATE_RULES_ROLLBACK_FACTOR",
+        value_name = "FACTOR"
+    )]
+    rules_rollback_factor: Option<f64>,
+    /// Time that the increase must last before the rollback, in milliseconds [default: 60000].
+    #[arg(long, alias = "rules-rollback-for-ms", env = "TOLLGATE_RULES_ROLLBACK_SUSTAIN_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=super::DAY))]
+    rules_rollback_sustain_ms: Option<u64>,
+    /// Time after publishing during which denials are watched, in milliseconds [default: 300000].
+    #[arg(long, alias = "rules-rollback-within-ms", env = "TOLLGATE_RULES_ROLLBACK_WINDOW_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=super::DAY))]
+    rules_rollback_window_ms: Option<u64>,
 }
 
 /// The same in the file of `--config`: `guardrails`.
 #[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GuardrailSection {
-    confirm_over: Option<f64>,
-    approval_over: Option<f64>,
-    rollback_rise: Option<f64>,
-    rollback_for_ms: Option<u64>,
-    rollback_within_ms: Option<u64>,
+    #[serde(alias = "confirm_over")]
+    confirm_threshold: Option<f64>,
+    #[serde(alias = "approval_over")]
+    approval_threshold: Option<f64>,
+    #[serde(alias = "rollback_rise")]
+    rollback_factor: Option<f64>,
+    #[serde(alias = "rollback_for_ms")]
+    rollback_sustain_ms: Option<u64>,
+    #[serde(alias = "rollback_within_ms")]
+    rollback_window_ms: Option<u64>,
+}
+
+/// Reads an environment variable by its former name, with a warning.
+pub(crate) fn deprecated_variable<T: std::str::FromStr>(old: &str, new: &str) -> anyhow::Result<Option<T>> {
+    let Ok(text) = std::env::var(old) else { return Ok(None) };
+    tracing::warn!("environment variable {old} is deprecated; use {new}");
+    let value = text.parse().map_err(|_| anyhow::anyhow!("{old}: `{text}` is not a number"))?;
+    Ok(Some(value))
 }
 
 impl PublishingFlags {
-    /// Where what is known from this database is kept; nowhere, for a file of SQLite.
+    /// The snapshot file for this database; none for SQLite.
     pub(crate) fn snapshot(&self, file: Option<PathBuf>, db: Option<&str>) -> Option<PathBuf> {
         let db = db.filter(|db| !db.starts_with("sqlite:"))?;
         if let Some(path) = self.snapshot.clone().or(file) {
@@ -64,44 +91,76 @@ impl PublishingFlags {
         Some(folder("STATE_DIRECTORY").or_else(state)?.join(format!("{:016x}.snapshot", hasher.finish())))
     }
 
-    /// Flags over file over what is usual.
+    /// Joins flags, former variables, file and defaults, in this order.
     pub(crate) fn guardrails(&self, file: GuardrailSection) -> anyhow::Result<Guardrails> {
         let mut rails = Guardrails::default();
-        let parts = [
-            ("--rules-confirm-over", self.rules_confirm_over.or(file.confirm_over), &mut rails.confirm_over),
+        let fractions = [
             (
-                "--rules-approval-over",
-                self.rules_approval_over.or(file.approval_over),
+                "--rules-confirm-threshold",
+                setting(
+                    self.rules_confirm_threshold,
+                    "CONFIRM_OVER",
+                    "CONFIRM_THRESHOLD",
+                    file.confirm_threshold,
+                )?,
+                &mut rails.confirm_over,
+            ),
+            (
+                "--rules-approval-threshold",
+                setting(
+                    self.rules_approval_threshold,
+                    "APPROVAL_OVER",
+                    "APPROVAL_THRESHOLD",
+                    file.approval_threshold,
+                )?,
                 &mut rails.approval_over,
             ),
         ];
-        for (flag, given, setting) in parts {
-            if let Some(part) = given {
-                anyhow::ensure!((0.0..=1.0).contains(&part), "{flag}: write a part from 0 to 1, not {part}");
-                *setting = part;
+        for (flag, given, setting) in fractions {
+            if let Some(fraction) = given {
+                anyhow::ensure!(
+                    (0.0..=1.0).contains(&fraction),
+                    "{flag}: must be between 0 and 1, got {fraction}"
+                );
+                *setting = fraction;
             }
         }
-        if let Some(rise) = self.rules_rollback_rise.or(file.rollback_rise) {
+        let factor =
+            setting(self.rules_rollback_factor, "ROLLBACK_RISE", "ROLLBACK_FACTOR", file.rollback_factor)?;
+        if let Some(factor) = factor {
             anyhow::ensure!(
-                rise == 0.0 || (1.0..=1e6).contains(&rise),
-                "--rules-rollback-rise: write 0, or a number from 1 to 1000000, not {rise}"
+                factor == 0.0 || (1.0..=1e6).contains(&factor),
+                "--rules-rollback-factor: must be 0 or between 1 and 1000000, got {factor}"
             );
-            rails.rise = rise;
+            rails.rise = factor;
         }
         let times = [
-            ("rollback_for_ms", self.rules_rollback_for_ms.or(file.rollback_for_ms), &mut rails.lasting),
             (
-                "rollback_within_ms",
-                self.rules_rollback_within_ms.or(file.rollback_within_ms),
+                "rollback_sustain_ms",
+                setting(
+                    self.rules_rollback_sustain_ms,
+                    "ROLLBACK_FOR_MS",
+                    "ROLLBACK_SUSTAIN_MS",
+                    file.rollback_sustain_ms,
+                )?,
+                &mut rails.lasting,
+            ),
+            (
+                "rollback_window_ms",
+                setting(
+                    self.rules_rollback_window_ms,
+                    "ROLLBACK_WITHIN_MS",
+                    "ROLLBACK_WINDOW_MS",
+                    file.rollback_window_ms,
+                )?,
                 &mut rails.within,
             ),
         ];
         for (name, given, setting) in times {
             if let Some(millis) = given {
-                let known = (1..=super::DAY).contains(&millis);
                 anyhow::ensure!(
-                    known,
-                    "guardrails.{name}: write a number from 1 to {}, not {millis}",
+                    (1..=super::DAY).contains(&millis),
+                    "guardrails.{name}: must be between 1 and {}, got {millis}",
                     super::DAY
                 );
                 *setting = Duration::from_millis(millis);
@@ -111,12 +170,26 @@ impl PublishingFlags {
     }
 }
 
+/// The flag, else the former variable, else the file.
+fn setting<T: std::str::FromStr>(
+    flag: Option<T>,
+    old: &str,
+    new: &str,
+    file: Option<T>,
+) -> anyhow::Result<Option<T>> {
+    if flag.is_some() {
+        return Ok(flag);
+    }
+    let former = deprecated_variable(&format!("TOLLGATE_RULES_{old}"), &format!("TOLLGATE_RULES_{new}"))?;
+    Ok(former.or(file))
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RulesFromName {
-    /// What is published acts; until something is, the files.
+    /// Published rules are active; the files until some are published.
     Database,
-    /// The files act, whatever is published.
+    /// Rule files are active; published rules are ignored.
     Files,
 }
 

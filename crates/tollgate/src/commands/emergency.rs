@@ -1,7 +1,7 @@
-//! `tollgate emergency`: what operators decide at once, by way of a running server.
+//! `tollgate emergency`: emergency measures, through a running server.
 
 use crate::admin_client::{self, AdminFlags, cell, encoded};
-use crate::cli::print;
+use crate::cli::{TimeArg, now, parse_duration, print, print_line};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::{Value, json};
@@ -19,106 +19,112 @@ pub(crate) struct EmergencyFlags {
 
 #[derive(Debug, Subcommand)]
 enum EmergencyCommand {
-    /// Turn somebody away.
+    /// Block a caller, tenant, network or endpoint.
     Block {
         #[command(flatten)]
         target: TargetFlags,
         #[command(flatten)]
         about: MeasureFlags,
     },
-    /// Decide by a part of each limit.
+    /// Multiply limits by a factor below 1.
     Tighten {
         #[command(flatten)]
         target: TargetFlags,
-        /// Everybody.
+        /// All traffic.
         #[arg(long, group = "whom")]
         all: bool,
-        /// What limits are multiplied by, from 0.001 to 0.999.
-        #[arg(long, value_name = "PART")]
+        /// Factor from 0.001 to 0.999.
+        #[arg(long, value_name = "FACTOR")]
         factor: f64,
         #[command(flatten)]
         about: MeasureFlags,
     },
-    /// Let somebody pass, uncounted.
+    /// Exempt from all limits.
     Exempt {
         #[command(flatten)]
         target: TargetFlags,
         #[command(flatten)]
         about: MeasureFlags,
     },
-    /// Leave a rule out.
+    /// Disable a rule.
     DisableRule {
-        /// Its name.
+        /// Name of the rule.
         #[arg(value_name = "RULE")]
         rule: String,
         #[command(flatten)]
         about: MeasureFlags,
     },
-    /// The kill switch: let everything pass, uncounted.
+    /// Kill switch: allow every request without counting.
     AllowAll {
         #[command(flatten)]
         about: MeasureFlags,
     },
-    /// Count and tell, but deny nothing.
+    /// Shadow mode for all rules: count, deny nothing.
     ShadowAll {
         #[command(flatten)]
         about: MeasureFlags,
     },
-    /// What is on.
+    /// List active measures.
     List,
-    /// Let one last longer.
+    /// Extend a measure.
     Renew {
+        /// Measure ID from `emergency list`.
         #[arg(value_name = "ID")]
         id: String,
-        /// For how long from now: 90s, 30m, 2h; an hour unless set.
-        #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
-        lasts: Option<u64>,
+        #[command(flatten)]
+        lasts: Lasts,
     },
-    /// End one before its time.
+    /// End a measure now.
     End {
+        /// Measure ID from `emergency list`.
         #[arg(value_name = "ID")]
         id: String,
     },
 }
 
-/// Whom it is about: one of these.
+/// Target of a measure: one of these.
 #[derive(Debug, Args)]
 #[group(id = "whom", required = true, multiple = false)]
 struct TargetFlags {
-    /// The caller who has this API key.
+    /// Caller with this API key.
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
-    /// Requests whose attribute `tenant` is this.
+    /// Requests whose attribute `tenant` has this value.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Requests from this address or network, as in 203.0.113.0/24.
+    /// Requests from this address or network, such as 203.0.113.0/24.
     #[arg(long, value_name = "NETWORK")]
     address: Option<String>,
-    /// Requests to this endpoint; with a `*` at its end to all that begin so.
+    /// Requests to this endpoint; a final `*` matches any rest.
     #[arg(long, value_name = "ENDPOINT")]
     endpoint: Option<String>,
 }
 
 #[derive(Debug, Args)]
 struct MeasureFlags {
-    /// Why, for those who ask later.
+    /// Reason, recorded in the audit log.
     #[arg(long, value_name = "TEXT")]
     reason: String,
-    /// For how long: 90s, 30m, 2h; an hour unless set, a day at most. It then ends by itself.
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
-    lasts: Option<u64>,
+    #[command(flatten)]
+    lasts: Lasts,
 }
 
-/// Seconds of `90s`, `30m`, `2h`.
-fn parse_time(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is no time; write one such as 90s, 30m or 2h");
-    let (number, scale) = match text.char_indices().last() {
-        Some((at, 's')) => (&text[..at], 1),
-        Some((at, 'm')) => (&text[..at], 60),
-        Some((at, 'h')) => (&text[..at], 3_600),
-        _ => return Err(wrong()),
-    };
-    number.parse::<u64>().ok().and_then(|number| number.checked_mul(scale)).ok_or_else(wrong)
+/// How long a measure stays in force.
+#[derive(Debug, Args)]
+struct Lasts {
+    /// Time to live, such as 90s, 30m, 2h [default: 1h, max: 24h].
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    ttl: Option<u64>,
+    /// Expiry in place of --for: 2h (from now), 2026-12-31 (00:00 UTC) or 2026-12-31T18:00:00Z.
+    #[arg(long, value_name = "TIME", conflicts_with = "ttl")]
+    until: Option<TimeArg>,
+}
+
+impl Lasts {
+    fn seconds(&self) -> anyhow::Result<Option<u64>> {
+        let until = self.until.as_ref().map(|until| until.seconds_from(now()?)).transpose()?;
+        Ok(until.or(self.ttl))
+    }
 }
 
 impl TargetFlags {
@@ -135,8 +141,8 @@ impl TargetFlags {
 }
 
 impl EmergencyCommand {
-    /// What is sent to decide it; nothing for those that are about what is on already.
-    fn spec(&self) -> Option<Value> {
+    /// The request that declares a measure; none for commands on existing measures.
+    fn spec(&self) -> anyhow::Result<Option<Value>> {
         let (action, target, factor, about) = match self {
             Self::Block { target, about } => ("block", target.target(), None, about),
             Self::Tighten { target, factor, about, .. } => ("tighten", target.target(), Some(factor), about),
@@ -146,31 +152,34 @@ impl EmergencyCommand {
             }
             Self::AllowAll { about } => ("allow_all", json!({"kind": "all"}), None, about),
             Self::ShadowAll { about } => ("shadow_all", json!({"kind": "all"}), None, about),
-            Self::List | Self::Renew { .. } | Self::End { .. } => return None,
+            Self::List | Self::Renew { .. } | Self::End { .. } => return Ok(None),
         };
-        Some(json!({
-            "action": action, "target": target, "factor": factor, "reason": about.reason, "ttl_seconds": about.lasts,
-        }))
+        Ok(Some(json!({
+            "action": action, "target": target, "factor": factor, "reason": about.reason,
+            "ttl_seconds": about.lasts.seconds()?,
+        })))
     }
 }
 
 pub(crate) fn emergency(flags: &EmergencyFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
     admin_client::run(&flags.admin, async |client| {
-        if let Some(draft) = flags.command.spec() {
+        if let Some(draft) = flags.command.spec()? {
             show(json, &client.request(Method::POST, PATH, Some(&draft)).await?)?;
             return Ok(ExitCode::SUCCESS);
         }
         match &flags.command {
             EmergencyCommand::Renew { id, lasts } => {
                 let path = format!("{PATH}/{}/renew", encoded(id));
-                let body = json!({"ttl_seconds": lasts});
+                let body = json!({"ttl_seconds": lasts.seconds()?});
                 show(json, &client.request(Method::POST, &path, Some(&body)).await?)?;
             }
             EmergencyCommand::End { id } => {
                 client.request(Method::DELETE, &format!("{PATH}/{}", encoded(id)), None).await?;
                 if json {
                     print(&json!({"ended": id}))?;
+                } else {
+                    print_line(format_args!("ended {id}"))?;
                 }
             }
             _ => {
@@ -203,18 +212,9 @@ fn table(measures: &[Value]) -> anyhow::Result<()> {
         [cell(&one["id"]), what, whom, cell(&one["expires_at"]), cell(&one["author"]), cell(&one["reason"])]
     };
     let rows: Vec<_> = measures.iter().map(row).collect();
-    admin_client::table(["id", "action", "whom", "until", "author", "reason"], &rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_time;
-
-    #[test]
-    fn times_are_read_as_people_write_them() {
-        assert_eq!([parse_time("90s"), parse_time("30m"), parse_time("2h")], [Ok(90), Ok(1_800), Ok(7_200)]);
-        for wrong in ["", "h", "5", "-1m", "1.5h", "5 m", "99999999999999999999h", "5µ"] {
-            assert!(parse_time(wrong).is_err(), "{wrong}");
-        }
-    }
+    admin_client::table_or(
+        ["id", "action", "target", "expires", "author", "reason"],
+        &rows,
+        "no active measures",
+    )
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod emergency;
+pub(crate) mod generate;
 pub(crate) mod quota;
 pub(crate) mod rule_files;
 pub(crate) mod rules;

@@ -1,7 +1,7 @@
-//! `tollgate quota`: what is agreed with single callers, by way of a running server.
+//! `tollgate quota`: quotas of single callers, through a running server.
 
 use crate::admin_client::{self, AdminFlags, Client, cell, encoded};
-use crate::cli::print;
+use crate::cli::{TimeArg, now, output, print, print_line};
 use crate::ndjson;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -21,42 +21,44 @@ pub(crate) struct QuotaFlags {
 
 #[derive(Debug, Subcommand)]
 enum QuotaCommand {
-    /// What is agreed with the caller who has this API key.
+    /// Show a caller's quota.
     Get {
+        /// API key of the caller.
         #[arg(value_name = "API_KEY")]
         api_key: String,
     },
-    /// Agree on something with a caller: it replaces all that was agreed before, and acts at once.
+    /// Set a quota, replacing the existing one.
     Set(SetFlags),
-    /// What is agreed with all of them.
+    /// List quotas.
     List {
-        /// Those of this tier.
+        /// List only quotas of this tier.
         #[arg(long, value_name = "TIER")]
         tier: Option<String>,
-        /// Those of keys that begin so.
+        /// List only quotas of keys with this prefix.
         #[arg(long, value_name = "TEXT")]
         prefix: Option<String>,
-        /// So many at most; 0 is all there are.
-        #[arg(long, value_name = "N", default_value_t = 100)]
-        most: usize,
+        /// Maximum number of quotas; 0 lists all.
+        #[arg(long, alias = "most", value_name = "N", default_value_t = 100)]
+        max_results: usize,
     },
-    /// End what is agreed with a caller: the rules act alone again.
+    /// Delete a quota (the rules apply again).
     Delete {
+        /// API key of the caller.
         #[arg(value_name = "API_KEY")]
         api_key: String,
-        /// Only if it is still as this revision left it.
+        /// Fail unless the quota is at this revision.
         #[arg(long, value_name = "N")]
         revision: Option<i64>,
     },
-    /// Agree on something with many callers: a file with one JSON text a line, or - for the standard input. Exits with 1 if
-    /// a line is wrong; the others act.
+    /// Import quotas from NDJSON (`-` for stdin), skipping and reporting invalid lines; exits 1 if any.
     Import {
+        /// NDJSON file as `quota export` writes it, or - for standard input.
         #[arg(value_name = "FILE|-")]
         file: PathBuf,
     },
-    /// All that is agreed, one JSON text a line, as `import` takes it.
+    /// Export all quotas as NDJSON.
     Export {
-        /// Write to this file; to the output unless set.
+        /// Output file [default: standard output].
         #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
     },
@@ -64,36 +66,38 @@ enum QuotaCommand {
 
 #[derive(Debug, Args)]
 struct SetFlags {
+    /// API key of the caller.
     #[arg(value_name = "API_KEY")]
     api_key: String,
-    /// The caller's tier.
+    /// Tier of the caller, such as pro.
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
-    /// A limit in place of a rule's, as in `500/minute`, `500/minute burst 50` or `endpoint:POST /orders=20/30s`; may be
-    /// repeated.
+    /// Override of a rule's limit, such as `500/minute`, `500/minute burst 50` or `api_key/endpoint=POST /orders=20/30s`;
+    /// may be repeated.
     #[arg(long = "limit", value_name = "[DESCRIPTOR=]COUNT/PERIOD[ burst N]", value_parser = parse_limit)]
     limits: Vec<Value>,
-    /// From when it acts, as in 2027-01-01T00:00:00Z; at once unless set.
+    /// Start: 2d (from now), 2026-12-31 (00:00 UTC) or 2026-12-31T18:00:00Z [default: now].
     #[arg(long, value_name = "TIME")]
-    from: Option<String>,
-    /// Until when; for ever unless set.
+    from: Option<TimeArg>,
+    /// Expiry: 2d (from now), 2026-12-31 (00:00 UTC) or 2026-12-31T18:00:00Z [default: never].
     #[arg(long, value_name = "TIME")]
-    until: Option<String>,
-    /// Why, for those who ask later.
+    until: Option<TimeArg>,
+    /// Reason, recorded in the audit log.
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// Who wants it; who sends it unless set.
+    /// Author of the change [default: the operator].
     #[arg(long, value_name = "NAME")]
     author: Option<String>,
-    /// Only if it is still as this revision left it.
+    /// Fail unless the quota is at this revision.
     #[arg(long, value_name = "N")]
     revision: Option<i64>,
 }
 
 /// `DESCRIPTOR=COUNT/PERIOD burst N`: a descriptor may have `=` in it, a limit has none.
 fn parse_limit(text: &str) -> Result<Value, String> {
-    let wrong =
-        || format!("`{text}`: write one such as 500/minute, or `endpoint:POST /orders=20/30s burst 5`");
+    let wrong = || {
+        format!("`{text}` is not a limit; use 500/minute or `api_key/endpoint=POST /orders=20/30s burst 5`")
+    };
     let (descriptor, limit) = text.rsplit_once('=').unwrap_or(("default", text));
     let (limit, burst) = match limit.split_once(" burst ") {
         Some((limit, burst)) => (limit, Some(burst.trim().parse::<u64>().map_err(|_| wrong())?)),
@@ -126,22 +130,23 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
                 show(json, &client.request(Method::GET, &path(api_key), None).await?)?;
             }
             QuotaCommand::Set(set) => {
-                let body = set.body();
+                let body = set.body()?;
                 show(json, &change(&client, Method::PUT, &set.api_key, set.revision, Some(&body)).await?)?;
             }
-            QuotaCommand::List { tier, prefix, most } => {
+            QuotaCommand::List { tier, prefix, max_results } => {
                 let [tier, prefix] = [tier, prefix].map(|word| encoded(word.as_deref().unwrap_or("")));
-                list(&client, &format!("tier={tier}&prefix={prefix}"), *most, json).await?;
+                list(&client, &format!("tier={tier}&prefix={prefix}"), *max_results, json).await?;
             }
             QuotaCommand::Import { file } => return import(&client, file, json).await,
             QuotaCommand::Export { file } => {
-                let out = admin_client::output(file.as_deref())?;
-                ndjson::receive(&client, "/admin/v1/quotas/export", out).await?;
+                ndjson::receive(&client, "/admin/v1/quotas/export", file.as_deref()).await?;
             }
             QuotaCommand::Delete { api_key, revision } => {
                 change(&client, Method::DELETE, api_key, *revision, None).await?;
                 if json {
                     print(&json!({"deleted": true}))?;
+                } else {
+                    print_line("quota deleted; the rules apply again")?;
                 }
             }
         }
@@ -150,11 +155,13 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
 }
 
 impl SetFlags {
-    fn body(&self) -> Value {
-        json!({
-            "tier": self.tier, "overrides": self.limits, "effective_at": self.from, "expires_at": self.until,
-            "reason": self.reason, "author": self.author,
-        })
+    fn body(&self) -> anyhow::Result<Value> {
+        let now = now()?;
+        let time = |time: &Option<TimeArg>| time.as_ref().map(|time| time.to_rfc3339(now)).transpose();
+        Ok(json!({
+            "tier": self.tier, "overrides": self.limits, "effective_at": time(&self.from)?,
+            "expires_at": time(&self.until)?, "reason": self.reason, "author": self.author,
+        }))
     }
 }
 
@@ -187,9 +194,9 @@ async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::
                     return print(&json!({"quotas": quotas}));
                 }
                 let rows: Vec<_> = quotas.iter().map(row).collect();
-                admin_client::table(TITLES, &rows)?;
+                admin_client::table_or(TITLES, &rows, "no quotas")?;
                 if more {
-                    eprintln!("there are more; see them with --most");
+                    eprintln!("more results; use --max-results");
                 }
                 return Ok(());
             }
@@ -211,9 +218,9 @@ async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<Exit
         }
         let shown = errors.len() as u64;
         if failed > shown {
-            eprintln!("and {} more", failed - shown);
+            eprintln!("{} more lines rejected", failed - shown);
         }
-        admin_client::table(["imported", "failed"], &[[imported.to_string(), failed.to_string()]])?;
+        admin_client::table(["imported", "rejected"], &[[imported.to_string(), failed.to_string()]])?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -224,7 +231,7 @@ fn show(json: bool, quota: &Value) -> anyhow::Result<()> {
     }
     admin_client::table(TITLES, &[row(quota)])?;
     if let until @ Value::Object(_) = &quota["until_effective"] {
-        let mut out = std::io::stdout().lock();
+        let mut out = output::styled();
         writeln!(
             out,
             "until {}: tier {}, limits {}",

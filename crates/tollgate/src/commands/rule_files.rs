@@ -1,6 +1,7 @@
-//! `tollgate check`, `schema` and `explain`: what rule files say, without serving them.
+//! `tollgate validate`, `schema` and `explain`: rule files without a server.
 
-use crate::cli::{CheckFlags, ExplainFlags, ProfileName, print, print_line};
+use crate::cli::output::{GOOD, paint, paint_diagnostics};
+use crate::cli::{ExplainFlags, ProfileName, ValidateFlags, print, print_line};
 use crate::config;
 use crate::config::rule_sources;
 use anyhow::{Context, bail};
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 use tollgate_control::RuleDiagnostic;
 use tollgate_rules::{Diagnostic, Explanation, RuleExplanation, RuleResult, Ruleset};
 
-pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
+pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
     let sources = rule_sources::read(&flags.paths)?;
     match Ruleset::load(&sources, &config::options(flags.profile)) {
         Ok(rules) if flags.format.is_json() => {
@@ -26,25 +27,26 @@ pub(crate) fn check(flags: &CheckFlags) -> anyhow::Result<ExitCode> {
         }
         Ok(rules) => {
             for warning in rules.warnings() {
-                print_line(format_args!("{warning}\n"))?;
+                print_line(paint_diagnostics(&format!("{warning}\n")))?;
             }
             let (files, warnings) = (sources.len(), rules.warnings().len());
             print_line(format_args!(
-                "{} in {}: no errors, {}",
+                "{} in {}: {}, {}",
                 counted(rules.rules().len(), "rule"),
                 counted(files, "file"),
+                paint(GOOD, "no errors"),
                 counted(warnings, "warning")
             ))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(errors) => {
-            print_line(errors)?;
+            print_line(paint_diagnostics(&errors.to_string()))?;
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
-/// As the admin API tells them.
+/// Diagnostics as the admin API returns them.
 fn diagnostics(all: &[Diagnostic]) -> Vec<RuleDiagnostic> {
     all.iter().map(RuleDiagnostic::from).collect()
 }
@@ -63,13 +65,13 @@ pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     let domain = match &flags.domain {
         Some(name) => rules.domain(name).with_context(|| {
             let known: Vec<_> = rules.domains().map(tollgate_rules::Domain::name).collect();
-            format!("there is no domain `{name}`; the files have {}", known.join(", "))
+            format!("no domain `{name}`; the files have {}", known.join(", "))
         })?,
         None => {
             let mut domains = rules.domains();
             match (domains.next(), domains.next()) {
                 (Some(only), None) => only,
-                _ => bail!("the files have several domains; say which with --domain"),
+                _ => bail!("the files have several domains; choose one with --domain"),
             }
         }
     };
@@ -113,5 +115,5 @@ fn explained(explanation: &Explanation) -> Value {
 fn load(paths: &[PathBuf], profile: Option<ProfileName>) -> anyhow::Result<Ruleset> {
     let sources = rule_sources::read(paths)?;
     Ruleset::load(&sources, &config::options(profile))
-        .map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))
+        .map_err(|errors| anyhow::anyhow!("invalid rules\n{errors}"))
 }

@@ -1,7 +1,8 @@
-//! `tollgate rules`: publish rules, look at what was published, and go back, by way of a running server.
+//! `tollgate rules`: publish rules, list revisions, roll back, through a running server.
 
 use crate::admin_client::{self, AdminFlags, Client, cell};
-use crate::cli::print;
+use crate::cli::output::{self, BAD, GOOD, WARNING, paint};
+use crate::cli::{print, print_line};
 use crate::config::rule_sources;
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -11,7 +12,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// So many requests say something about whom rules would deny.
+/// Replayed requests below which an impact preview is not meaningful.
 const MIN_SAMPLES: u64 = 100;
 
 #[derive(Debug, Args)]
@@ -24,44 +25,47 @@ pub(crate) struct RulesFlags {
 
 #[derive(Debug, Subcommand)]
 enum RulesCommand {
-    /// Publish rules: they act on all nodes in place of all that acted before.
+    /// Publish rules to all nodes, replacing the active rules.
     Publish {
-        /// Rule files, or directories of them: all rules that are to act.
+        /// Rule files or directories of rule files: the complete new rule set.
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
-        /// Why, for those who ask later.
+        /// Reason, recorded in the audit log.
         #[arg(long, value_name = "TEXT")]
         reason: String,
-        /// Only if this revision still acts.
+        /// Publish only if REV is still active.
         #[arg(long, value_name = "REV")]
         base: Option<i64>,
-        /// They may newly deny more than goes without saying.
+        /// Publish despite the confirmation threshold.
         #[arg(long)]
         confirm: bool,
     },
-    /// What rules would change, and what they would have done to the last traffic. Exits with 1 if they cannot be used.
+    /// Show changes and their impact on recent traffic without publishing; exits 1 if the rules are invalid.
     Diff {
-        /// Rule files, or directories of them.
+        /// Rule files or directories of rule files.
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
     },
-    /// Let the text of an older revision act again, as a new one.
+    /// Publish an earlier revision again.
     Rollback {
+        /// Revision number from `rules list`.
         #[arg(value_name = "REV")]
         rev: i64,
-        /// Why, for those who ask later.
-        #[arg(long, value_name = "TEXT", default_value = "by hand")]
+        /// Reason, recorded in the audit log.
+        #[arg(long, value_name = "TEXT", default_value = "manual rollback")]
         reason: String,
     },
-    /// Let a revision act that waits for another person than its author.
+    /// Approve a pending revision (not your own).
     Approve {
+        /// Revision number from `rules list`.
         #[arg(value_name = "REV")]
         rev: i64,
     },
-    /// All revisions, the latest first.
+    /// List revisions, newest first.
     List,
-    /// What a revision says; `current` is what acts.
+    /// Show a revision; `current` is the active one.
     Show {
+        /// Revision number from `rules list`.
         #[arg(value_name = "REV")]
         rev: String,
     },
@@ -79,11 +83,11 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
         RulesCommand::Rollback { rev, reason } => {
             let path = format!("/admin/v1/rules/{rev}/rollback");
             let made = client.request(Method::POST, &path, Some(&json!({"reason": reason}))).await?;
-            done(flags.admin.is_json(), &made, &format!("it says what revision {rev} said"))
+            done(flags.admin.is_json(), &made, &format!("active; same rules as revision {rev}"))
         }
         RulesCommand::Approve { rev } => {
             let made = client.request(Method::POST, &format!("/admin/v1/rules/{rev}/approve"), None).await?;
-            done(flags.admin.is_json(), &made, "approved")
+            done(flags.admin.is_json(), &made, "approved and active")
         }
         RulesCommand::List => list(&client, flags.admin.is_json()).await,
         RulesCommand::Show { rev } => show(&client, flags.admin.is_json(), rev).await,
@@ -110,11 +114,11 @@ async fn publish(client: &Client, json: bool, sent: &Value) -> anyhow::Result<Ex
         report(&told.body)?;
     }
     let says = match told.status {
-        StatusCode::CREATED => "it acts",
+        StatusCode::CREATED => "active",
         StatusCode::ACCEPTED => {
-            "it would newly deny so much that another person must approve of it: tollgate rules approve"
+            "pending approval: it would deny much more traffic; another person must run tollgate rules approve"
         }
-        _ => "nothing new: the same rules act already",
+        _ => "unchanged: these rules are already active",
     };
     done(json, &told.body, says)
 }
@@ -123,8 +127,7 @@ fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
     if json {
         print(made)?;
     } else {
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "revision {} ({}): {says}", made["rev"], cell(&made["revision"]))?;
+        print_line(format_args!("revision {} ({}): {says}", made["rev"], cell(&made["revision"])))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -141,13 +144,13 @@ async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What is known of rules before they act, for people.
+/// Prints diagnostics, changes and the impact preview, for people.
 fn report(told: &Value) -> anyhow::Result<()> {
     let all = |name: &str| told[name].as_array().cloned().unwrap_or_default();
-    let mut out = std::io::stdout().lock();
-    for (kind, word) in [("errors", "error"), ("warnings", "warning")] {
+    let mut out = output::styled();
+    for (kind, word, style) in [("errors", "error", BAD), ("warnings", "warning", WARNING)] {
         for one in all(kind) {
-            writeln!(out, "{word}: {}", cell(&one["message"]))?;
+            writeln!(out, "{}: {}", paint(style.bold(), word), cell(&one["message"]))?;
             writeln!(out, "  --> {}:{}:{}", cell(&one["file"]), one["line"], one["column"])?;
             if let Some(help) = one["help"].as_str() {
                 writeln!(out, "  = help: {help}")?;
@@ -156,44 +159,43 @@ fn report(told: &Value) -> anyhow::Result<()> {
     }
     for one in all("diff") {
         writeln!(out, "{} {}", cell(&one["change"]), cell(&one["rule"]))?;
-        for (sign, said) in [("-", &one["before"]), ("+", &one["after"])] {
-            if let Some(said) = said.as_str() {
-                writeln!(out, "  {sign} {said}")?;
+        for (sign, style, text) in [("-", BAD, &one["before"]), ("+", GOOD, &one["after"])] {
+            if let Some(text) = text.as_str() {
+                writeln!(out, "  {}", paint(style, format_args!("{sign} {text}")))?;
             }
         }
     }
-    let rehearsal = &told["impact"];
-    if let Some(requests) = rehearsal["requests"].as_u64() {
-        let percent = |name: &str| rehearsal[name].as_f64().unwrap_or(0.0) * 100.0;
-        let nodes = rehearsal["nodes"].as_array().map_or(1, Vec::len);
+    let impact = &told["impact"];
+    if let Some(requests) = impact["requests"].as_u64() {
+        let percent = |name: &str| impact[name].as_f64().unwrap_or(0.0) * 100.0;
+        let nodes = impact["nodes"].as_array().map_or(1, Vec::len);
         let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
-        let names =
-            |name: &str| rehearsal[name].as_array().into_iter().flatten().map(cell).collect::<Vec<_>>();
-        let silent = names("nodes_missing");
-        if !silent.is_empty() {
-            writeln!(out, "without the traffic of {}: no answer in time", silent.join(", "))?;
+        let names = |name: &str| impact[name].as_array().into_iter().flatten().map(cell).collect::<Vec<_>>();
+        let missing = names("nodes_missing");
+        if !missing.is_empty() {
+            writeln!(out, "excludes {} (no response)", missing.join(", "))?;
         }
-        if rehearsal["nodes_unknown"] == true {
-            writeln!(out, "without the traffic of other nodes: the database does not answer")?;
+        if impact["nodes_unknown"] == true {
+            writeln!(out, "excludes other nodes (database unavailable)")?;
         }
         if requests == 0 {
-            writeln!(out, "not rehearsed: no traffic is remembered ({nodes} asked)")?;
+            writeln!(out, "impact unknown: no recent traffic ({nodes})")?;
             return Ok(());
         }
         writeln!(
             out,
-            "rehearsed on {} requests of the last {:.0} s, of {nodes}: {:.2}% newly denied, {:.2}% newly allowed, {:.2}% of callers \
+            "replayed {} requests from the last {:.0} s on {nodes}: {:.2}% newly denied, {:.2}% newly allowed, {:.2}% of callers \
              affected",
-            rehearsal["weight"],
-            rehearsal["window_s"].as_f64().unwrap_or(0.0),
+            impact["weight"],
+            impact["window_s"].as_f64().unwrap_or(0.0),
             percent("newly_denied_share"),
             percent("newly_allowed_share"),
             percent("callers_affected_share"),
         )?;
-        if rehearsal["weight"].as_u64().is_some_and(|weight| weight < MIN_SAMPLES) {
-            writeln!(out, "that is too little to say whom they would deny")?;
+        if impact["weight"].as_u64().is_some_and(|weight| weight < MIN_SAMPLES) {
+            writeln!(out, "too few requests for a meaningful preview")?;
         }
-        let rows = rehearsal["top"].as_array().into_iter().flatten().map(|one| {
+        let rows = impact["top"].as_array().into_iter().flatten().map(|one| {
             let share = format!("{:.1}%", one["share"].as_f64().unwrap_or(0.0) * 100.0);
             [
                 cell(&one["key_masked"]),
@@ -206,7 +208,7 @@ fn report(told: &Value) -> anyhow::Result<()> {
         let rows: Vec<[String; 5]> = rows.collect();
         drop(out);
         if !rows.is_empty() {
-            admin_client::table(["caller", "rule", "newly denied", "denied now", "denied then"], &rows)?;
+            admin_client::table(["caller", "rule", "newly denied", "denied before", "denied after"], &rows)?;
         }
     }
     Ok(())
@@ -220,7 +222,7 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
     }
     let active = &told["active"];
     if active["source"] == "files" {
-        writeln!(std::io::stdout().lock(), "rule files act (revision {})", cell(&active["revision"]))?;
+        print_line(format_args!("rule files are active (rules hash {})", cell(&active["revision"])))?;
     }
     let rows: Vec<[String; 6]> = told["revisions"]
         .as_array()
@@ -230,20 +232,24 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
             ["rev", "revision", "status", "created_at", "author", "reason"].map(|name| cell(&one[name]))
         })
         .collect();
-    admin_client::table(["rev", "revision", "status", "created", "author", "reason"], &rows)?;
+    admin_client::table_or(
+        ["rev", "rules hash", "status", "created", "author", "reason"],
+        &rows,
+        "no published revisions",
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn show(client: &Client, json: bool, rev: &str) -> anyhow::Result<ExitCode> {
     let known = rev == "current" || rev.parse::<i64>().is_ok();
-    anyhow::ensure!(known, "`{rev}` is no revision; write a number that `list` shows, or current");
+    anyhow::ensure!(known, "`{rev}` is not a revision; use a number from `tollgate rules list`, or current");
     let told = client.request(Method::GET, &format!("/admin/v1/rules/{rev}"), None).await?;
     if json {
         print(&told)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut out = std::io::stdout().lock();
-    for file in told["files"].as_array().context("no files in the answer")? {
+    let mut out = output::raw();
+    for file in told["files"].as_array().context("invalid response: no files")? {
         writeln!(out, "# {}", cell(&file["name"]))?;
         writeln!(out, "{}", cell(&file["text"]).trim_end())?;
     }

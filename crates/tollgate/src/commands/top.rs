@@ -1,7 +1,7 @@
-//! `tollgate top`: what goes on, live in a terminal: rates, denials, the callers who ask most, hot keys, breakers.
+//! `tollgate top`: live rates, denials, top callers, hot keys and breakers in a terminal.
 //!
-//! Asks a running server once a second, as the dashboard does. Where the output is no terminal, or for programs, it tells
-//! once and ends (`text`); `draw` is the screen.
+//! Polls a running server once a second, as the dashboard does. Without a terminal, or with --json, it prints one snapshot
+//! and ends (`text`); `draw` is the screen.
 
 mod draw;
 mod text;
@@ -89,7 +89,7 @@ async fn show(
     loop {
         if is_late {
             seen.failure =
-                Some(format!("no answer for {} s", clock.now().since(answered).as_micros() / 1_000_000));
+                Some(format!("no response for {} s", clock.now().since(answered).as_micros() / 1_000_000));
         }
         terminal.draw(|frame| draw::draw(frame, &seen))?;
         tokio::select! {

@@ -1,7 +1,7 @@
-//! `tollgate usage`: what a caller has used of its limits, by way of a running server; giving it back, granting more, taking that back.
+//! `tollgate usage`: usage of a caller's limits, through a running server: show, reset, grant, revoke.
 
 use crate::admin_client::{self, AdminFlags, cell, encoded};
-use crate::cli::{parse_attribute, print};
+use crate::cli::{TimeArg, now, output, parse_attribute, print, print_line};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::{Value, json};
@@ -21,53 +21,59 @@ pub(crate) struct UsageFlags {
 
 #[derive(Debug, Subcommand)]
 enum UsageCommand {
-    /// Give back all that a caller has used.
+    /// Reset usage to zero.
     Reset {
         #[command(flatten)]
         of: UsageTarget,
-        /// Only of this rule's limits.
+        /// Reset only this rule's limits.
         #[arg(long, value_name = "RULE")]
         rule: Option<String>,
-        /// Why, for those who ask later.
+        /// Reason, recorded in the audit log.
         #[arg(long, value_name = "TEXT")]
         reason: String,
     },
-    /// Give a caller extra quota, once.
+    /// Grant extra units, once.
     Grant {
+        /// API key of the caller.
         #[arg(value_name = "API_KEY")]
         api_key: String,
-        /// Which rule's; of the rule about the caller alone unless set.
+        /// Name of the rule [default: the rule on api_key alone].
         #[arg(long, value_name = "RULE")]
         rule: Option<String>,
-        /// How much.
+        /// Number of units.
         #[arg(long, value_name = "N")]
         units: u64,
-        /// Why, for those who ask later.
+        /// Reason, recorded in the audit log.
         #[arg(long, value_name = "TEXT")]
         reason: String,
-        /// For how many days it can be used.
+        /// Days until the grant expires.
         #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=366))]
         days: u64,
+        /// Expiry in place of --days: 2d (from now), 2026-12-31 (00:00 UTC) or 2026-12-31T18:00:00Z.
+        #[arg(long, value_name = "TIME", conflicts_with = "days")]
+        until: Option<TimeArg>,
     },
-    /// Take back what is left of a grant.
+    /// Revoke the rest of a grant.
     Revoke {
+        /// API key of the caller.
         #[arg(value_name = "API_KEY")]
         api_key: String,
-        /// Which; `tollgate usage API_KEY` tells it.
+        /// Grant ID from `tollgate usage API_KEY`.
         #[arg(value_name = "ID")]
         id: String,
     },
 }
 
-/// Whose limits, and which requests meet them.
+/// The caller, and the other attributes of its requests.
 #[derive(Debug, Args)]
 struct UsageTarget {
+    /// API key of the caller.
     #[arg(value_name = "API_KEY")]
     api_key: String,
-    /// What requests say beside the key, for rules that ask for more; may be repeated.
+    /// Further attribute of the caller's requests, for rules that need one; may be repeated.
     #[arg(long = "attr", value_name = "KEY=VALUE", value_parser = parse_attribute)]
     attributes: Vec<(String, String)>,
-    /// The domain; not needed where there is only one.
+    /// Rule domain; required if there are several.
     #[arg(long, value_name = "NAME")]
     domain: Option<String>,
 }
@@ -91,17 +97,18 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                 let body = json!({"rule": rule, "reason": reason});
                 client.request(Method::POST, &of.path("/reset"), Some(&body)).await?
             }
-            (Some(UsageCommand::Grant { api_key, rule, units, reason, days }), _) => {
+            (Some(UsageCommand::Grant { api_key, rule, units, reason, days, until }), _) => {
                 let path = format!("/admin/v1/usage/{}/grant", encoded(api_key));
-                let body =
-                    json!({"rule": rule, "units": units, "reason": reason, "ttl_seconds": days * 86_400});
+                let until = until.as_ref().map(|until| until.seconds_from(now()?)).transpose()?;
+                let ttl = until.unwrap_or(days * 86_400);
+                let body = json!({"rule": rule, "units": units, "reason": reason, "ttl_seconds": ttl});
                 let granted = client.request(Method::POST, &path, Some(&body)).await?;
                 if json {
                     print(&granted)?;
                 } else {
                     let fields = ["id", "rule", "units", "expires_at"];
                     admin_client::table(
-                        ["id", "rule", "units", "until"],
+                        ["id", "rule", "units", "expires"],
                         &[fields.map(|name| cell(&granted[name]))],
                     )?;
                 }
@@ -113,12 +120,12 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                 if json {
                     print(&json!({"revoked": id}))?;
                 } else {
-                    writeln!(std::io::stdout().lock(), "revoked {id}")?;
+                    print_line(format_args!("revoked {id}"))?;
                 }
                 return Ok(ExitCode::SUCCESS);
             }
             (None, Some(of)) => client.request(Method::GET, &of.path(""), None).await?,
-            (None, None) => anyhow::bail!("whose? write an API key"),
+            (None, None) => anyhow::bail!("missing API key; usage: tollgate usage <API_KEY>"),
         };
         if json {
             print(&told)?;
@@ -135,18 +142,13 @@ fn tables(told: &Value) -> anyhow::Result<()> {
         let limit = format!("{} / {}", cell(&one["limit"]), cell(&one["window"]));
         let reset =
             one["reset_ms"].as_u64().map_or_else(|| "-".to_owned(), |ms| format!("{} s", ms.div_ceil(1_000)));
-        [
-            cell(&one["descriptor"]),
-            limit,
-            cell(&one["used"]),
-            cell(&one["remaining"]),
-            reset,
-            cell(&one["source"]),
-        ]
+        // The name that `why`, `top` and the metrics have for the rule.
+        [cell(&one["rule"]), limit, cell(&one["used"]), cell(&one["remaining"]), reset, cell(&one["source"])]
     };
     let rows: Vec<_> = list("limits").iter().map(limit).collect();
-    admin_client::table(["rule", "limit", "used", "remaining", "unused in", "from"], &rows)?;
-    let mut out = std::io::stdout().lock();
+    let titles = ["rule", "limit", "used", "remaining", "reset in", "source"];
+    admin_client::table_or(titles, &rows, "no matching limits")?;
+    let mut out = output::styled();
     for needs in list("needs") {
         let attributes: Vec<String> = needs["attributes"]
             .as_array()
@@ -154,7 +156,7 @@ fn tables(told: &Value) -> anyhow::Result<()> {
             .flatten()
             .map(|name| format!("--attr {}=…", cell(name)))
             .collect();
-        writeln!(out, "{}: tell also {}", cell(&needs["descriptor"]), attributes.join(" "))?;
+        writeln!(out, "{}: add {} to see it", cell(&needs["rule"]), attributes.join(" "))?;
     }
     for grant in list("grants") {
         let (left, units, until, id) = (
@@ -163,7 +165,7 @@ fn tables(told: &Value) -> anyhow::Result<()> {
             cell(&grant["expires_at"]),
             cell(&grant["id"]),
         );
-        writeln!(out, "granted {units}, {left} left, until {until}: {id}")?;
+        writeln!(out, "grant {id}: {left} of {units} units left, expires {until}")?;
     }
     Ok(())
 }

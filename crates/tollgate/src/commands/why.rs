@@ -1,7 +1,7 @@
-//! `tollgate why`: one decision in words, by way of a running server.
+//! `tollgate why`: explains a past decision, through a running server.
 
 use crate::admin_client::{self, AdminFlags, Client, encoded};
-use crate::cli::print;
+use crate::cli::{output, print};
 use anyhow::Context;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args};
@@ -11,7 +11,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use tollgate_core::{Clock, SystemClock};
 
-/// How far from the time that is asked about a decision may lie, in milliseconds.
+/// Maximum distance of a decision from the time of `--at`, in milliseconds.
 const MAX_DISTANCE: i64 = 60_000;
 
 #[derive(Debug, Args)]
@@ -19,14 +19,14 @@ const MAX_DISTANCE: i64 = 60_000;
 pub(crate) struct WhyFlags {
     #[command(flatten)]
     admin: AdminFlags,
-    /// The decision's id: the caller has it in `X-RateLimit-Decision-Id` or `decision_id`.
+    /// Decision ID, from `X-RateLimit-Decision-Id` or `decision_id` of a response.
     #[arg(value_name = "ID", conflicts_with = "at", value_parser = NonEmptyStringValueParser::new())]
     id: Option<String>,
-    /// The caller: an API key or another attribute's value. The last denial, unless --at says when.
+    /// Caller: an API key or another attribute's value. Explains the latest denial unless --at is set.
     #[arg(long, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
-    /// About when: 14:32:17 (the last one that was), 2027-01-31T14:32:17, or either with an offset such as +02:00; in UTC
-    /// without one. The decision nearest to it is told, a denial first.
+    /// Time of the decision: 14:32:17 (the most recent), 2027-01-31T14:32:17, or either with an offset such as +02:00;
+    /// without one in UTC. Explains the nearest denial, else the nearest decision.
     #[arg(long, value_name = "TIME", requires = "key")]
     at: Option<String>,
 }
@@ -43,7 +43,7 @@ pub(crate) fn why(flags: &WhyFlags) -> anyhow::Result<ExitCode> {
             print(&told)?;
             return Ok(ExitCode::SUCCESS);
         }
-        let mut out = std::io::stdout().lock();
+        let mut out = output::styled();
         for line in told["explanation"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             writeln!(out, "{line}")?;
         }
@@ -68,8 +68,8 @@ async fn find(client: &Client, key: &str, at: Option<&str>) -> anyhow::Result<St
     }
     let when = if at.is_some() { " within a minute of that time" } else { "" };
     anyhow::bail!(
-        "no decision about this key is in the node's log{when}; it keeps every denial and some of what it allows, \
-         and only the latest of them"
+        "no decision on this key in the node's decision log{when}; the log keeps the latest denials and a sample of allowed \
+         requests"
     )
 }
 
@@ -90,10 +90,10 @@ impl LogQuery<'_> {
     async fn latest(&self, more: &str) -> anyhow::Result<Option<Found>> {
         let path = format!("/admin/v1/decisions?{}{more}&limit=1", self.query);
         let told = self.client.request(Method::GET, &path, None).await?;
-        let told = told["decisions"].as_array().context("the server does not tell of decisions")?;
+        let told = told["decisions"].as_array().context("invalid response: no decisions")?;
         let Some(first) = told.first() else { return Ok(None) };
         let made = first["at"].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
-        let (id, made) = first["id"].as_str().zip(made).context("the server does not tell of decisions")?;
+        let (id, made) = first["id"].as_str().zip(made).context("invalid response: no decisions")?;
         Ok(Some(Found { id: id.to_owned(), at: made.as_millisecond() }))
     }
 
@@ -101,7 +101,7 @@ impl LogQuery<'_> {
     async fn latest_within(&self, first: i64, last: i64) -> anyhow::Result<Option<Found>> {
         let written = |micros: Option<i64>| {
             let time = micros.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
-            time.map(|time| encoded(&time.to_string())).context("--at: there is no such time")
+            time.map(|time| encoded(&time.to_string())).context("--at: time out of range")
         };
         let from = written(first.checked_mul(1_000))?;
         let to = written(last.checked_mul(1_000).and_then(|micros| micros.checked_add(999)))?;
@@ -149,8 +149,8 @@ fn time(text: &str, now: i64) -> anyhow::Result<i64> {
     let found = found.map(|at| if is_of_day { now - (now - at).rem_euclid(DAY) } else { at });
     found.with_context(|| {
         format!(
-            "--at {text}: write a time such as 14:32:17 or 2027-01-31T14:32:17, in UTC, or with its offset: \
-             14:32:17+02:00; names of zones are not read"
+            "--at {text}: not a time; use 14:32:17 or 2027-01-31T14:32:17 (UTC), or add an offset such as \
+             14:32:17+02:00; zone names are not supported"
         )
     })
 }
@@ -226,7 +226,7 @@ mod tests {
         }
         let said = time("14:32:17[Asia/Tokyo]", TIME).expect_err("no zone").to_string();
         assert!(
-            said.contains("--at 14:32:17[Asia/Tokyo]: write") && said.contains("names of zones"),
+            said.contains("--at 14:32:17[Asia/Tokyo]: not a time") && said.contains("zone names"),
             "{said}"
         );
     }

@@ -50,7 +50,7 @@ impl GatewayReload {
         match changed {
             Err(error) => {
                 let error = format!("{}: {error:#}", self.path.display());
-                tracing::error!("the changed settings cannot be used; the last good ones stay: {error}");
+                tracing::error!("configuration reload failed; keeping previous settings: {error}");
                 self.status.record_failure(ReloadTarget::Settings, error);
             }
             Ok(config) => {
@@ -59,23 +59,23 @@ impl GatewayReload {
                 {
                     if before != now {
                         tracing::warn!(
-                            "`{name}` has changed in {}: that takes a restart",
+                            "`{name}` changed in {}; it takes effect after a restart",
                             self.path.display()
                         );
                     }
                 }
                 // What is passed on goes by these already.
                 let told = [
-                    ("who", self.started.identity == config.identity),
-                    ("answers", self.started.responses == config.responses),
+                    ("identity", self.started.identity == config.identity),
+                    ("responses", self.started.responses == config.responses),
                 ];
                 for (name, _) in told.iter().filter(|(_, same)| !same && self.ignored_changes) {
                     tracing::warn!(
-                        "`{name}` has changed in {}: programs that ask (`http`, `grpc`) are answered by it after a restart",
+                        "`{name}` changed in {}; for the protocol servers (`http`, `grpc`) it takes effect after a restart",
                         self.path.display()
                     );
                 }
-                tracing::info!("the settings of {} act", self.path.display());
+                tracing::info!("configuration reloaded from {}", self.path.display());
                 self.status.record_success(ReloadTarget::Settings);
             }
         }

@@ -1,5 +1,6 @@
 //! The settings of `serve`: flags over environment over file over defaults, joined once.
 
+mod deprecated_keys;
 pub(crate) mod gateway_reload;
 pub(crate) mod reload;
 pub(crate) mod rule_sources;
@@ -112,17 +113,17 @@ fn admin_tls(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<AdminTlsSe
     let own = match (certificate, key) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
-        _ => anyhow::bail!("--admin-tls-cert and --admin-tls-key go together: write both"),
+        _ => anyhow::bail!("--admin-tls-cert and --admin-tls-key must be set together"),
     };
     anyhow::ensure!(
         client_ca.is_none() || own.is_some(),
-        "--admin-client-ca needs --admin-tls-cert and --admin-tls-key: certificates are shown over TLS"
+        "--admin-client-ca requires --admin-tls-cert and --admin-tls-key"
     );
     let roles: BTreeMap<_, _> = file.admin_roles.iter().map(|(name, role)| (name.clone(), role.0)).collect();
     anyhow::ensure!(
         client_ca.is_some() != roles.is_empty(),
-        "--admin-client-ca and `admin_roles` in the file of --config go together: one says whose certificates are \
-         believed, the other what their names may do, as in `admin_roles: {{otto: operator}}`"
+        "--admin-client-ca and `admin_roles` in the file of --config must be set together: the CA of operators' \
+         certificates and the roles of their names, such as `admin_roles: {{otto: operator}}`"
     );
     Ok(AdminTlsSettings { own, client_ca, roles })
 }
@@ -168,10 +169,10 @@ struct ConfigFile {
     admin_roles: BTreeMap<String, RoleName>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
-    #[serde(default)]
-    answers: ResponseConfig,
-    #[serde(default)]
-    who: IdentityConfig,
+    #[serde(default, alias = "answers")]
+    responses: ResponseConfig,
+    #[serde(default, alias = "who")]
+    identity: IdentityConfig,
     #[serde(default)]
     forward_auth: ForwardAuthConfig,
     gateway: Option<GatewaySection>,
@@ -190,7 +191,8 @@ struct LeaseSection {
     ttl_ms: Option<u64>,
     horizon_ms: Option<u64>,
     idle_ms: Option<u64>,
-    most: Option<u64>,
+    #[serde(alias = "most")]
+    max_keys: Option<u64>,
     hot_per_second: Option<u64>,
     cool_ms: Option<u64>,
 }
@@ -228,8 +230,8 @@ impl Config {
             region: named("--region", flags.region.clone().or(file.region))?,
             decision_log: decision_log(flags, file.decision_log)?,
             otlp: otlp::read(flags, file.otlp)?,
-            responses: file.answers,
-            identity: file.who,
+            responses: file.responses,
+            identity: file.identity,
             forward_auth: file.forward_auth,
             gateway: file.gateway,
         })
@@ -252,14 +254,14 @@ impl Config {
             ("otlp", format!("{:?}", self.otlp)),
             ("profile", format!("{:?}", self.profile)),
             ("global_shadow", self.global_shadow.to_string()),
-            ("who.api_key.secret_file", format!("{:?}", self.identity.api_key.secret_file)),
+            ("identity.api_key.secret_file", format!("{:?}", self.identity.api_key.secret_file)),
         ]
     }
 
     /// What `tollgate gateway` runs by.
     pub(crate) fn gateway(&self) -> anyhow::Result<GatewayConfig> {
         let gateway = self.gateway.clone().context(
-            "`tollgate gateway` needs --config FILE with a section `gateway`; examples/gateway has one",
+            "`tollgate gateway` requires --config FILE with a `gateway` section; see examples/gateway",
         )?;
         Ok(GatewayConfig { gateway, who: self.identity.clone(), answers: self.responses.clone() })
     }
@@ -286,7 +288,7 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
         return Ok(StoreChoice::Memory);
     };
     if !address.contains("://") {
-        anyhow::bail!("--store: write `memory`, or an address such as redis://127.0.0.1:6379");
+        anyhow::bail!("--store: must be `memory` or an address such as redis://127.0.0.1:6379");
     }
     let mut redis = RedisConfig::parse(address).context("--store")?;
     if let Ok(password) = std::env::var("TOLLGATE_STORE_PASSWORD") {
@@ -305,7 +307,7 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     }
     let window = within("store_breaker_window_ms", file.store_breaker_window_ms, DAY)?;
     if let Some(window) = flags.store_breaker_window_ms.or(window) {
-        redis.breaker.within = TimeDelta::from_millis(window);
+        redis.breaker.window = TimeDelta::from_millis(window);
     }
     let open = within("store_breaker_open_ms", file.store_breaker_open_ms, DAY)?;
     if let Some(open) = flags.store_breaker_open_ms.or(open) {
@@ -321,7 +323,7 @@ fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig
     if let Some(share) = flags.lease_share.or(file.share) {
         anyhow::ensure!(
             share > 0.0 && share <= 1.0,
-            "--lease-share: write a part from 0.01 to 1, not {share}"
+            "--lease-share: must be between 0.01 and 1, got {share}"
         );
         leases.share = share;
     }
@@ -336,8 +338,8 @@ fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig
             *setting = TimeDelta::from_millis(time);
         }
     }
-    if let Some(most) = within("leases.most", file.most, 1 << 24)? {
-        leases.max_leases = usize::try_from(most)?;
+    if let Some(most) = within("leases.max_keys", file.max_keys, 1 << 24)? {
+        leases.max_keys = usize::try_from(most)?;
     }
     if let Some(hot) = flags.hot_per_second.or(file.hot_per_second) {
         leases.hot = (hot > 0).then_some(hot);
@@ -352,7 +354,7 @@ const MAX_NAME: usize = 128;
 fn named(flag: &str, name: Option<String>) -> anyhow::Result<Option<String>> {
     if let Some(name) = &name {
         let fits = (1..=MAX_NAME).contains(&name.len()) && !name.chars().any(char::is_control);
-        anyhow::ensure!(fits, "{flag}: write 1 to {MAX_NAME} characters on one line, such as eu-west-1");
+        anyhow::ensure!(fits, "{flag}: must have 1 to {MAX_NAME} characters on one line, such as eu-west-1");
     }
     Ok(name)
 }
@@ -363,7 +365,7 @@ const HOUR: u64 = 3_600_000;
 fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u64>> {
     match number {
         Some(number) if !(1..=most).contains(&number) => {
-            anyhow::bail!("`{name}` in the file of --config: write a number from 1 to {most}, not {number}")
+            anyhow::bail!("`{name}` in the file of --config: must be between 1 and {most}, got {number}")
         }
         number => Ok(number),
     }
@@ -420,6 +422,9 @@ fn read(path: &Path) -> anyhow::Result<ConfigFile> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut file: ConfigFile =
         serde_saphyr::from_str(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
+    for (old, new) in deprecated_keys::find(&text) {
+        tracing::warn!("{}: `{old}` is deprecated; use `{new}`", path.display());
+    }
     let base = path.parent().unwrap_or(Path::new(""));
     for rules in &mut file.rules {
         *rules = base.join(&*rules);
@@ -430,7 +435,7 @@ fn read(path: &Path) -> anyhow::Result<ConfigFile> {
     for path in [&mut file.admin_tls_cert, &mut file.admin_tls_key, &mut file.admin_client_ca] {
         *path = path.take().map(|path| base.join(path));
     }
-    file.who.resolve(base);
+    file.identity.resolve(base);
     if let Some(gateway) = &mut file.gateway {
         gateway.resolve(base);
     }

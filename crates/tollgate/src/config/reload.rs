@@ -100,7 +100,7 @@ fn reload(
     if let Some(rev) = desk.and_then(|desk| desk.active().rev()) {
         tracing::warn!(
             rev,
-            "rule files have changed, but published rules act: publish them, or --rules-from files"
+            "rule files changed but published rules are active; publish them, or use --rules-from files"
         );
         return;
     }
@@ -110,7 +110,7 @@ fn reload(
     });
     match loaded {
         Err(error) => {
-            tracing::error!("the changed rules cannot be used; the last good ones stay\n{error}");
+            tracing::error!("rule reload failed; keeping previous rules\n{error}");
             status.record_failure(ReloadTarget::Rules, error);
         }
         Ok((_, rules)) if rules.revision() == limiter.rules().revision() => {
@@ -120,7 +120,7 @@ fn reload(
             for warning in rules.warnings() {
                 tracing::warn!("{warning}");
             }
-            tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "new rules act");
+            tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "rules reloaded");
             match desk {
                 // It tells the limiter, unless published rules have come in between.
                 Some(desk) => drop(desk.apply_files(&sources, rules)),
@@ -150,11 +150,11 @@ pub(crate) async fn watch_keys(
         match now.map_or(Ok(false), |tokens| tokens.reload_if_changed()) {
             Ok(false) => {}
             Ok(true) => {
-                tracing::info!("new keys verify tokens");
+                tracing::info!("JWT keys reloaded");
                 status.record_success(ReloadTarget::Keys);
             }
             Err(error) => {
-                tracing::error!("the changed keys cannot be used; the last good ones stay: {error}");
+                tracing::error!("JWT key reload failed; keeping previous keys: {error}");
                 status.record_failure(ReloadTarget::Keys, error.to_string());
             }
         }

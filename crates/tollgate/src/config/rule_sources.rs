@@ -31,10 +31,7 @@ pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             }
         }
         if files.len() == before {
-            bail!(
-                "there is no rule file in {}; put one there whose name ends in .yaml or .yml",
-                path.display()
-            );
+            bail!("no .yaml or .yml rule file in {}", path.display());
         }
         files[before..].sort();
     }

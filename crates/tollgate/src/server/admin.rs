@@ -10,7 +10,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,16 +110,28 @@ impl AdminServer {
         }
     }
 
-    /// What a person who starts the server reads of it.
-    pub(crate) fn banner(&self) -> Option<String> {
-        let address = self.listener.as_ref()?.local_addr().ok()?;
+    /// Lines of the start banner.
+    pub(crate) fn banner(&self) -> Vec<String> {
+        let Some(address) = self.listener.as_ref().and_then(|listener| listener.local_addr().ok()) else {
+            return Vec::new();
+        };
         let kept = self.control.as_ref().map_or("", |control| control.kind());
         let about = if kept.is_empty() {
             "metrics, decisions; --db for rules and quotas".to_owned()
         } else {
             format!("metrics, decisions, rules, quotas, audit; {kept}")
         };
-        Some(format!("  admin {address}  ({about})"))
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        // An address that a browser on this machine can open.
+        let mut page = address;
+        match page.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => page.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => page.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        let missing =
+            if tollgate_admin::has_dashboard() { "" } else { "  (not in this build; run `make run`)" };
+        vec![format!("  admin {address}  ({about})"), format!("  dashboard: {scheme}://{page}/{missing}")]
     }
 
     /// Lets operators in, and follows what those decide who come in elsewhere.
@@ -234,9 +246,7 @@ async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<Contro
         Ok(read) => {
             read??;
         }
-        Err(_) => tracing::info!(
-            "there are many quotas: reading goes on, and the node is not ready until all are read"
-        ),
+        Err(_) => tracing::info!("loading quotas continues; the node is not ready until all are loaded"),
     }
     Ok(control)
 }
@@ -256,13 +266,13 @@ pub(crate) fn details(control: &ControlPlane) -> Value {
 
 /// What `/metrics` says of it.
 pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut MetricsWriter) {
-    let help = "Published rules that this node has rolled back by itself.";
+    let help = "Number of automatic rollbacks of published rules by this node.";
     page.counter("ratelimit_rules_rollbacks_total", help, desk.rollbacks());
-    let help = "Agreements with single callers that this node knows of.";
+    let help = "Number of quotas on this node.";
     page.gauge("ratelimit_quotas", help, control.quota_table().len());
-    let help = "The last change of operators that acts on this node.";
+    let help = "Control revision that is active on this node.";
     page.gauge("ratelimit_control_revision", help, control.revision());
-    let help = "For how long this node has not been sure to know every change.";
+    let help = "Staleness of the control-plane state on this node, in seconds.";
     page.gauge("ratelimit_control_age_seconds", help, control.staleness_millis() as f64 / 1_000.0);
     let lag = control.lag();
     let (mut bounds, mut counts, mut below) = (Vec::new(), Vec::new(), 0);
@@ -272,7 +282,7 @@ pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut Met
         below = upto;
     }
     counts.push(lag.count().saturating_sub(below));
-    let help = "From when an operator's change was made to when it acts on this node.";
+    let help = "Seconds from an operator's change to the moment it takes effect on this node.";
     let sum = lag.sum_millis() as f64 / 1_000.0;
     page.histograms("ratelimit_propagation_seconds", help).histogram(&[], &bounds, &counts, sum);
 }

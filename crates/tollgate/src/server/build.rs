@@ -44,7 +44,7 @@ fn limiter(
     for warning in rules.warnings() {
         tracing::warn!("{warning}");
     }
-    let secret = config.identity.api_key.secret().context("`who.api_key.secret_file`")?;
+    let secret = config.identity.api_key.secret().context("`identity.api_key.secret_file`")?;
     let clock = SystemClock::new();
     let memory = MemoryConfig::with_bytes(config.memory);
     let time: Arc<dyn Clock> = Arc::new(clock);

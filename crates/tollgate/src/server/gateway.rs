@@ -82,7 +82,7 @@ async fn serve(
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop.await;
-    tracing::info!("draining: no new connections, requests under way are answered");
+    tracing::info!("draining; requests in flight are finished");
     status.drain();
     let _ = stop.send(true);
     // Each bounds its own drain.
@@ -100,7 +100,7 @@ async fn serve(
     leases::return_leases(&limiter).await;
     status.shutdown().await;
     if let Ok(lost @ 1..) = tokio::task::spawn_blocking(move || served.shutdown(SHUTDOWN_TIMEOUT)).await {
-        tracing::warn!(lost, "the access log did not take its last lines in time");
+        tracing::warn!(lost, "access log lines lost at shutdown");
     }
     if let Some(sending) = sending {
         sending.shutdown().await;
@@ -108,14 +108,14 @@ async fn serve(
     Ok(())
 }
 
-/// What a person who starts it reads.
+/// The start banner.
 fn banner(
     config: &Config,
     addresses: &[(std::net::SocketAddr, bool)],
     fronts: &ProtocolServers,
     operators: &AdminServer,
 ) -> Vec<String> {
-    let mut lines = vec![format!("tollgate {} stands before your API", env!("CARGO_PKG_VERSION"))];
+    let mut lines = vec![format!("tollgate {} gateway is listening", env!("CARGO_PKG_VERSION"))];
     for (address, tls) in addresses {
         let scheme = if *tls { "https" } else { "http" };
         lines.push(format!("  gateway {scheme}://{address}"));
@@ -123,7 +123,7 @@ fn banner(
     lines.extend(fronts.banner());
     lines.extend(operators.banner());
     let rules = if config.rules.is_empty() {
-        "the sample that is compiled in".to_owned()
+        "built-in sample".to_owned()
     } else {
         config.rules.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     };

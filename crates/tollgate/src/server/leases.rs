@@ -52,7 +52,7 @@ pub(crate) async fn return_leases(limiter: &Arc<Limiter<Store>>) {
         .await
         .is_err()
     {
-        tracing::warn!("some leases were not given back; their units come back with time");
+        tracing::warn!("some leases were not returned; they will expire");
     }
 }
 
@@ -85,25 +85,29 @@ pub(crate) fn stats_json(figures: &LeaseStats) -> Value {
 /// Writes the figures.
 pub(crate) fn metrics(figures: &LeaseStats, page: &mut MetricsWriter) {
     let gauges = [
-        ("ratelimit_leases", "Keys with a lease at this node.", figures.leases),
-        ("ratelimit_hot_keys", "Keys that are leased because they are hot.", figures.hot),
-        ("ratelimit_lease_units", "Units in hand at this node.", figures.available),
+        ("ratelimit_leases", "Number of keys with a lease on this node.", figures.leases),
+        ("ratelimit_hot_keys", "Number of keys leased because they are hot.", figures.hot),
+        ("ratelimit_lease_units", "Number of leased units available on this node.", figures.available),
     ];
     for (name, help, value) in gauges {
         page.gauge(name, help, value);
     }
     let counters = [
-        ("lease_local", "Charges paid for out of a lease.", figures.local),
-        ("lease_denials", "Charges denied by what the store had said a moment ago.", figures.denied),
-        ("lease_central", "Charges for which the store was asked.", figures.central),
-        ("lease_asks", "Asks for leases.", figures.requested),
-        ("lease_granted_units", "Units granted.", figures.granted),
-        ("lease_refusals", "Asks that were refused.", figures.denied_refills),
-        ("lease_failures", "Asks that nobody answered.", figures.failed),
-        ("lease_returned_units", "Units given back.", figures.returned),
-        ("lease_unrefunded_units", "Units not refunded because leases were out.", figures.unrefunded),
-        ("hot_promotions", "Keys that became hot.", figures.promoted),
-        ("hot_demotions", "Keys that cooled.", figures.demoted),
+        ("lease_local", "Number of charges spent from a lease.", figures.local),
+        ("lease_denials", "Number of charges denied from recent store responses.", figures.denied),
+        ("lease_central", "Number of charges sent to the store.", figures.central),
+        ("lease_asks", "Number of lease requests.", figures.requested),
+        ("lease_granted_units", "Number of leased units granted.", figures.granted),
+        ("lease_refusals", "Number of lease requests that the store denied.", figures.denied_refills),
+        ("lease_failures", "Number of lease requests that failed.", figures.failed),
+        ("lease_returned_units", "Number of unused units returned.", figures.returned),
+        (
+            "lease_unrefunded_units",
+            "Number of units not refunded because leases were outstanding.",
+            figures.unrefunded,
+        ),
+        ("hot_promotions", "Number of keys that became hot.", figures.promoted),
+        ("hot_demotions", "Number of keys that are no longer hot.", figures.demoted),
     ];
     for (name, help, value) in counters {
         page.counter(&format!("ratelimit_{name}_total"), help, value);

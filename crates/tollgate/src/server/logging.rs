@@ -2,11 +2,12 @@
 //! own of, and which an operator may change while the server runs. They are written by a thread of their own: where nobody
 //! reads them, messages are lost and counted, and nobody who decides waits.
 
+use crate::cli::output::{self, BAD, paint};
 use crate::cli::{LogFormat, ServeFlags};
 use anyhow::Context;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tollgate_admin::{LogLevels, LogSettings};
@@ -64,7 +65,11 @@ pub(crate) fn dropped_messages() -> u64 {
 
 /// Writes what still waits, and why the process ends, if it is not because somebody told it to.
 pub(crate) fn flush(why: Option<&anyhow::Error>) {
-    let why = why.map(|error| format!("tollgate: {error:#}\n"));
+    let why = why.map(|error| {
+        let name =
+            if output::stderr_has_color() { paint(BAD.bold(), "tollgate:") } else { "tollgate:".to_owned() };
+        format!("{name} {error:#}\n")
+    });
     match (MESSAGES.get(), why) {
         (Some(messages), why) => {
             if let Some(why) = why {
@@ -95,8 +100,8 @@ pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<LogControl>> {
     let _ = MESSAGES.set(Sink::open("messages", Output::Stderr).context("the standard error")?);
     std::panic::set_hook(Box::new(panicked));
     let (filter, handle) = reload::Layer::new(targets(&flags.log.0));
-    let terminal = std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt::layer().with_writer(|| Message).with_ansi(terminal);
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(|| Message).with_ansi(output::stderr_has_color());
     match flags.log_format {
         LogFormat::Text => {
             tracing_subscriber::registry().with(lines.with_filter(filter)).init();

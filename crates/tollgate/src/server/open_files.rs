@@ -13,14 +13,14 @@ pub(crate) fn raise() {
     if before.current != before.maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before })
     {
-        tracing::warn!(%error, "the limit of open files could not be raised");
+        tracing::warn!(%error, "cannot raise the open file limit");
     }
     match getrlimit(Resource::Nofile).current {
         Some(allowed) => {
             let connections = connections(allowed);
-            tracing::info!("{allowed} files may be open: room for about {connections} connections");
+            tracing::info!("open file limit is {allowed}: room for about {connections} connections");
         }
-        None => tracing::info!("any number of files may be open"),
+        None => tracing::info!("open file limit is unlimited"),
     }
 }
 

@@ -43,7 +43,7 @@ impl ExportTask {
     /// Begins to send, where that is asked for.
     pub(crate) fn start(otlp: Option<&Otlp>, observe: &Arc<Telemetry>) -> anyhow::Result<Option<Self>> {
         let Some(otlp) = otlp else { return Ok(None) };
-        tracing::info!("traces go to {}", otlp.uri);
+        tracing::info!("sending traces to {}", otlp.uri);
         let (stop, stopped) = watch::channel(false);
         let (client, observe) = (otlp.client()?, Arc::clone(observe));
         let collector = Collector { otlp: otlp.clone(), client, pending: None, is_unavailable: false };
@@ -55,7 +55,7 @@ impl ExportTask {
         let _ = self.stop.send(true);
         let abort = self.task.abort_handle();
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.task).await.is_err() {
-            tracing::warn!("the collector did not take the last spans in time");
+            tracing::warn!("spans lost at shutdown; the collector was too slow");
             abort.abort();
         }
     }
@@ -94,16 +94,14 @@ impl Collector {
                 Ok(answer) => {
                     traces.record_sent(batch.spans, &answer);
                     if std::mem::take(&mut self.is_unavailable) {
-                        tracing::info!("the collector at {} takes spans again", self.otlp.uri);
+                        tracing::info!("trace collector {} available again", self.otlp.uri);
                     }
                 }
                 Err(error) => {
                     traces.record_dropped(batch.spans);
                     if !std::mem::replace(&mut self.is_unavailable, true) {
                         let uri = &self.otlp.uri;
-                        tracing::warn!(
-                            "spans are dropped: the collector at {uri} does not take them: {error:#}"
-                        );
+                        tracing::warn!("trace collector {uri} unavailable; dropping spans: {error:#}");
                     }
                 }
             }

@@ -32,7 +32,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     let logs = logging::start(flags)?;
     let config = Config::new(flags)?;
     if config.gateway.is_some() {
-        anyhow::bail!("the file of --config has a `gateway` section: start it with `tollgate gateway`");
+        anyhow::bail!("the file of --config has a `gateway` section; run `tollgate gateway`");
     }
     open_files::raise();
     let runtime = runtime()?;
@@ -47,10 +47,7 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     let said = rule_sources::load(&config.rules);
     let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Open).await?;
-    anyhow::ensure!(
-        !fronts.is_empty(),
-        "--grpc, --http and --resp are all off: nobody could ask; leave one of them on"
-    );
+    anyhow::ensure!(!fronts.is_empty(), "enable at least one of --grpc, --http, --resp");
     let told_to_stop = shutdown_signal()?;
     logs.print_banner(config.stdout(), &banner(&config, &fronts, &operators));
     let tokens = fronts.jwt();
@@ -71,7 +68,7 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
 
     told_to_stop.await;
-    tracing::info!("draining: no new connections, requests under way are answered");
+    tracing::info!("draining; requests in flight are finished");
     status.drain();
     let _ = stop.send(true);
     match fronts.shutdown().await {
@@ -118,7 +115,7 @@ pub(crate) fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// What a person who starts the server reads.
+/// The start banner.
 fn banner(config: &Config, fronts: &ProtocolServers, operators: &AdminServer) -> Vec<String> {
     let mut lines = vec![format!("tollgate {} is listening", env!("CARGO_PKG_VERSION"))];
     lines.extend(fronts.banner());
@@ -129,7 +126,7 @@ fn banner(config: &Config, fronts: &ProtocolServers, operators: &AdminServer) ->
         };
         let log_in = check(r#""api_key":"abc","endpoint":"POST /login""#);
         lines.extend([
-            "  rules: the sample that is compiled in; --rules PATH for your own".to_owned(),
+            "  rules: built-in sample; use --rules PATH for your own".to_owned(),
             "\nTry:".to_owned(),
             format!("  {}", check(r#""api_key":"abc""#)),
             format!("  for i in 1 2 3 4 5 6; do {log_in}; echo; done"),

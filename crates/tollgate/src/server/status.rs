@@ -88,7 +88,7 @@ impl ServerStatus {
         let observe = Arc::clone(&self.telemetry);
         let lost = tokio::task::spawn_blocking(move || observe.flush(SHUTDOWN_TIMEOUT)).await;
         if let Ok(lost @ 1..) = lost {
-            tracing::warn!(lost, "the output of the decision log did not take the last decisions in time");
+            tracing::warn!(lost, "decision log entries lost at shutdown");
         }
     }
 
@@ -176,33 +176,33 @@ impl ProcessStatus for ServerStatus {
         self.telemetry.write(page);
         self.limiter.store().metrics(page);
         let fallbacks = self.limiter.fallback_counts();
-        let help = "Decisions made without the store, by rule and by what decided instead.";
+        let help = "Number of decisions made without the store, by rule and origin.";
         let mut family = page.counters("ratelimit_fallback_decisions_total", help);
         for (rule, origin, count) in &fallbacks {
             family.add(&[("rule", rule), ("origin", origin)], count);
         }
-        let help = "Requests that were let through because the store was away, by rule.";
+        let help = "Number of requests that failed open because the store was unavailable, by rule.";
         let mut family = page.counters("ratelimit_failopen_total", help);
         for (rule, _, count) in fallbacks.iter().filter(|(_, origin, _)| *origin == Origin::FailOpen.name()) {
             family.add(&[("rule", rule)], count);
         }
-        let help = "Permits of concurrency limits that are held at this node, by rule.";
+        let help = "Number of concurrency permits held on this node, by rule.";
         let mut family = page.gauges("ratelimit_concurrency_in_flight", help);
         for (rule, count) in self.limiter.in_flight() {
             family.add(&[("rule", &rule)], count);
         }
         let reloads = self.reloads.load(Ordering::Relaxed);
-        page.counter("ratelimit_rule_reloads_total", "Rule changes that were taken.", reloads);
+        page.counter("ratelimit_rule_reloads_total", "Number of successful rule reloads.", reloads);
         let refusals = self.failure_count.load(Ordering::Relaxed);
-        page.counter("ratelimit_rule_refusals_total", "Rule changes that were refused.", refusals);
+        page.counter("ratelimit_rule_reload_failures_total", "Number of failed rule reloads.", refusals);
         let rules = self.limiter.rules();
-        page.gauges("ratelimit_rules_info", "The revision of the rules that act.")
+        page.gauges("ratelimit_rules_info", "Rules hash of the active rules.")
             .add(&[("revision", rules.revision())], 1);
-        page.gauge("ratelimit_rules", "Rules that act.", rules.rules().len());
-        let help = "How long the rules that act have done so.";
+        page.gauge("ratelimit_rules", "Number of active rules.", rules.rules().len());
+        let help = "Seconds since the active rules took effect.";
         page.gauge("ratelimit_rules_age_seconds", help, self.rules_age_millis() as f64 / 1_000.0);
-        let help = "Messages of the process that were lost because nobody read the standard error.";
-        page.counter("ratelimit_messages_dropped_total", help, logging::dropped_messages());
+        let help = "Number of log messages dropped because standard error was not read.";
+        page.counter("ratelimit_log_messages_dropped_total", help, logging::dropped_messages());
         if let Some((control, desk)) = self.control.get() {
             admin::metrics(control, desk, page);
         }

@@ -73,7 +73,7 @@ impl Store {
             Self::Memory(memory) => memory_metrics(&memory.stats(), page),
             Self::Redis(far) => {
                 redis_metrics(far.inner().inner(), page);
-                let help = "Requests denied by a denial that is remembered, without asking the store.";
+                let help = "Number of requests denied from the deny cache, without the store.";
                 page.counter("ratelimit_deny_cache_denials_total", help, far.inner().hits());
                 crate::server::leases::metrics(&far.stats(), page);
             }
@@ -144,7 +144,7 @@ impl CounterStore for Store {
 
 fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     let shards = redis.status();
-    let help = "State of each shard's breaker: 0 closed, 1 half open, 2 open.";
+    let help = "State of each shard's circuit breaker: 0 closed, 1 half-open, 2 open.";
     let mut family = page.gauges("ratelimit_circuit_state", help);
     for shard in &shards {
         let state = match shard.breaker {
@@ -154,16 +154,16 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
         };
         family.add(&[("shard", &shard.address)], state);
     }
-    let mut family = page.gauges("ratelimit_redis_connections", "Connections to each shard that stand.");
+    let mut family = page.gauges("ratelimit_redis_connections", "Number of open connections to each shard.");
     for shard in &shards {
         family.add(&[("shard", &shard.address)], shard.connections);
     }
-    let help = "By how much a shard's clock is ahead of this node's, as the last answer showed.";
+    let help = "Seconds by which a shard's clock is ahead of this node's, by the last response.";
     let mut family = page.gauges("ratelimit_clock_offset_seconds", help);
     for shard in &shards {
         family.add(&[("shard", &shard.address)], shard.clock_ahead as f64 / 1e6);
     }
-    let help = "Asks of a shard that came to nothing, by why.";
+    let help = "Number of failed calls to a shard, by kind of error.";
     let mut family = page.counters("ratelimit_redis_errors_total", help);
     for shard in &shards {
         for (kind, count) in &shard.errors {
@@ -171,45 +171,49 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
         }
     }
     let help =
-        "When another process took a shard's place, which may not know all that was written; 0 for never.";
+        "Unix time at which another process took over a shard, so that writes may be lost; 0 if never.";
     let mut family = page.gauges("ratelimit_redis_lost_writes_timestamp_seconds", help);
     for shard in &shards {
         let at = shard.lost_writes_at.map_or(0, tollgate_core::Timestamp::as_secs);
         family.add(&[("shard", &shard.address)], at);
     }
-    let disagreements = redis.mismatches() as u64;
-    let help = "Decisions on which a script and this program differed; anything but 0 is a bug.";
-    page.counter("ratelimit_redis_disagreements_total", help, disagreements);
+    let mismatches = redis.mismatches() as u64;
+    let help = "Number of Redis script results that differ from this node's own computation; any is a bug.";
+    page.counter("ratelimit_redis_mismatches_total", help, mismatches);
 }
 
 fn memory_metrics(figures: &MemoryStats, page: &mut MetricsWriter) {
     let gauges = [
-        ("ratelimit_memory_cap_bytes", "The most bytes that counters can take.", figures.bytes_cap),
-        ("ratelimit_memory_slots", "Slots of the counter table.", figures.slots),
-        ("ratelimit_memory_live_slots", "Slots with a live counter, estimated.", figures.live),
-        ("ratelimit_memory_aside_counters", "Counters too wide for a slot.", figures.wide),
-        ("ratelimit_memory_aside_bytes", "Bytes that those take.", figures.wide_bytes),
+        ("ratelimit_memory_cap_bytes", "Maximum bytes for counters.", figures.bytes_cap),
+        ("ratelimit_memory_slots", "Number of slots in the counter table.", figures.slots),
+        ("ratelimit_memory_live_slots", "Estimated number of slots with a live counter.", figures.live),
+        (
+            "ratelimit_memory_wide_counters",
+            "Number of wide counters, whose state does not fit a table slot.",
+            figures.wide,
+        ),
+        ("ratelimit_memory_wide_bytes", "Bytes used by wide counters.", figures.wide_bytes),
     ];
     for (name, help, value) in gauges {
         page.gauge(name, help, value);
     }
     let counters = [
-        ("inserted", "Keys that got a slot.", figures.inserted),
-        ("reused", "Of these, in a slot that had expired.", figures.reused),
+        ("inserted", "Number of keys that were given a slot.", figures.inserted),
+        ("reused", "Number of keys that were given an expired slot.", figures.reused),
         (
             "evicted",
-            "Of these, in the slot of a live key that had used less than half of its limit.",
+            "Number of live keys evicted by a new key; each had used less than half of its limit.",
             figures.evicted,
         ),
         (
             "overflow_charges",
-            "Charges on a counter shared by newcomers, for want of a slot.",
+            "Number of charges on a counter shared by new keys, because no slot was free.",
             figures.overflowed,
         ),
-        ("overflow_evicted", "Shared counters given up for others.", figures.overflow_evicted),
-        ("aside_evicted", "Wide counters given up.", figures.wide_evicted),
-        ("aside_overflow_charges", "Wide charges on a shared counter.", figures.wide_overflowed),
-        ("aside_refused", "Wide charges denied for want of memory.", figures.wide_denied),
+        ("overflow_evicted", "Number of shared counters evicted.", figures.overflow_evicted),
+        ("wide_evicted", "Number of wide counters evicted.", figures.wide_evicted),
+        ("wide_overflow_charges", "Number of charges on a shared wide counter.", figures.wide_overflowed),
+        ("wide_denied", "Number of wide charges denied because memory was full.", figures.wide_denied),
     ];
     for (name, help, value) in counters {
         page.counter(&format!("ratelimit_memory_{name}_total"), help, value);

@@ -1,6 +1,6 @@
 //! Who watches decisions in this process, by its settings.
 
-use crate::cli::{ServeFlags, parse_size};
+use crate::cli::{ServeFlags, deprecated_variable, parse_size};
 use crate::config::Config;
 use anyhow::Context;
 use serde::Deserialize;
@@ -22,41 +22,44 @@ pub(crate) struct DecisionLog {
     size: Option<String>,
     /// How many files there may be.
     files: Option<u32>,
-    /// The part of allowed decisions that is logged.
-    allowed: Option<f64>,
+    /// The fraction of allowed decisions that is logged.
+    #[serde(alias = "allowed")]
+    allowed_sample: Option<f64>,
     /// Decisions in memory.
     keep: Option<usize>,
-    /// Attributes whose values are not told; `*` is all of them.
-    #[serde(default)]
-    hide: Vec<String>,
-    /// What stands for values that are not told.
-    #[serde(default)]
-    hidden_as: MaskStyle,
+    /// Attributes whose values are masked; `*` is all of them.
+    #[serde(default, alias = "hide")]
+    mask: Vec<String>,
+    /// What masked values are replaced by.
+    #[serde(default, alias = "hidden_as")]
+    mask_style: MaskStyle,
 }
 
 /// Flags over the file, held to bounds.
 pub(crate) fn decision_log(flags: &ServeFlags, file: DecisionLog) -> anyhow::Result<DecisionLog> {
-    let log = DecisionLog {
-        output: flags.decision_log.clone().or(file.output),
-        allowed: flags.decision_log_allowed.or(file.allowed),
-        ..file
+    let former =
+        || deprecated_variable("TOLLGATE_DECISION_LOG_ALLOWED", "TOLLGATE_DECISION_LOG_ALLOWED_SAMPLE");
+    let allowed_sample = match flags.decision_log_allowed_sample {
+        None => former()?.or(file.allowed_sample),
+        flag => flag,
     };
-    if let Some(part) = log.allowed {
+    let log = DecisionLog { output: flags.decision_log.clone().or(file.output), allowed_sample, ..file };
+    if let Some(fraction) = log.allowed_sample {
         anyhow::ensure!(
-            (0.0..=1.0).contains(&part),
-            "--decision-log-allowed: write a part from 0 to 1, not {part}"
+            (0.0..=1.0).contains(&fraction),
+            "--decision-log-allowed-sample: must be between 0 and 1, got {fraction}"
         );
     }
     if let Some(keep) = log.keep {
         anyhow::ensure!(
             (1..=MAX_RECORDS).contains(&keep),
-            "`decision_log.keep`: write a number from 1 to {MAX_RECORDS}, not {keep}"
+            "`decision_log.keep`: must be between 1 and {MAX_RECORDS}, got {keep}"
         );
     }
     if let Some(files) = log.files {
         anyhow::ensure!(
             (1..=1_000).contains(&files),
-            "`decision_log.files`: write a number from 1 to 1000, not {files}"
+            "`decision_log.files`: must be between 1 and 1000, got {files}"
         );
     }
     log.bytes()?;
@@ -92,12 +95,12 @@ impl DecisionLog {
             }
             None => Mask::random(),
         };
-        let hide = match &self.hide[..] {
+        let masked = match &self.mask[..] {
             [] => MaskedAttributes::Secrets,
             names if names.iter().any(|name| name == "*") => MaskedAttributes::All,
             names => MaskedAttributes::Also(names.to_vec()),
         };
-        mask.with_masked(hide, self.hidden_as)
+        mask.with_masked(masked, self.mask_style)
     }
 }
 
@@ -108,7 +111,7 @@ pub(crate) fn start(config: &Config, control: Option<&Arc<ControlPlane>>) -> any
     let node = config.node.clone().or_else(machine).unwrap_or_else(|| "tollgate".to_owned());
     let settings = TelemetryConfig {
         node: NodeInfo { node: node.into(), region: config.region.clone().map(Into::into) },
-        allowed_sample: log.allowed.unwrap_or(defaults.allowed_sample),
+        allowed_sample: log.allowed_sample.unwrap_or(defaults.allowed_sample),
         max_records: log.keep.unwrap_or(defaults.max_records),
         output: log.output()?,
         mask: log.mask(control),

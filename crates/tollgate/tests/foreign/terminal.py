@@ -55,7 +55,7 @@ by_key = Top()
 by_key.read(b"allowed")
 os.kill(SERVER, signal.SIGSTOP)
 try:
-    by_key.read(b"no answer for ")
+    by_key.read(b"no response for ")
     os.write(by_key.terminal, b"q")
     by_key.ended()
 finally:

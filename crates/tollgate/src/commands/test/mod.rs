@@ -1,4 +1,4 @@
-//! `tollgate test`: unit tests of rule files, on a clock that only the tests move.
+//! `tollgate test`: unit tests for rule files on a simulated clock.
 //!
 //! `file` is the form of a test file, `runner` takes the steps, `expect` compares. Steps go through the same code as a
 //! request over gRPC or HTTP does, so what passes here passes there.
@@ -7,6 +7,7 @@ mod expect;
 mod file;
 mod runner;
 
+use crate::cli::output::{BAD, GOOD, paint};
 use crate::cli::{TestFlags, print, print_line};
 use anyhow::Context;
 use serde_json::json;
@@ -22,9 +23,9 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
             _ if json => told.push(json!({
                 "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
             })),
-            Ok(()) => print_line(format_args!("ok      {}: {name}", path.display()))?,
+            Ok(()) => print_line(format_args!("{}      {}: {name}", paint(GOOD, "ok"), path.display()))?,
             Err(difference) => {
-                print_line(format_args!("FAILED  {}: {name}", path.display()))?;
+                print_line(format_args!("{}  {}: {name}", paint(BAD, "FAILED"), path.display()))?;
                 for line in difference.lines() {
                     print_line(format_args!("          {line}"))?;
                 }
@@ -50,14 +51,15 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     if json {
         print(&json!({"passed": passed, "failed": failed, "cases": told}))?;
     } else {
-        print_line(format_args!("{passed} passed, {failed} failed"))?;
+        let style = if failed == 0 { GOOD } else { BAD };
+        print_line(paint(style, format_args!("{passed} passed, {failed} failed")))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<file::Case>> {
-    let text = std::fs::read_to_string(path).context("the file cannot be read")?;
+    let text = std::fs::read_to_string(path).context("cannot read the file")?;
     let file: file::File = serde_saphyr::from_str(&text)?;
-    anyhow::ensure!(!file.0.is_empty(), "there is no case in the file");
+    anyhow::ensure!(!file.0.is_empty(), "no test case in the file");
     Ok(file.0)
 }

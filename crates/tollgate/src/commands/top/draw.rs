@@ -22,8 +22,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &TopState) {
     .areas(frame.area());
     frame.render_widget(Paragraph::new(heading(seen)), head);
     let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(curves);
-    curve(frame, left, "allowed a second", &numbers(&seen.stats["series"]["allow"]), ALLOW);
-    curve(frame, right, "denied a second", &numbers(&seen.stats["series"]["deny"]), DENY);
+    curve(frame, left, "allowed per second", &numbers(&seen.stats["series"]["allow"]), ALLOW);
+    curve(frame, right, "denied per second", &numbers(&seen.stats["series"]["deny"]), DENY);
     let [left, right] = Layout::horizontal([Constraint::Fill(3), Constraint::Fill(2)]).areas(rules);
     by_rule(frame, left, seen);
     store(frame, right, seen);
@@ -32,14 +32,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &TopState) {
     list(
         frame,
         rate,
-        "ask most",
+        "top callers",
         &seen.top["by_rate"],
         &[("key_masked", ""), ("rate", "/s"), ("share", "%")],
     );
     list(
         frame,
         denials,
-        "denied most",
+        "top denied callers",
         &seen.top["by_denials"],
         &[("key_masked", ""), ("denied", ""), ("rule", "")],
     );
@@ -47,7 +47,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &TopState) {
     list(frame, near, "near a limit (tier above)", &seen.top["near_limit"], &near_limit);
     let foot_line = match &seen.failure {
         Some(trouble) => Line::from(format!(" {trouble}")).fg(DENY),
-        None => Line::from(" q ends; `tollgate why ID` tells of one decision; the dashboard is at /").dim(),
+        None => Line::from(" q quits; `tollgate why ID` explains a decision; the dashboard is at /").dim(),
     };
     frame.render_widget(foot_line, foot);
 }
@@ -68,7 +68,7 @@ fn curve(frame: &mut Frame<'_>, area: Rect, title: &str, all: &[u64], colour: Co
     let width = usize::from(area.width.saturating_sub(2));
     let shown = &all[all.len().saturating_sub(width)..];
     let most = shown.iter().max().copied().unwrap_or(0);
-    let block = Block::bordered().title(format!(" {title}, most {most} "));
+    let block = Block::bordered().title(format!(" {title}, max {most} "));
     frame.render_widget(Sparkline::default().data(shown).style(Style::new().fg(colour)).block(block), area);
 }
 
@@ -92,7 +92,7 @@ fn by_rule(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
         });
     let table = Table::new(rows.collect::<Vec<_>>(), widths.clone())
         .header(Row::new(titles).bold())
-        .block(Block::bordered().title(" rules, since the start "));
+        .block(Block::bordered().title(" rules since startup "));
     frame.render_widget(table, area);
 }
 
@@ -147,10 +147,10 @@ fn health(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
         lines.push(Line::from(all.collect::<Vec<_>>().join("  ")));
     }
     for held in node["concurrency"].as_array().into_iter().flatten() {
-        lines.push(Line::from(format!("{} {} under way", plain(&held["rule"]), plain(&held["in_flight"]))));
+        lines.push(Line::from(format!("{} {} in flight", plain(&held["rule"]), plain(&held["in_flight"]))));
     }
     if lines.is_empty() {
-        lines.push(Line::from("counters are in memory: nothing to break").dim());
+        lines.push(Line::from("in-memory store: no circuit breakers").dim());
     }
     let lines = Paragraph::new(lines).wrap(Wrap { trim: true });
     frame.render_widget(lines.block(Block::bordered().title(" store ")), area);
@@ -227,8 +227,8 @@ mod tests {
 
     #[test]
     fn an_unavailable_server_is_reported() {
-        let seen = TopState { stats: json!({}), top: json!({}), failure: Some("nobody answers".to_owned()) };
-        assert!(screen(&seen, 60, 24).contains("nobody answers"));
+        let seen = TopState { stats: json!({}), top: json!({}), failure: Some("cannot connect".to_owned()) };
+        assert!(screen(&seen, 60, 24).contains("cannot connect"));
         // Too small for anything, but no reason to fall over.
         screen(&seen, 5, 3);
     }

@@ -1,4 +1,4 @@
-//! What `tollgate top` tells once, for those who have no terminal: what the screen shows, line by line.
+//! One snapshot of `tollgate top`, line by line, where there is no terminal.
 
 use super::{TopState, plain, shown};
 use crate::admin_client;
@@ -20,11 +20,14 @@ pub(super) fn print(seen: &TopState) -> anyhow::Result<()> {
         })
         .collect();
     print_line("")?;
-    admin_client::table(["RULE", "ALLOWED", "DENIED", "SHADOW"], &rows)?;
+    admin_client::table_or(["RULE", "ALLOWED", "DENIED", "SHADOW"], &rows, "no rules")?;
     let top = |name: &str| seen.top[name].as_array().cloned().unwrap_or_default();
+    if top("by_rate").is_empty() {
+        print_line("\nno traffic yet")?;
+    }
     list(["CALLER", "RATE", "SHARE"], &top("by_rate"), [("key_masked", ""), ("rate", "/s"), ("share", "%")])?;
     let denied = [("key_masked", ""), ("denied", ""), ("rule", "")];
-    list(["DENIED MOST", "DENIED", "RULE"], &top("by_denials"), denied)?;
+    list(["TOP DENIED", "DENIED", "RULE"], &top("by_denials"), denied)?;
     let near = [("key_masked", ""), ("utilisation", "%"), ("tier_above", "")];
     list(["NEAR A LIMIT", "USED", "TIER ABOVE"], &top("near_limit"), near)?;
     list(["HOT KEY", "RATE", "STATE"], &seen.hot(), [("key", ""), ("per_second", "/s"), ("state", "")])

@@ -83,7 +83,7 @@ fn from_environment() -> Option<Otlp> {
         )),
         _ => from_endpoint(from, &address),
     };
-    found.inspect_err(|error| tracing::warn!("no traces are sent: {error:#}")).ok()
+    found.inspect_err(|error| tracing::warn!("traces disabled: {error:#}")).ok()
 }
 
 /// An address as it is posted to; no error repeats it, for it may hold a password. That of all signals has a path for each of them.

@@ -1,0 +1,127 @@
+//! Standard output of the commands: color where it is a terminal (`NO_COLOR` turns it off), and a quiet end when the reader of
+//! a pipe has closed it (`| head`).
+//!
+//! A closed output is an error of its own kind. Rejected: to end quietly on any `BrokenPipe`, because a server that closes its
+//! connection during an import gives the same one.
+
+use anstream::AutoStream;
+use anstyle::{AnsiColor, Style};
+use std::fmt;
+use std::io::{Error, ErrorKind, IsTerminal, Result, StdoutLock, Write};
+
+/// Titles of tables.
+pub(crate) const TITLE: Style = Style::new().bold();
+/// What is in order.
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+/// What needs attention.
+pub(crate) const WARNING: Style = AnsiColor::Yellow.on_default();
+/// What failed.
+pub(crate) const BAD: Style = AnsiColor::Red.on_default();
+
+/// The reader of the standard output has closed it.
+#[derive(Debug)]
+struct OutputClosed;
+
+impl fmt::Display for OutputClosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("standard output was closed")
+    }
+}
+
+impl std::error::Error for OutputClosed {}
+
+/// Returns whether a command ended because nobody reads its output any more.
+pub(crate) fn is_closed_output(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<Error>());
+    causes.any(|cause| cause.get_ref().is_some_and(|inner| inner.is::<OutputClosed>()))
+}
+
+/// The standard output, which may be closed by its reader.
+pub(crate) struct Output<W>(W);
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.0.write(bytes).map_err(closed)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.0.flush().map_err(closed)
+    }
+}
+
+fn closed(error: Error) -> Error {
+    if error.kind() == ErrorKind::BrokenPipe {
+        Error::new(ErrorKind::BrokenPipe, OutputClosed)
+    } else {
+        error
+    }
+}
+
+/// The standard output, for bytes that must arrive unchanged.
+pub(crate) fn raw() -> Output<StdoutLock<'static>> {
+    Output(std::io::stdout().lock())
+}
+
+/// The standard output, for people: styles are stripped where there is no terminal.
+pub(crate) fn styled() -> Output<AutoStream<StdoutLock<'static>>> {
+    Output(AutoStream::auto(std::io::stdout().lock()))
+}
+
+/// Returns whether messages on standard error may have color.
+pub(crate) fn stderr_has_color() -> bool {
+    AutoStream::choice(&std::io::stderr()) != anstream::ColorChoice::Never
+}
+
+/// Returns whether a person sees what is written to the standard output.
+pub(crate) fn is_terminal() -> bool {
+    std::io::stdout().is_terminal()
+}
+
+/// Returns text in a style.
+pub(crate) fn paint(style: Style, text: impl fmt::Display) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// Returns diagnostics with their severities in color.
+pub(crate) fn paint_diagnostics(text: &str) -> String {
+    let line = |line: &str| {
+        for (word, style) in [("error", BAD), ("warning", WARNING)] {
+            if let Some(rest) = line.strip_prefix(word).filter(|rest| rest.starts_with([':', '['])) {
+                return format!("{}{rest}", paint(style.bold(), word));
+            }
+        }
+        line.to_owned()
+    };
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn only_the_standard_output_ends_a_command_quietly() {
+        struct Gone;
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> Result<usize> {
+                Err(ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> Result<()> {
+                Ok(())
+            }
+        }
+        let output = Output(Gone).write_all(b"x").context("while listing").expect_err("closed");
+        assert!(is_closed_output(&output), "{output:#}");
+        let socket = Gone.write_all(b"x").context("while importing").expect_err("closed");
+        assert!(!is_closed_output(&socket), "{socket:#}");
+    }
+
+    #[test]
+    fn severities_are_painted_at_the_start_of_a_line() {
+        let painted = paint_diagnostics("error: an error\n  --> errors.yaml:1:2\nerrors");
+        let plain = anstream::adapter::strip_str(&painted).to_string();
+        assert_eq!(plain, "error: an error\n  --> errors.yaml:1:2\nerrors");
+        assert_eq!(painted.matches('\u{1b}').count(), 3, "{painted:?}");
+    }
+}
