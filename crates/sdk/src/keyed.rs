@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn concurrency_limits_are_rejected() {
-        let spec = LimitSpec::new(Algorithm::Concurrency, Rate::per_minute(5));
+        let spec = LimitSpec::new(Algorithm::Concurrency, Rate::per_minute(nonzero!(5)));
         assert!(matches!(KeyedLimiter::build(spec, 1 << 20), Err(KeyedLimiterError::Concurrency)));
     }
 
