@@ -17,7 +17,7 @@ use tokio_rustls::TlsStream;
 use tollgate_core::CounterStore;
 use tollgate_http::proxy_protocol;
 use tollgate_http::server::accept::{self, ConnectionSlots};
-use tollgate_http::server::{self, Drain, Io, Settings};
+use tollgate_http::server::{self, Drain, GRACE_PERIOD, Io, Settings};
 
 /// State shared by the connections of one listener.
 pub(crate) struct Acceptor<S: CounterStore + 'static> {
@@ -136,18 +136,18 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         }
     }
 
-    /// Waits for the first byte; returns false if draining begins first.
+    /// Waits for the first byte. When draining begins, a request may be on its way: the client has a grace period.
     async fn negotiated(&self, stream: &TcpStream) -> bool {
-        let draining = self.drain.begun();
-        if self.drain.has_begun() {
-            return false;
-        }
         let mut first = [0];
-        tokio::select! {
-            // A new stream counts as readable until a read finds nothing.
-            peeked = stream.peek(&mut first) => peeked.is_ok(),
-            () = draining => false,
+        let draining = self.drain.begun();
+        if !self.drain.has_begun() {
+            tokio::select! {
+                // A new stream counts as readable until a read finds nothing.
+                peeked = stream.peek(&mut first) => return peeked.is_ok(),
+                () = draining => {}
+            }
         }
+        tokio::time::timeout(GRACE_PERIOD, stream.peek(&mut first)).await.is_ok_and(|peeked| peeked.is_ok())
     }
 
     async fn serve_io(&self, io: Io, first: BytesMut, peer: Peer, is_h2: bool) {

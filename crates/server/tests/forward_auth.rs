@@ -20,7 +20,7 @@ descriptors:
   - {key: host, value: hidden.example, name: hidden, limit: 0/hour}
 ";
 
-const IDENTITY: &str = "who: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}\n";
+const IDENTITY: &str = "identity: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}\n";
 
 fn serve() -> Server {
     Server::start(&[RULES], IDENTITY)

@@ -25,7 +25,7 @@ fn remaining(server: &Server) -> u64 {
 /// Otherwise a proxy would forward a burst that the rule is meant to spread out.
 #[test]
 fn responses_are_delayed() {
-    let server = serve("limit: 20/second, burst: 50", "hold_ms: 60000");
+    let server = serve("limit: 20/second, burst: 50", "max_delay_ms: 60000");
     let watch = Stopwatch::start();
     let mut connections: Vec<WebConnection> = (0..11).map(|_| send_check(&server)).collect();
     for open in &mut connections {
@@ -56,7 +56,7 @@ fn a_request_with_a_long_delay_is_denied_and_charges_nothing() {
 /// Of two pipelined requests, the first receives its response although the second is delayed.
 #[test]
 fn a_response_does_not_wait_for_a_delayed_one_after_it() {
-    let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
+    let server = serve("limit: 1 per 50s, burst: 3", "max_delay_ms: 60000");
     let mut open = send_check(&server);
     open.send(b"GET /check/p HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     assert_eq!(open.response().expect("the first").status, 200);
@@ -68,7 +68,7 @@ fn a_response_does_not_wait_for_a_delayed_one_after_it() {
 
 #[test]
 fn a_client_that_disconnects_is_refunded() {
-    let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
+    let server = serve("limit: 1 per 50s, burst: 3", "max_delay_ms: 60000");
     assert_eq!(server.get("/check/p").status, 200);
     let before = remaining(&server);
     for _ in 0..4 {
@@ -82,7 +82,7 @@ fn a_client_that_disconnects_is_refunded() {
 /// However many requests are delayed, others are still served.
 #[test]
 fn the_number_of_delayed_requests_is_bounded() {
-    let server = serve("limit: 1 per 20s, burst: 5", "hold_ms: 60000, held: 1");
+    let server = serve("limit: 1 per 20s, burst: 5", "max_delay_ms: 60000, max_delayed: 1");
     assert_eq!(server.get("/check/p").status, 200);
     let before = remaining(&server);
     let _waiting = send_check(&server);
@@ -91,6 +91,6 @@ fn the_number_of_delayed_requests_is_bounded() {
     assert_eq!((shed.status, shed.header("retry-after").is_some()), (503, true));
     assert_eq!(remaining(&server), before - 1, "the shed request is not charged");
     assert_eq!(server.get("/check/other").status, 200);
-    let error = Server::settings_error("forward_auth: {hold_ms: 3600000}");
-    assert!(error.contains("hold_ms") && error.contains("60000"), "{error}");
+    let error = Server::settings_error("forward_auth: {max_delay_ms: 3600000}");
+    assert!(error.contains("max_delay_ms") && error.contains("60000"), "{error}");
 }

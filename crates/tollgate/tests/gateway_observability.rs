@@ -74,7 +74,7 @@ fn what_the_gateway_decides_is_seen() {
     let id = denied.header("x-ratelimit-decision-id").expect("an id");
     let why = run(&["why", id, "--admin", &format!("http://{}", gateway.admin)]);
     assert!(why.out.contains("Denied by rule `per-key`: 3 of 3 units were in use"), "{}{}", why.out, why.err);
-    assert!(why.out.contains("through gateway"), "{}", why.out);
+    assert!(why.out.contains("via gateway"), "{}", why.out);
     let found = get("/admin/v1/decisions?verdict=deny").text();
     for told in [&metrics, &lines, &why.out, &found, &get("/admin/v1/top").text(), &gateway.log()] {
         assert!(!told.contains("PLANTED"), "a key is told in\n{told}");

@@ -63,7 +63,7 @@ fn what_cannot_be_used_changes_nothing_and_is_told() {
     let address = taken.local_addr().expect("an address");
     let wrong = [
         (good.replace("upstream: api", "upstream: apo"), "unknown upstream `apo`"),
-        (good.replace("domain: d", "domain: other"), "the domain `other`"),
+        (good.replace("domain: d", "domain: other"), "unknown domain `other`"),
         (good.replace("listeners", "lusteners"), "lusteners"),
         (good.replace("address: \"127.0.0.1:0\"", &format!("address: \"{address}\"")), "cannot listen"),
         (String::from("  : ["), "gateway.yaml"),

@@ -46,7 +46,7 @@ fn keys_are_rotated(folder: &Folder, address: SocketAddr, path: &str, http: Sock
     assert_eq!(told(), Value::Null);
     folder.write("keys.json", "{\"keys\": [");
     let error = eventually("the broken file to be told", || told().as_str().map(str::to_owned));
-    assert!(error.contains("keys.json") && error.contains("no JWKS"), "{error}");
+    assert!(error.contains("keys.json") && error.contains("invalid JWKS"), "{error}");
     assert!(believed("ES256"), "the last good keys stay");
     write_keys(folder, &["r1"]);
     eventually("the new key", || believed("RS256").then_some(()));

@@ -449,7 +449,7 @@ fn broken_outputs_cost_lines_and_nothing_else() {
         get(&server, "/admin/v1/decisions?limit=1000")["decisions"].as_array().map(Vec::len),
         Some(97)
     );
-    assert!(server.log().contains("the decision log cannot be written"), "{}", server.log());
+    assert!(server.log().contains("cannot write log; lines are dropped"), "{}", server.log());
     let refused = run(&["serve", "--http", "127.0.0.1:0", "--decision-log", "/nowhere/log"]);
     assert!(
         refused.code == Some(1) && refused.err.contains("--decision-log /nowhere/log"),

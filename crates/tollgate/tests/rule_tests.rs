@@ -174,7 +174,7 @@ fn a_failing_case_shows_the_difference() {
 #[test]
 fn a_test_file_that_is_wrong_fails() {
     fails("rules_file: rules.yaml\nstpes: []\n", &["unknown field `stpes`", "0 passed, 1 failed"]);
-    fails("[]", &["no case"]);
+    fails("[]", &["no test case"]);
     fails("rules_file: rules.yaml\nsteps: [{advance: soon, attributes: {k: v}}]\n", &["soon"]);
     fails("rules_file: rules.yaml\nsteps: [{domain: d}]\n", &["either `descriptors` or `attributes`"]);
     fails("steps: []\n", &["either `rules` or `rules_file`"]);

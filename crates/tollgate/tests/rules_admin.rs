@@ -185,7 +185,7 @@ fn rules_are_rehearsed_on_what_all_nodes_remember() {
     let file = one.rules.write("new.yaml", rules("6/hour"));
     let admin = format!("http://{}", two.admin);
     let differs = run(&["rules", "diff", file.to_str().expect("a plain path"), "--admin", &admin]);
-    assert!(differs.out.contains("of 2 nodes: 25.00% newly denied"), "{}{}", differs.out, differs.err);
+    assert!(differs.out.contains("on 2 nodes: 25.00% newly denied"), "{}{}", differs.out, differs.err);
     // One that is gone without a word is named; nobody waits for it for long.
     let mut two = two;
     two.server.signal("KILL");

@@ -80,8 +80,8 @@ fn told_given_back_and_granted(node: &Operator) {
         (format!("{usage}/reset"), json!({"reason": "r", "rule": "nope"}), 422, "is called `nope`"),
         (format!("{usage}/grant"), json!({"reason": "r", "units": 0}), 422, "units"),
         (format!("{usage}/reset?domain=x"), json!({"reason": "r"}), 400, "there is d"),
-        (format!("{usage}/reset?attr.api_key=x"), json!({"reason": "r"}), 400, "in the path"),
-        (format!("{usage}/reset?atr.x=x"), json!({"reason": "r"}), 400, "there is domain"),
+        (format!("{usage}/reset?attr.api_key=x"), json!({"reason": "r"}), 400, "the path already contains"),
+        (format!("{usage}/reset?atr.x=x"), json!({"reason": "r"}), 400, "known parameters: domain"),
     ] {
         let refused = node.ask("POST", &path, &body);
         assert_eq!(refused.status, status, "{path}: {}", refused.text());

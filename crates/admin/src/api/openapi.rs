@@ -38,7 +38,7 @@ const CLOSED: [&str; 25] = [
     "Grant",
     "LeftOfGrant",
     "LogSettings",
-    "Needs",
+    "UnmatchedRule",
     "PublishedRevision",
     "Rehearsal",
     "Remark",

@@ -31,7 +31,7 @@ use tollgate_rules::Ruleset;
 pub(crate) const PATH: &str = "/check";
 static X_ACCEL_REDIRECT: HeaderName = HeaderName::from_static("x-accel-redirect");
 
-/// Maximum of `hold_ms` in milliseconds: the default timeout of nginx.
+/// Maximum of `max_delay_ms` in milliseconds: the default timeout of nginx.
 const MAX_DELAY: u64 = 60_000;
 
 /// Forward auth settings.
@@ -87,7 +87,7 @@ pub enum ForwardAuthError {
     #[error("forward_auth: invalid location `accel_redirect: {0}`; write `@app` or `/internal`")]
     Location(String),
     /// A delay that exceeds the timeouts of proxies.
-    #[error("forward_auth: `hold_ms: {0}` exceeds the timeout of proxies; write at most {MAX_DELAY}")]
+    #[error("forward_auth: `max_delay_ms: {0}` exceeds the timeout of proxies; write at most {MAX_DELAY}")]
     MaxDelay(u64),
 }
 

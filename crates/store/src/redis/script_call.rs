@@ -219,7 +219,7 @@ impl ScriptCall {
                 if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Denied };
             if scripted != admission {
                 mismatches.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(?scripted, ?admission, "a script and its step disagree");
+                tracing::error!(?scripted, ?admission, "Redis script result mismatch");
             }
             let priors = if request.is_partial {
                 (0..kept.len()).map(|bundle| held(bundle).unwrap_or_default().to_vec()).collect()

@@ -166,7 +166,7 @@ impl Shard {
     /// It answered, whatever it said.
     pub(super) fn record_success(&self, guard: CallGuard<'_>) {
         if guard.record_success() == Transition::Closed {
-            tracing::info!(shard = self.address, "Redis answers again: the breaker is closed");
+            tracing::info!(shard = self.address, "circuit breaker closed");
         }
     }
 
@@ -176,7 +176,7 @@ impl Shard {
             tracing::warn!(
                 shard = self.address,
                 error = ErrorKind::NAMES[trouble as usize],
-                "too many failures: the breaker is open, and until Redis answers again rules decide by their `on_error`"
+                "circuit breaker open; rules decide by their on_error"
             );
         }
     }
@@ -226,7 +226,7 @@ fn connect(address: String, shared: Arc<Shared>, memory: Arc<RunIdTracker>) -> C
             let mut known = memory.run_id.lock().unwrap_or_else(PoisonError::into_inner);
             if known.is_some() && *known != process {
                 memory.record_loss(shared.now());
-                tracing::warn!(address, "another Redis process answers: writes may have been lost");
+                tracing::warn!(address, "shard changed process; recent writes may be lost");
             }
             *known = process;
             drop(known);

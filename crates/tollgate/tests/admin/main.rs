@@ -127,7 +127,7 @@ fn what_is_wrong_says_where_and_what_to_do() {
             400,
             "requests_per_unit",
         ),
-        ("PUT", key, json!({"tier": "gold"}), 422, "no rule has limits for `gold`"),
+        ("PUT", key, json!({"tier": "gold"}), 422, "no rule has limits for tier `gold`"),
         (
             "PUT",
             key,
