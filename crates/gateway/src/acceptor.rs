@@ -106,7 +106,7 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         let mut first = BytesMut::new();
         // Whoever has said nothing is idle, not slow.
         let mut deadline = Instant::now() + self.h2.idle_timeout;
-        if tokio::time::timeout_at(deadline, self.negotiated(&stream)).await != Ok(true) {
+        if tokio::time::timeout_at(deadline, self.wait_for_first_byte(&stream)).await != Ok(true) {
             return;
         }
         deadline = deadline.min(Instant::now() + self.h1.header_timeout);
@@ -137,7 +137,7 @@ impl<S: CounterStore + 'static> Acceptor<S> {
     }
 
     /// Waits for a first byte; false where draining begins before.
-    async fn negotiated(&self, stream: &TcpStream) -> bool {
+    async fn wait_for_first_byte(&self, stream: &TcpStream) -> bool {
         let draining = self.drain.begun();
         if self.drain.has_begun() {
             return false;

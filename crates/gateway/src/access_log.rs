@@ -10,7 +10,7 @@ use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_observe::{Output, Sink};
 
 /// What the status of a request is whose caller left before there was an answer; nginx's number for it.
-const OMITTED: u16 = 499;
+const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Where lines go.
 pub(crate) struct AccessLog {
@@ -76,7 +76,7 @@ impl Drop for AccessLogGuard {
     fn drop(&mut self) {
         let Self { log, entry, is_complete: is_whole } = self;
         if entry.status == 0 {
-            entry.status = OMITTED;
+            entry.status = CLIENT_CLOSED_REQUEST;
             entry.error = Some("the caller left before the answer".to_owned());
         } else if !*is_whole && entry.error.is_none() {
             entry.error = Some("the caller left before the end of the answer".to_owned());

@@ -39,7 +39,7 @@ impl AbortOnDrop {
     }
 
     /// Waits until it has ended.
-    pub(crate) async fn abort(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.0.abort();
         let _ = (&mut self.0).await;
     }
@@ -159,7 +159,7 @@ impl<S: CounterStore + 'static> BoundListener<S> {
     /// Lets nobody in any more: whoever comes finds nobody when this has ended.
     pub(crate) async fn close(self) {
         for task in [self.accepting, self.watching].into_iter().flatten() {
-            task.abort().await;
+            task.stop().await;
         }
     }
 }

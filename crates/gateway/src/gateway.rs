@@ -154,7 +154,7 @@ impl<S: CounterStore + 'static> Handle<S> {
 
     /// Waits for so long until the last lines of the access log are written: how many were not. Nobody is served any more.
     #[must_use]
-    pub fn shutdown(&self, patience: Duration) -> u64 {
+    pub fn flush_access_log(&self, patience: Duration) -> u64 {
         self.0.proxy.state().log.as_ref().map_or(0, |log| log.flush(patience))
     }
 

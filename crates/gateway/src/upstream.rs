@@ -101,7 +101,7 @@ impl Failure {
 /// What became of an attempt that was not answered.
 pub(crate) enum AttemptError {
     /// Nothing came back, and nothing of a body went out.
-    NotSent(Failure),
+    NoResponse(Failure),
     /// An idle connection turned out to be closed. Nobody's fault.
     Stale(Failure),
     /// There was no place for another connection. Nothing went out, and the endpoint has done nothing wrong.
@@ -150,7 +150,7 @@ pub(crate) async fn send<H: WriteFields>(
                 }
                 return Err(failure);
             }
-            Err(AttemptError::NotSent(failure)) => {
+            Err(AttemptError::NoResponse(failure)) => {
                 endpoint.record_failure();
                 failure
             }
@@ -227,7 +227,7 @@ async fn attempt_h1<H: WriteFields>(
         None => match Box::pin(endpoint.connection(wanted)).await {
             Ok(connection) => connection,
             Err(error @ ConnectError::Full(_)) => return Err(AttemptError::Full(connect_failure(&error))),
-            Err(error) => return Err(AttemptError::NotSent(connect_failure(&error))),
+            Err(error) => return Err(AttemptError::NoResponse(connect_failure(&error))),
         },
     };
     let reused = connection.is_reused;
@@ -256,7 +256,7 @@ fn attempt_error(error: ExchangeError, reused: bool, endpoint: &str) -> AttemptE
             let failure =
                 Failure::new(StatusCode::BAD_GATEWAY, "the upstream closed the connection without an answer");
             tracing::debug!(%error, endpoint, "no answer");
-            if reused { AttemptError::Stale(failure) } else { AttemptError::NotSent(failure) }
+            if reused { AttemptError::Stale(failure) } else { AttemptError::NoResponse(failure) }
         }
         ExchangeError::Body(error) => AttemptError::Failed(body_failure(&error)),
         ExchangeError::Timeout => AttemptError::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error)),
@@ -276,7 +276,7 @@ async fn attempt_h2<H: WriteFields>(
     let endpoint = in_flight.backend();
     let mut streams = match endpoint.streams.open(endpoint).await {
         Ok(streams) => streams,
-        Err(error) => return Err(AttemptError::NotSent(connect_failure(&error))),
+        Err(error) => return Err(AttemptError::NoResponse(connect_failure(&error))),
     };
     let ready = tokio::time::timeout(sent.route.timeout.0, streams.send.ready()).await;
     if !matches!(ready, Ok(Ok(()))) {
@@ -365,6 +365,6 @@ pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: Duration)
         Ok(AttemptResult::H1(_, _, _, head)) => Some(head.status.as_u16() < 400),
         Ok(AttemptResult::H2(response)) => Some(response.status().as_u16() < 400),
         Err(AttemptError::Full(_)) => None,
-        Err(AttemptError::NotSent(_) | AttemptError::Stale(_) | AttemptError::Failed(_)) => Some(false),
+        Err(AttemptError::NoResponse(_) | AttemptError::Stale(_) | AttemptError::Failed(_)) => Some(false),
     }
 }

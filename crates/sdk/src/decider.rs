@@ -38,11 +38,11 @@ impl LayerDecision {
     /// A request that passes without anything to say of it.
     #[must_use]
     pub fn pass() -> Self {
-        Self::from_summary(Response::new(Bytes::new()))
+        Self::from_response(Response::new(Bytes::new()))
     }
 
     /// By the status of an answer: 200 passes.
-    pub(crate) fn from_summary(answer: Response<Bytes>) -> Self {
+    pub(crate) fn from_response(answer: Response<Bytes>) -> Self {
         let passes = answer.status() == StatusCode::OK;
         let mut marks = HeaderMap::new();
         for name in ["x-ratelimit-degraded", "x-ratelimit-warning"] {

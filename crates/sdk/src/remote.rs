@@ -140,7 +140,7 @@ pub struct Remote {
     channels: Vec<Channel>,
     next: AtomicUsize,
     /// Whether the last request was not decided; told once, not by every request.
-    unavailable_until: AtomicBool,
+    is_unavailable: AtomicBool,
     config: RemoteConfig,
     clock: SystemClock,
 }
@@ -175,7 +175,7 @@ impl Remote {
         Ok(Self {
             channels,
             next: AtomicUsize::new(0),
-            unavailable_until: AtomicBool::new(false),
+            is_unavailable: AtomicBool::new(false),
             config: settings,
             clock: SystemClock::new(),
         })
@@ -215,7 +215,7 @@ impl Remote {
     }
 
     fn undecided(&self, status: &Status) -> LayerDecision {
-        if !self.unavailable_until.swap(true, Ordering::Relaxed) {
+        if !self.is_unavailable.swap(true, Ordering::Relaxed) {
             tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate server unavailable");
         }
         match self.config.fail_policy {
@@ -226,7 +226,7 @@ impl Remote {
                     retry_after: 1,
                     ..DecisionSummary::from_policies([])
                 };
-                LayerDecision::from_summary(self.config.responses.respond(&facts, self.clock.now()))
+                LayerDecision::from_response(self.config.responses.respond(&facts, self.clock.now()))
             }
         }
     }
@@ -241,7 +241,7 @@ impl Remote {
             let facts = summary(&answer.statuses, passes);
             return LayerDecision {
                 is_allowed: passes,
-                ..LayerDecision::from_summary(self.config.responses.respond(&facts, self.clock.now()))
+                ..LayerDecision::from_response(self.config.responses.respond(&facts, self.clock.now()))
             };
         };
         let delay = field("tollgate-delay-ms").and_then(|delay| delay.parse().ok()).unwrap_or(0);
@@ -258,7 +258,7 @@ impl Remote {
         LayerDecision {
             is_allowed: passes,
             delay: Duration::from_millis(delay),
-            ..LayerDecision::from_summary(response)
+            ..LayerDecision::from_response(response)
         }
     }
 }
@@ -268,8 +268,8 @@ impl Decider for Remote {
         match self.send(ask).await {
             Ok(answer) => {
                 // Looked at first: all requests share it.
-                if self.unavailable_until.load(Ordering::Relaxed)
-                    && self.unavailable_until.swap(false, Ordering::Relaxed)
+                if self.is_unavailable.load(Ordering::Relaxed)
+                    && self.is_unavailable.swap(false, Ordering::Relaxed)
                 {
                     tracing::info!("Tollgate decides again");
                 }

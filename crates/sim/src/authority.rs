@@ -39,7 +39,7 @@ impl SentCharge {
     }
 
     /// Whether it is about what leases keep beside a counter, not about the counter.
-    fn is_derived(&self) -> bool {
+    fn is_lease_counter(&self) -> bool {
         ["|escrow", "|leased"].iter().any(|suffix| self.scope.label().ends_with(suffix))
     }
 }
@@ -90,10 +90,11 @@ impl Authority {
         let time = self.time(now);
         match request {
             Request::Charge(sent) => {
-                let leases = sent.iter().any(SentCharge::is_derived);
+                let leases = sent.iter().any(SentCharge::is_lease_counter);
                 let mut told = arrived(sent, |charges| self.ledger.charge(time, charges));
                 if told.admission == Admission::Admitted {
-                    let units = sent.iter().filter(|sent| !sent.is_derived()).map(|sent| sent.cost.units());
+                    let units =
+                        sent.iter().filter(|sent| !sent.is_lease_counter()).map(|sent| sent.cost.units());
                     self.deducted.push_back((now, units.sum()));
                     if leases && self.bug == Some(Bug::SkipsDeduction) {
                         let back: Vec<SentCharge> = sent

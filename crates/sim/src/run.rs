@@ -52,7 +52,7 @@ pub(crate) struct Run {
     tasks: HashMap<u64, (usize, Task)>,
     ready: Arc<Mutex<VecDeque<u64>>>,
     /// Tasks that became ready while their node was paused.
-    permits: Vec<u64>,
+    deferred: Vec<u64>,
     count: u64,
     ceiling: CeilingCheck,
     /// The whole limit, and what the store's counters go by.
@@ -100,7 +100,7 @@ impl Run {
             nodes,
             tasks: HashMap::new(),
             ready: Arc::default(),
-            permits: Vec::new(),
+            deferred: Vec::new(),
             count: 0,
             ceiling: CeilingCheck::default(),
             whole,
@@ -175,7 +175,7 @@ impl Run {
             world.network = crate::world::Network { delay: (100, 500), ..Default::default() };
             world.paused.clear();
         }
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.permits));
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.deferred));
         let now = self.world.lock().now;
         // Long enough for a window to turn twice, and for a bucket to fill.
         let quota = self.whole.quota();
@@ -274,7 +274,7 @@ impl Run {
                 self.ready
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
-                    .extend(std::mem::take(&mut self.permits));
+                    .extend(std::mem::take(&mut self.deferred));
             }
             Event::Break => self.break_something(now),
         }
@@ -389,7 +389,7 @@ impl Run {
             let Some(id) = next else { return };
             let Some((node, task)) = self.tasks.get_mut(&id) else { continue };
             if self.world.lock().paused.contains_key(node) {
-                self.permits.push(id);
+                self.deferred.push(id);
                 continue;
             }
             let waker = Waker::from(Arc::new(Ready(Arc::clone(&self.ready), id)));

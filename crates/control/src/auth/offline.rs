@@ -17,12 +17,12 @@ pub(crate) struct OfflineAccess {
     /// By the token's id: who holds it, and until when that counts.
     principals: Mutex<HashMap<String, (Principal, i64)>>,
     /// Until when it counts that there never was a token.
-    no_tokens_at: AtomicI64,
+    no_tokens_until: AtomicI64,
 }
 
 impl Default for OfflineAccess {
     fn default() -> Self {
-        Self { principals: Mutex::default(), no_tokens_at: AtomicI64::new(i64::MIN) }
+        Self { principals: Mutex::default(), no_tokens_until: AtomicI64::new(i64::MIN) }
     }
 }
 
@@ -50,13 +50,13 @@ impl OfflineAccess {
 
     /// The database said whether there ever was a token.
     pub(crate) fn record_tokens(&self, any: bool, now: i64) {
-        self.no_tokens_at
+        self.no_tokens_until
             .store(if any { i64::MIN } else { now.saturating_add(MAX_AGE_MS) }, Ordering::Relaxed);
     }
 
     /// Whether the database said within the hour that there never was a token.
     pub(crate) fn had_no_tokens(&self, now: i64) -> bool {
-        self.no_tokens_at.load(Ordering::Relaxed) > now
+        self.no_tokens_until.load(Ordering::Relaxed) > now
     }
 
     pub(crate) fn principal(&self, id: &str, now: i64) -> Option<Principal> {

@@ -17,7 +17,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// How long a statement waits for its turn.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the writer of a file may hold of it. An import puts rows at random places of an index: what does not fit is written
 /// out and read in again many times within a batch.
@@ -136,7 +136,7 @@ impl Db {
     async fn sqlite(path: &Path, missing: IfMissing) -> Result<Self, ControlError> {
         let shown = path.display();
         match missing {
-            IfMissing::Created => restrict_permissions(path)
+            IfMissing::Created => create_private(path)
                 .map_err(|error| ControlError::Address(format!("cannot create {shown}: {error}")))?,
             IfMissing::Refused if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) => {}
             IfMissing::Refused => {
@@ -150,8 +150,8 @@ impl Db {
             .synchronous(SqliteSynchronous::Full)
             // The thread that asks the file hands rows over so many at a time, and not each by a switch of its own.
             .row_buffer_size(512)
-            .busy_timeout(CONNECT_TIMEOUT);
-        let pool = SqlitePoolOptions::new().acquire_timeout(CONNECT_TIMEOUT);
+            .busy_timeout(ACQUIRE_TIMEOUT);
+        let pool = SqlitePoolOptions::new().acquire_timeout(ACQUIRE_TIMEOUT);
         let read = pool.clone().max_connections(4).connect_with(options.clone()).await?;
         let options = options
             .pragma("cache_size", format!("-{WRITER_CACHE_KIB}"))
@@ -201,7 +201,7 @@ fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlE
     let options = PgConnectOptions::from_str(address)
         .map_err(|_| ControlError::Address("the address of PostgreSQL is malformed".into()))?
         .application_name("tollgate");
-    Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(CONNECT_TIMEOUT), options))
+    Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(ACQUIRE_TIMEOUT), options))
 }
 
 /// Who does not answer, and why. A pool tries again until it has no time left, and then says only that.
@@ -209,7 +209,7 @@ fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlE
 async fn unreachable(options: &PgConnectOptions, error: sqlx::Error) -> ControlError {
     let place = format!("PostgreSQL at {}", display_address(options));
     let sqlx::Error::PoolTimedOut = error else { return ControlError::Unreachable { address: place, error } };
-    match tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(options)).await {
+    match tokio::time::timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(options)).await {
         Ok(Err(error)) => ControlError::Unreachable { address: place, error },
         _ => ControlError::Unreachable { address: place, error },
     }
@@ -237,7 +237,7 @@ pub fn redact_password(address: &str) -> Result<String, ControlError> {
 }
 
 /// Creates the file for its owner alone: it holds the secret that API keys are hashed with.
-fn restrict_permissions(path: &Path) -> std::io::Result<()> {
+fn create_private(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),

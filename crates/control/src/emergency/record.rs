@@ -87,7 +87,7 @@ pub struct EmergencyRecord {
     /// What it does.
     pub action: EmergencyAction,
     /// To whom.
-    #[schema(schema_with = target_text)]
+    #[schema(schema_with = target_schema)]
     pub target: EmergencyTarget,
     /// By what limits are multiplied.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,7 +110,7 @@ pub(crate) type EmergencyRow =
     (String, String, String, String, String, Option<i64>, String, String, i64, i64, i64);
 
 /// A target as it is told: a measure against everybody has an empty `value`, which a draft may leave out.
-fn target_text() -> Object {
+fn target_schema() -> Object {
     let value = Object::with_type(Type::String);
     ObjectBuilder::new()
         .property("kind", Ref::from_schema_name("TargetKind"))

@@ -35,11 +35,11 @@ const INSERT: &str = "INSERT INTO emergencies (id, action, kind, target, shown, 
      created_at, expires_at, ended, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11)";
 
 /// Names of actions and kinds are kept as they are told.
-fn action_name<T: Serialize>(of: &T) -> String {
+fn serialized_name<T: Serialize>(of: &T) -> String {
     serde_json::to_value(of).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn action_from_name<T: for<'a> Deserialize<'a>>(word: &str) -> Result<T, ControlError> {
+fn from_serialized_name<T: for<'a> Deserialize<'a>>(word: &str) -> Result<T, ControlError> {
     serde_json::from_value(word.into())
         .map_err(|_| ControlError::Corrupt(format!("an emergency of `{word}`")))
 }
@@ -48,8 +48,8 @@ fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> 
     let (id, action, kind, _, shown, factor, reason, author, created_at, expires_at, revision) = row;
     Ok(EmergencyRecord {
         id: id.clone(),
-        action: action_from_name(action)?,
-        target: EmergencyTarget { kind: action_from_name(kind)?, value: shown.clone() },
+        action: from_serialized_name(action)?,
+        target: EmergencyTarget { kind: from_serialized_name(kind)?, value: shown.clone() },
         factor: factor.map(|thousandths| thousandths as f64 / 1_000.0),
         reason: reason.clone(),
         author: author.clone(),
@@ -62,7 +62,7 @@ fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> 
 fn measure_from_row(row: &EmergencyRow) -> Result<Measure, ControlError> {
     let (id, action, kind, target, _, factor, _, _, _, expires_at, _) = row;
     let broken = |what: &dyn fmt::Display| ControlError::Corrupt(format!("emergency {id}: {what}"));
-    let act = match action_from_name(action)? {
+    let act = match from_serialized_name(action)? {
         EmergencyAction::Block => Act::Block,
         EmergencyAction::Exempt => Act::Exempt,
         EmergencyAction::DisableRule => Act::DisableRule,
@@ -73,7 +73,7 @@ fn measure_from_row(row: &EmergencyRow) -> Result<Measure, ControlError> {
             Act::Tighten(factor.ok_or_else(|| broken(&"it has no factor"))?)
         }
     };
-    let target = match action_from_name(kind)? {
+    let target = match from_serialized_name(kind)? {
         TargetKind::All => Target::All,
         TargetKind::ApiKey => {
             Target::ApiKey(KeyHash::parse(target).ok_or_else(|| broken(&"no hash of a key"))?.table_hash())
@@ -140,8 +140,8 @@ impl ControlPlane {
             };
             sqlx::query(INSERT)
                 .bind(id.clone())
-                .bind(action_name(&checked.action))
-                .bind(action_name(&checked.kind))
+                .bind(serialized_name(&checked.action))
+                .bind(serialized_name(&checked.kind))
                 .bind(checked.target.clone())
                 .bind(checked.target_display.clone())
                 .bind(checked.thousandths)

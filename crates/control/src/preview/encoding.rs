@@ -2,7 +2,7 @@
 //! that tells who asks is in it (`pseudonym`). What comes in is taken with care: whoever can write to the database could have
 //! written it.
 
-use crate::preview::merge::{MAX_SHIFT, SliceBudget};
+use crate::preview::merge::{MAX_MASK, SliceBudget};
 use crate::preview::pseudonym::{KnownValues, Pseudonymizer};
 use crate::preview::sample::{SLICE, SLICES};
 use crate::preview::sample_slice::SampleSlice;
@@ -16,7 +16,7 @@ use tollgate_rules::Unit;
 /// Goes up when nodes of another version could not read it.
 const VERSION: u32 = 1;
 /// The most that one request may stand for of its caller's.
-const MAX_PREFIX_REQUESTS: u64 = 1 << 24;
+const MAX_WEIGHT: u64 = 1 << 24;
 /// A byte of the text may become so many in memory.
 const MAX_EXPANSION: usize = 4;
 
@@ -190,7 +190,7 @@ impl SampleDecoder {
         let Ok(number) = u64::try_from(i128::from(number) + by) else { return Ok(None) };
         let mask =
             mask.checked_add(1).filter(|callers| callers.is_power_of_two()).ok_or("its mask is none")? - 1;
-        let mask = mask.min(MAX_SHIFT);
+        let mask = mask.min(MAX_MASK);
         let requests = requests.into_iter().map(|one| {
             let mut one = self.request(one)?;
             let at = i128::from(one.at.as_micros()) + by * i128::from(SLICE);
@@ -229,7 +229,7 @@ impl SampleDecoder {
                 SampledInput::Descriptors(all.into_iter().map(one).collect::<Result<_, String>>()?)
             }
         };
-        let (own, callers) = (own.clamp(1, MAX_PREFIX_REQUESTS), callers.clamp(1, MAX_SHIFT + 1));
+        let (own, callers) = (own.clamp(1, MAX_WEIGHT), callers.clamp(1, MAX_MASK + 1));
         let at = Timestamp::from_micros(at);
         let mut one = SampledRequest {
             at,

@@ -9,7 +9,7 @@ use crate::preview::sampled_request::SampledRequest;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// One in more callers than this is none.
-pub(crate) const MAX_SHIFT: u64 = (1 << 20) - 1;
+pub(crate) const MAX_MASK: u64 = (1 << 20) - 1;
 /// Who asks so often, and makes one part in so many of a node's traffic, is a large one.
 const LARGE: u64 = 32;
 
@@ -32,7 +32,7 @@ impl SampleSlice {
     pub(crate) fn fit(&mut self, room: SliceBudget) {
         let large = self.large();
         while !room.fits(&self.requests) {
-            if self.mask < MAX_SHIFT && self.requests.iter().any(|one| !large.contains(&one.caller)) {
+            if self.mask < MAX_MASK && self.requests.iter().any(|one| !large.contains(&one.caller)) {
                 self.narrow(self.mask << 1 | 1, &large);
             } else {
                 self.requests.retain_mut(|one| {

@@ -16,7 +16,7 @@ use tollgate_rules::{CostFrom, Ruleset, Wildcards, may_be_secret, tells_who};
 /// The longest number that is taken for a cost.
 const MAX_COST_BYTES: usize = 7;
 /// The shortest value that is looked for in others.
-const MIN_SECRET_BYTES: usize = 4;
+const MIN_VALUE_BYTES: usize = 4;
 
 /// Hides the values of a sample.
 pub(crate) struct Pseudonymizer<'a> {
@@ -65,7 +65,7 @@ impl<'a> Pseudonymizer<'a> {
         let hidden: Vec<&str> =
             request.entries().zip(&hides).filter(|(_, hides)| **hides).map(|((_, value), _)| value).collect();
         let told = |text: &str| {
-            let mut long = hidden.iter().filter(|value| value.len() >= MIN_SECRET_BYTES);
+            let mut long = hidden.iter().filter(|value| value.len() >= MIN_VALUE_BYTES);
             long.any(|value| text.contains(value))
         };
         let mut one = |((_, value), hides): ((&str, &str), &bool)| {

@@ -19,9 +19,9 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 use utoipa::ToSchema;
 
 /// The most that is asked of each rule set.
-const MAX_WILDCARD_CHECKS: usize = 200_000;
+const MAX_CHECKS: usize = 200_000;
 /// The most that one request of the sample is asked.
-const MOST_PIECES: usize = 64;
+const MAX_CHECKS_PER_REQUEST: usize = 64;
 /// Memory for the counters of each rule set.
 const COUNTERS: usize = 32 << 20;
 /// Callers that are named.
@@ -112,7 +112,7 @@ pub fn replay(
     };
     let mut tallies: HashMap<u64, Tally> = HashMap::new();
     let (mut weight, mut denied, mut allowed) = (0_u64, 0_u64, 0_u64);
-    for (at, place, own) in check(sample) {
+    for (at, place, own) in schedule(sample) {
         clock.set(at);
         let one = &sample[place];
         let stands = Stands { own, all: own.saturating_mul(one.callers), node: one.node, counters };
@@ -157,10 +157,10 @@ pub fn replay(
 }
 
 /// What is asked: when, which of the sample, and for how many of its caller's requests; in the order of time.
-fn check(sample: &[SampledRequest]) -> Vec<(Timestamp, usize, u64)> {
+fn schedule(sample: &[SampledRequest]) -> Vec<(Timestamp, usize, u64)> {
     let thinned = sample.iter().filter(|one| one.own > 1).count().max(1);
-    let more = MAX_WILDCARD_CHECKS.saturating_sub(sample.len()) / thinned;
-    let most = (1 + more).min(MOST_PIECES) as u64;
+    let more = MAX_CHECKS.saturating_sub(sample.len()) / thinned;
+    let most = (1 + more).min(MAX_CHECKS_PER_REQUEST) as u64;
     // What a caller asks of one node says nothing about when it asks another.
     let mut next: HashMap<(u32, u64), Timestamp> = HashMap::new();
     let mut asked = Vec::with_capacity(sample.len());

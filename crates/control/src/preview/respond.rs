@@ -41,7 +41,7 @@ impl ControlPlane {
         acting: impl Fn() -> Arc<Ruleset>,
     ) {
         loop {
-            self.is_requested().await;
+            self.wait_for_request().await;
             if let Err(error) = with_read_timeout(self.respond_to_all(sample, &acting)).await {
                 tracing::debug!(%error, "could not tell another node what this one remembers");
             }
@@ -75,7 +75,7 @@ impl ControlPlane {
     }
 
     /// Waits until somebody may have asked.
-    async fn is_requested(&self) {
+    async fn wait_for_request(&self) {
         match &self.db {
             Db::Sqlite { .. } => tokio::time::sleep(FILE_POLL).await,
             Db::Postgres(_) => self.sample_requested.notified().await,

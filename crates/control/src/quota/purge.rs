@@ -8,7 +8,7 @@ use crate::error::ControlError;
 /// For how long a deleted row stays, in milliseconds.
 const RETENTION_MS: i64 = 7 * 86_400_000;
 /// The longest that a node may have been cut off to still read what is new alone.
-pub(crate) const MAX_SNAPSHOT_AGE_MS: i64 = RETENTION_MS / 2;
+pub(crate) const MAX_STALENESS_MS: i64 = RETENTION_MS / 2;
 /// At most so many at once: a change must not wait long for its turn.
 const BATCH: i64 = 10_000;
 

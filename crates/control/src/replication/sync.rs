@@ -9,7 +9,7 @@ use crate::db::transaction::CHANNEL;
 use crate::db::{Db, on};
 use crate::error::ControlError;
 use crate::preview::collect;
-use crate::quota::purge::MAX_SNAPSHOT_AGE_MS;
+use crate::quota::purge::MAX_STALENESS_MS;
 use sqlx::postgres::PgListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -58,7 +58,7 @@ impl ControlPlane {
         .await?;
         let mut seen = self.quota_revision.load(Ordering::Relaxed);
         let cut_off =
-            self.is_loaded() && asked_at - self.current_at.load(Ordering::Relaxed) > MAX_SNAPSHOT_AGE_MS;
+            self.is_loaded() && asked_at - self.current_at.load(Ordering::Relaxed) > MAX_STALENESS_MS;
         if newest < seen || cut_off {
             tracing::warn!(
                 "the database has gone from revision {seen} to {newest} unseen: reading all of it again"

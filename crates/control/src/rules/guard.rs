@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The least baseline, in denials a second.
-const MIN_RATE: f64 = 0.1;
+const MIN_BASELINE: f64 = 0.1;
 /// What the guard may be doing.
 const STATES: [&str; 4] = ["off", "learning", "ready", "watching"];
 /// A mean below this, in denials a second, is forgotten.
@@ -87,7 +87,7 @@ impl RollbackGuard {
             let (rate, known) =
                 (*count as f64 / part, self.baseline.get(caller).copied().unwrap_or(0.0) / part);
             let over = self.over.entry(*caller).or_default();
-            *over = if rate > self.guardrails.rise * known.max(MIN_RATE) { *over + 1 } else { 0 };
+            *over = if rate > self.guardrails.rise * known.max(MIN_BASELINE) { *over + 1 } else { 0 };
             if *over >= PARTS {
                 trouble.get_or_insert(DenialSpike { rev, caller: *caller, rate, baseline: known });
             }
@@ -120,7 +120,7 @@ impl RollbackGuard {
     }
 
     /// Whether nothing is known of a caller that would be missed.
-    fn is_idle(&self, caller: u64) -> bool {
+    fn is_unknown(&self, caller: u64) -> bool {
         self.watched.is_none() && !self.baseline.contains_key(&caller)
     }
 }
@@ -148,7 +148,7 @@ impl RuleManager {
             let counts = denials.drain();
             let trouble = watch.part(&counts);
             denials.clear(|caller| {
-                watch.is_idle(caller) && counts.iter().all(|(seen, count)| *seen != caller || *count == 0)
+                watch.is_unknown(caller) && counts.iter().all(|(seen, count)| *seen != caller || *count == 0)
             });
             let now = self.active();
             if now.rev() != acting {

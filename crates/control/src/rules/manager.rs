@@ -78,7 +78,7 @@ pub struct RuleManager {
     options: Options,
     pub(crate) from: RulesFrom,
     active: ArcSwap<ActiveRules>,
-    listeners: OnceLock<RulesListener>,
+    listener: OnceLock<RulesListener>,
     /// One at a time.
     update_lock: Mutex<()>,
     pub(crate) guardrails: Guardrails,
@@ -130,7 +130,7 @@ impl RuleManager {
             options,
             from,
             active: ArcSwap::from_pointee(acting),
-            listeners: OnceLock::new(),
+            listener: OnceLock::new(),
             update_lock: Mutex::new(()),
             guardrails,
             preview,
@@ -159,7 +159,7 @@ impl RuleManager {
 
     /// Tells somebody of all rules that come in from now on.
     pub fn on_change(&self, told: impl Fn(Result<Arc<Ruleset>, String>) + Send + Sync + 'static) {
-        let _ = self.listeners.set(Box::new(told));
+        let _ = self.listener.set(Box::new(told));
     }
 
     /// Takes rules that stand in files now. Where published ones act, nothing is done.
@@ -225,7 +225,7 @@ impl RuleManager {
     }
 
     fn notify(&self, what: Result<Arc<Ruleset>, String>) {
-        if let Some(told) = self.listeners.get() {
+        if let Some(told) = self.listener.get() {
             told(what);
         }
     }

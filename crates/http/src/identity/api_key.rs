@@ -14,7 +14,7 @@ use ring::digest;
 use std::borrow::Cow;
 
 /// The longest value that is kept as it came; longer ones are told apart by their hash.
-const MAX_HEADER: usize = 256;
+const MAX_VALUE: usize = 256;
 /// The same of an API key: as long as one that something can be agreed with.
 const MAX_KEY: usize = 512;
 
@@ -87,5 +87,5 @@ fn hashed(value: &[u8]) -> String {
 
 /// The value, or its hash where it is too long to be part of a key.
 pub(super) fn bounded(value: Cow<'_, str>) -> Cow<'_, str> {
-    if value.len() <= MAX_HEADER { value } else { Cow::Owned(hashed(value.as_bytes())) }
+    if value.len() <= MAX_VALUE { value } else { Cow::Owned(hashed(value.as_bytes())) }
 }

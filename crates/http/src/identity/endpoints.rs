@@ -13,7 +13,7 @@ type Map<V> = HashMap<Box<str>, V, foldhash::fast::RandomState>;
 /// The methods that everyone knows; others count where a route names them.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 const OTHER: &str = "OTHER";
-const MAX_PATH: usize = 64;
+const MAX_SEGMENTS: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct EndpointMatcher {
@@ -40,7 +40,7 @@ struct End {
     method: Box<str>,
     endpoint: Box<str>,
     /// Whether its route names the method; one that does is more than one for all.
-    is_declared: bool,
+    names_method: bool,
 }
 
 /// One route, read.
@@ -122,8 +122,8 @@ impl Node {
         let mut node = self;
         let mut takes_rest = false;
         let segments: Vec<&str> = template.path.split('/').filter(|segment| !segment.is_empty()).collect();
-        if segments.len() > MAX_PATH {
-            return Err(format!("a path has at most {MAX_PATH} segments"));
+        if segments.len() > MAX_SEGMENTS {
+            return Err(format!("a path has at most {MAX_SEGMENTS} segments"));
         }
         for (at, segment) in segments.iter().enumerate() {
             let named = segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
@@ -150,10 +150,10 @@ impl Node {
         for method in all.filter(|method| template.method.is_none_or(|own| own == *method)) {
             let is_own = template.method.is_some();
             let endpoint = format!("{method} {}", template.path).into();
-            let end = End { method: method.into(), endpoint, is_declared: is_own };
+            let end = End { method: method.into(), endpoint, names_method: is_own };
             match ends.iter_mut().find(|known| *known.method == *method) {
                 None => ends.push(end),
-                Some(known) if known.is_declared == is_own => {
+                Some(known) if known.names_method == is_own => {
                     return Err(format!("`{}` matches the same requests", known.endpoint));
                 }
                 Some(known) if is_own => *known = end,
@@ -168,7 +168,7 @@ impl Node {
         if rest.is_empty() {
             return named(&self.ends, method);
         }
-        if depth > MAX_PATH {
+        if depth > MAX_SEGMENTS {
             return None;
         }
         let (segment, further) = rest.split_once('/').unwrap_or((rest, ""));

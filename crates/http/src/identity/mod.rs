@@ -270,7 +270,7 @@ impl IdentityResolver {
         };
         let is_trusted = self.trusts(asked.peer);
         if is_trusted {
-            let spelling = self.canonical_target(asked.headers)?;
+            let spelling = self.header_convention(asked.headers)?;
             if let Some(method) = spelling.forwarded_target(asked.headers, &METHOD)? {
                 target.method = method;
             }
@@ -285,7 +285,7 @@ impl IdentityResolver {
     }
 
     /// Which spelling is the proxy's: the one that it tells the path in. The other's headers are then its callers' own.
-    fn canonical_target(&self, headers: &impl HeaderLookup) -> Result<OriginalRequest, AmbiguousIdentity> {
+    fn header_convention(&self, headers: &impl HeaderLookup) -> Result<OriginalRequest, AmbiguousIdentity> {
         if self.original != OriginalRequest::Auto {
             return Ok(self.original);
         }

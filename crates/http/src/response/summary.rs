@@ -130,7 +130,7 @@ impl<'a> DecisionSummary<'a> {
             is_abnormal: false,
             decision: None,
         };
-        facts.name_policies();
+        facts.mark_repeated_rules();
         facts
     }
 
@@ -169,7 +169,7 @@ impl<'a> DecisionSummary<'a> {
                 }
             }
         }
-        facts.name_policies();
+        facts.mark_repeated_rules();
         facts
     }
 
@@ -195,7 +195,7 @@ impl<'a> DecisionSummary<'a> {
     }
 
     /// Marks the windows of rules that have several here.
-    fn name_policies(&mut self) {
+    fn mark_repeated_rules(&mut self) {
         for at in 1..self.policies.len() {
             for earlier in 0..at {
                 if self.policies[at].rule == self.policies[earlier].rule {

@@ -319,7 +319,7 @@ impl KeyLease {
 
     /// What is wanted in hand, at the present demand. Where units become void faster than they are asked for, enough that
     /// some will be used.
-    fn refill_size(&self, horizon: Span, now: Timestamp) -> u64 {
+    fn target_units(&self, horizon: Span, now: Timestamp) -> u64 {
         let rate = self.demand.rate(now).max(self.demand.units);
         let voids = self.key.refill(Span::from_secs(1)).saturating_mul(Self::MIN_UNITS) / rate.max(1);
         self.scaled(rate, horizon).max(voids).max(Self::MIN_UNITS)
@@ -338,7 +338,7 @@ impl KeyLease {
     }
 
     /// An ask is about to be sent.
-    pub(super) fn should_refill(&mut self) -> Arc<LeaseKey> {
+    pub(super) fn begin_refill(&mut self) -> Arc<LeaseKey> {
         self.refilling = true;
         Arc::clone(&self.key)
     }
@@ -351,7 +351,7 @@ impl KeyLease {
         let (good, most) = (self.available(now), self.key.escrow.1.capacity());
         let refilled = self.key.refill(now.since(self.authority.at));
         let budget = self.authority.remaining.saturating_add(refilled).min(self.key.limit.capacity());
-        let wanted = self.refill_size(config.horizon, now).saturating_sub(good);
+        let wanted = self.target_units(config.horizon, now).saturating_sub(good);
         // Two pockets for each node fit into what may be out. Where others have that, no more than what is out no longer.
         let mut units =
             wanted.min(config.share_of(budget)).min((most / (2 * u64::from(config.nodes.max(1)))).max(2));

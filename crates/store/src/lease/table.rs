@@ -103,7 +103,7 @@ impl LeaseTable {
             return SpendResult::Empty;
         }
         let (said, low) = lease.spend(charge.cost.units(), now);
-        let asks = low.then(|| lease.should_refill());
+        let asks = low.then(|| lease.begin_refill());
         part.local += u64::from(matches!(said, SpendResult::Spent(..)));
         part.denied += u64::from(matches!(said, SpendResult::Denied(_)));
         drop(part);
@@ -185,7 +185,7 @@ impl LeaseTable {
         };
         lease.record_outcome(charge.cost.units(), outcome, asked);
         if outcome.verdict.is_allowed() && lease.is_low(now) {
-            let named = lease.should_refill();
+            let named = lease.begin_refill();
             drop(part);
             self.notify(name, &named, [LeaseAction::Refill].into_iter().collect());
         }
